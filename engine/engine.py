@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
-from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut
+from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut, Verified
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
@@ -300,6 +300,7 @@ class Engine:
             generated_tokens=self._generated_tokens,
             cache_hit_tokens=self._cache_hit_tokens,
             tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
+            drafts=self.scheduler.draft_counts,
         )
 
     def close(self) -> None:
@@ -351,7 +352,8 @@ class Engine:
         """
         request = chunk.request
         accepted = result.accepted(chunk.draft, first)
-        self.scheduler.verified(chunk, accepted)
+        predicted = self.scheduler.verified(chunk, accepted)
+        output.verified.append(Verified(request, len(chunk.draft), accepted, predicted))
         self.hooks.on_computed(request, request.num_computed)
         for row, place in enumerate(chunk.rows()[: accepted + 1], first):
             if row in result.errors:

@@ -153,6 +153,9 @@ class RequestHandler:
         for request, scores in output.scored:
             if (job := self._answers.jobs.get(request.id)) is not None:
                 self._answers.outbox.scored(job, prompt_logprobs_to_proto(scores))
+        for verified in output.verified:
+            if (job := self._answers.jobs.get(verified.request.id)) is not None:
+                job.verified = verified
         # First tokens first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             self._report(job, token)

@@ -11,8 +11,9 @@ from engine.core.waits import WaitReason
 from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 from engine.kv_tiers.stats import TierStats
+from engine.speculation.counts import DraftCounts
 
-__all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut"]
+__all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut", "Verified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,18 @@ class TokenOut:
     finish: FinishReason | None
     is_stop: bool = False
     """The token itself ended the request: end of sequence, or one of its stop tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Drafted tokens of one request that a step has verified."""
+
+    request: Request
+    drafted: int
+    accepted: int
+    """The first ones, as many as were right."""
+    predicted: bool
+    """They are from the client's prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,8 @@ class StepMeasured:
 @dataclass(slots=True)
 class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
+    verified: list[Verified] = field(default_factory=list)
+    """At most one for each request; its tokens are in `tokens`."""
     scored: list[tuple[Request, PromptLogprobs]] = field(default_factory=list)
     """Of each request in the order of its prompt, without gaps, and before its first token."""
     started: list[Request] = field(default_factory=list)
@@ -133,3 +148,4 @@ class EngineStats:
     tiers: TierStats | None = None
     state_slots: PageCounts | None = None
     """None for models without a recurrent state. CACHED: checkpoints."""
+    drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -25,6 +25,7 @@ from engine.sched.queues import Queues
 from engine.sched.speculator import Speculator
 from engine.sched.token_budget import Progress
 from engine.sched.waiting_queue import WaitingQueue
+from engine.speculation.counts import DraftCounts
 
 __all__ = ["Scheduler"]
 
@@ -109,6 +110,10 @@ class Scheduler:
     @property
     def num_preemptions(self) -> int:
         return self._queues.num_preemptions
+
+    @property
+    def draft_counts(self) -> DraftCounts:
+        return DraftCounts() if self.speculator is None else self.speculator.counts
 
     @property
     def num_waiting(self) -> int:
@@ -212,16 +217,16 @@ class Scheduler:
         elif self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
             self.kv.pass_by(request, chunk.start + 1)  # the tokens after the first may be rejected drafts
 
-    def verified(self, chunk: Chunk, accepted: int) -> None:
+    def verified(self, chunk: Chunk, accepted: int) -> bool:
         """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.
 
-        The KV of wrong ones is overwritten. Their pages stay with the request.
+        The KV of wrong ones is overwritten. Their pages stay with the request. Returns whether the draft is
+        from the client's prediction.
         """
         request = chunk.request
         request.num_computed = chunk.start + 1 + accepted
         del request.output[chunk.output_index :]
-        if self.speculator is not None:
-            self.speculator.verified(chunk, accepted)
+        return self.speculator is not None and self.speculator.verified(chunk, accepted)
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and with prompt tokens of this cost or 0, completed `seconds` after the one

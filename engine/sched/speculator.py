@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.config import SpeculationConfig
@@ -12,34 +12,17 @@ from engine.core.plan import Chunk
 from engine.core.request import Request, RequestId, TokenId
 from engine.sched.draft_length import DraftLength
 from engine.speculation.acceptance import Acceptance
+from engine.speculation.counts import DraftCounts
 from engine.speculation.drafters import Drafter, EarlierAnswers, NGram, Predicted, Suffix
 from engine.speculation.kinds import DrafterKind
 
-__all__ = ["DraftCounts", "DraftersOf", "Speculator"]
+__all__ = ["DraftersOf", "Speculator"]
 
 DraftersOf: TypeAlias = "Callable[[Request], list[Drafter]]"
 
 _PRIORS: Final = {DrafterKind.PREDICTION: 0.9, DrafterKind.NGRAM: 0.6, DrafterKind.SUFFIX: 0.6}
 _MOST_KEYS: Final = 64
 """Tenants whose earlier answers are kept: those that were used last."""
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    """Since the start."""
-
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-    """By position in the draft."""
-
-    def add(self, drafted: int, accepted: int) -> None:
-        self.drafts += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        for position in range(accepted):
-            self.accepted_at[position] += 1
 
 
 @dataclass(slots=True)
@@ -96,18 +79,19 @@ class Speculator:
             drafts.append(draft)
         return drafts
 
-    def verified(self, chunk: Chunk, accepted: int) -> None:
-        """The step has shown how many tokens of the chunk's draft are right."""
+    def verified(self, chunk: Chunk, accepted: int) -> bool:
+        """The step has shown how many tokens of the chunk's draft are right.
+
+        Returns whether the draft is from the client's prediction.
+        """
         drafted = len(chunk.draft)
         self.counts.add(drafted, accepted)
         drafting = self._drafting.get(chunk.request.id)
-        if drafting is not None and drafting.current is not None:
-            drafting.current[1].record(drafted, accepted)
-
-    def drafter_of(self, request: Request) -> DrafterKind | None:
-        """Which drafter the request's latest draft came from."""
-        drafting = self._drafting.get(request.id)
-        return None if drafting is None or drafting.current is None else drafting.current[0].kind
+        if drafting is None or drafting.current is None:
+            return False
+        drafter, acceptance = drafting.current
+        acceptance.record(drafted, accepted)
+        return drafter.kind is DrafterKind.PREDICTION
 
     def observe(self, decodes: int, drafted: int, accepted: int, seconds: float) -> None:
         """A step without prompts took `seconds` since the one before it."""

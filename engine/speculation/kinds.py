@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-__all__ = ["NO_HINTS", "DraftHints", "DrafterKind", "TokenId"]
+__all__ = ["NO_HINTS", "DraftHints", "DrafterKind", "Speculation", "TokenId"]
 
 TokenId: TypeAlias = int
 
@@ -21,6 +21,27 @@ class DrafterKind(Enum):
     """The request's prompt and its answer so far."""
     SUFFIX = "suffix"
     """Earlier answers to requests of the same tenant."""
+
+
+class Speculation(Enum):
+    """Which drafters a worker has."""
+
+    OFF = "off"
+    PREDICTION = "prediction"
+    NGRAM = "ngram"
+    SUFFIX = "suffix"
+    AUTO = "auto"
+
+    @property
+    def drafters(self) -> frozenset[DrafterKind]:
+        """A client's prediction is used by all that draft at all."""
+        match self:
+            case Speculation.OFF:
+                return frozenset()
+            case Speculation.AUTO:
+                return frozenset(DrafterKind)
+            case _:
+                return frozenset({DrafterKind.PREDICTION, DrafterKind(self.value)})
 
 
 @dataclass(frozen=True, slots=True)

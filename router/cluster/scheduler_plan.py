@@ -57,6 +57,7 @@ def scheduler_for(
         pause_target_s=config.pause_target_ms / 1000 if averages and config.pause_target_ms else None,
         token_tile=GPU_TOKEN_TILE if on_gpu and own else 1,
         costly_context=costly_context if own else math.inf,
+        speculation=asked.speculation,
     )
 
 

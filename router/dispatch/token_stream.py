@@ -40,6 +40,10 @@ class Delta:
     """With the last delta: the EOS or stop token that ended the sequence, or None."""
     cached_tokens: int | None = None
     """Prompt tokens found in a prefix cache; with the first delta."""
+    accepted_predicted: int = 0
+    """Tokens of the client's prediction that were drafted and right."""
+    rejected_predicted: int = 0
+    """And those that were drafted and wrong."""
 
 
 Deliver: TypeAlias = Callable[[Delta], bool]

@@ -78,6 +78,8 @@ class Waterfall:
     """Cached prompt tokens that came from a KV tier, by its name."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
+    _drafted: int = 0
+    _accepted: int = 0
     _records_spans: bool = True
     """Until the first token, the spans of the latest attempt replace earlier ones."""
     _last_token: float = 0.0
@@ -110,6 +112,11 @@ class Waterfall:
         self._preemptions.append(
             router_pb2.TimingPreemption(at_s=at - self.arrival, worker=worker, reason=reason)
         )
+
+    def drafted(self, drafted: int, accepted: int) -> None:
+        """A step has verified drafted tokens of the answer."""
+        self._drafted += drafted
+        self._accepted += accepted
 
     def resumed(self, waited_s: float) -> None:
         """The worker that preempted it last computes it again."""
@@ -179,6 +186,8 @@ class Waterfall:
             preemptions=self._preemptions,
             waited=self.waited,
             promoted=self.promoted,
+            drafted_tokens=self._drafted,
+            accepted_tokens=self._accepted,
         )
 
 

@@ -53,10 +53,12 @@ class Completion:
         "_parser",
         "_prompt_only",
         "_stop_token_ids",
+        "accepted_predicted",
         "cached_tokens",
         "finished",
         "index",
         "num_tokens",
+        "rejected_predicted",
     )
 
     def __init__(
@@ -76,6 +78,8 @@ class Completion:
         self.num_tokens = 0
         """Tokens generated so far, without those after a stop string."""
         self.cached_tokens = 0
+        self.accepted_predicted = self.rejected_predicted = 0
+        """Tokens of the client's prediction that were verified."""
         self.finished = False
         self._detokenizer: Final = detokenizer
         self._finder: Final = StopFinder(stops) if stops else None
@@ -94,6 +98,8 @@ class Completion:
         """The next chunk. Must not be called after a chunk with a finish reason."""
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
+        self.accepted_predicted += delta.accepted_predicted
+        self.rejected_predicted += delta.rejected_predicted
         if self._prompt_only:
             self.finished = True
             return Chunk(self.index, "", [], [], _LENGTH, prompt_logprobs=delta.prompt_logprobs)

@@ -30,6 +30,7 @@ from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import MAX_PRIORITY, RequestLimits
+from rpc.baton.v1 import sampling_pb2
 
 __all__ = ["Generation", "PreparedPrompt"]
 
@@ -107,7 +108,7 @@ class Generation:
         return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
     async def _sequences(self, request: GenerationRequest) -> list[SequencePlan]:
-        model = self.model
+        model, drafts = self.model, await self._drafts(request)
         sequences: list[SequencePlan] = []
         for prompt in request.prompts:
             await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
@@ -125,6 +126,8 @@ class Generation:
                     seed=derive_seed(seed, k),
                     vocab_size=model.vocab_size,
                 )
+                if drafts is not None:
+                    sampling.drafts.CopyFrom(drafts)
                 completion = Completion(
                     len(sequences),
                     self.tokenizer.detokenizer(token_ids, visible),
@@ -137,6 +140,20 @@ class Generation:
                 )
                 sequences.append(SequencePlan(token_ids, sampling, completion))
         return sequences
+
+    async def _drafts(self, request: GenerationRequest) -> sampling_pb2.DraftHints | None:
+        """What the request says about drafts; None: nothing. Raises InvalidRequest."""
+        if not request.prediction:
+            return None if request.speculative else sampling_pb2.DraftHints(off=True)
+        context = self.model.max_model_len
+        tokens: Sequence[int] = ()
+        if self.tokenizer.fewest_tokens(request.prediction) <= context:
+            tokens = await self.tokenizer.encode_rendered(request.prediction)
+        if not 0 < len(tokens) <= context:
+            raise InvalidRequest(
+                f"The prediction has more tokens than the context, which holds {context}.", param="prediction"
+            )
+        return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
 
     def check_model(self, name: str) -> None:
         """Raise NotFound unless `model` is empty or the served model."""

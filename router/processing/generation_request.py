@@ -43,5 +43,9 @@ class GenerationRequest:
     """Deadline of the first token; 0: none. Only if the scheduling policy uses it."""
     timeout_s: float = 0.0
     """0: no deadline."""
+    prediction: str = ""
+    """The answer as the client expects it; it changes how fast tokens come, and none of them."""
+    speculative: bool = True
+    """False: no tokens are drafted."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""

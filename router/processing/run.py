@@ -33,6 +33,10 @@ class Usage:
     cached_tokens: int
     reasoning_tokens: int
     """Of `completion_tokens`."""
+    accepted_predicted: int = 0
+    """Tokens of the client's prediction that were drafted and right."""
+    rejected_predicted: int = 0
+    """And those that were drafted and wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Run:
             completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
             cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
             reasoning_tokens=sum(sequence.completion.reasoning_tokens for sequence in self._sequences),
+            accepted_predicted=sum(sequence.completion.accepted_predicted for sequence in self._sequences),
+            rejected_predicted=sum(sequence.completion.rejected_predicted for sequence in self._sequences),
         )
 
     def usage_of(self, index: int) -> Usage:

@@ -30,6 +30,7 @@ class Answers:
         cached = 0 if job.reported_cached else job.request.num_cached or 0
         job.reported_cached = True
         chunks, job.chunks = job.chunks, []
+        verified, job.verified = job.verified, None
         self.outbox.token(
             job,
             token.token,
@@ -39,6 +40,7 @@ class Answers:
             cached_tokens=cached,
             position=token.position,
             chunks=chunks,
+            verified=verified,
         )
 
     def end(self, job: Job, outcome: Outcome) -> None:

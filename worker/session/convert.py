@@ -14,6 +14,7 @@ from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingPa
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv_tiers.stats import Tier, TierStats
+from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -93,7 +94,15 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
         tenant=work.tenant,
         ttft_target_s=work.ttft_target_s or math.inf,
         arrival=arrival,
+        hints=_hints(work.sampling),
     )
+
+
+def _hints(message: sampling_pb2.SamplingParams) -> DraftHints:
+    if not message.HasField("drafts"):
+        return NO_HINTS
+    drafters = frozenset[DrafterKind]() if message.drafts.off else None
+    return DraftHints(token_array(message.drafts.prediction), drafters)
 
 
 def logprobs_to_proto(logprobs: TokenLogprobs) -> sampling_pb2.TokenLogprobs:
@@ -191,6 +200,10 @@ def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.W
         cache_hit_tokens=stats.cache_hit_tokens,
         unexpected_messages=unexpected_messages,
         tiers=None if stats.tiers is None else _tiers_to_proto(stats.tiers),
+        drafts=stats.drafts.drafts,
+        drafted_tokens=stats.drafts.drafted,
+        accepted_tokens=stats.drafts.accepted,
+        accepted_at=stats.drafts.accepted_at,
     )
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from engine.core.events import Verified
 from engine.core.request import Request, RequestId
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.router_session import RouterSession
@@ -35,6 +36,8 @@ class Job:
     """Tokens whose KV another worker sent."""
     preempted_at: float = math.inf
     """Time of the last preemption; math.inf: never."""
+    verified: Verified | None = None
+    """Drafted tokens of the latest step, until its tokens are reported."""
     reported_cached: bool = False
     """Whether the number of cached prompt tokens was reported."""
 

@@ -180,12 +180,23 @@ class _StatsCollector(Collector):
                 stats.prompt_tokens + stats.cache_hit_tokens,
             ),
             ("baton_cache_hit_tokens", "Prompt tokens found in the prefix cache", stats.cache_hit_tokens),
+            ("baton_drafts", "Drafts verified", stats.drafts),
+            ("baton_drafted_tokens", "Tokens drafted", stats.drafted_tokens),
+            ("baton_accepted_tokens", "Drafted tokens that were right", stats.accepted_tokens),
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )
         for name, text, value in counters:
             counter = CounterMetricFamily(name, text, labels=_LABELS)
             counter.add_metric(labels, value)
             yield counter
+        positions = CounterMetricFamily(
+            "baton_accepted_tokens_at",
+            "Drafted tokens that were right, by position in the draft, from 0",
+            labels=(*_LABELS, "position"),
+        )
+        for position, value in enumerate(stats.accepted_at):
+            positions.add_metric((*labels, str(position)), value)
+        yield positions
 
     def _by_state(self, name: str, text: str, counts: worker_pb2.PageCounts) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=(*_LABELS, "state"))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from common.block_hash import BlockHash
+from engine.core.events import Verified
 from engine.core.request import RequestId, TokenId
 from engine.kv_cache.journal import CacheChange
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -108,8 +109,20 @@ class Outbox:
         cached_tokens: int,
         position: int,
         chunks: Sequence[worker_pb2.Span] = (),
+        verified: Verified | None = None,
     ) -> None:
-        self._batch(job.session).tokens.add(
+        """Several tokens of a step, which had drafts, become one event."""
+        tokens = self._batch(job.session).tokens
+        if tokens and tokens[-1].request_id == job.id and not tokens[-1].finish:
+            event = tokens[-1]
+            event.ids.append(token)
+            if logprobs is not None:
+                event.logprobs.append(logprobs)
+            event.finish = finish
+            if stop_token is not None:
+                event.stop_token = stop_token
+            return
+        event = tokens.add(
             request_id=job.id,
             ids=(token,),
             logprobs=() if logprobs is None else (logprobs,),
@@ -119,6 +132,9 @@ class Outbox:
             position=position,
             chunks=chunks,
         )
+        if verified is not None:
+            event.drafted, event.accepted = verified.drafted, verified.accepted
+            event.predicted = verified.predicted
 
     def scored(self, job: Job, logprobs: Iterable[sampling_pb2.PromptLogprobs]) -> None:
         scored = self._batch(job.session).scored

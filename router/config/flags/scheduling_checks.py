@@ -18,6 +18,8 @@ __all__ = ["batching_problems", "scheduling_problems"]
 
 _MOST_RUNNING: Final = 65_536
 """Every running request has rows in buffers of the device."""
+_MOST_DRAFTED: Final = 64
+"""The same of every drafted token."""
 _MOST_TOKENS: Final = 1 << 20
 """Of a step."""
 
@@ -64,6 +66,9 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
             f"--schedule-conservativeness {factor:g} means nothing with --preset {asked.preset.value}, which"
             " forecasts no output; leave one of them out"
         )
+    most = asked.speculative_num_draft_tokens
+    if not 1 <= most <= _MOST_DRAFTED:
+        yield f"--speculative-num-draft-tokens {most}: use 1 to {_MOST_DRAFTED}"
     yield from _policy(config)
     yield from _partial_prefills(config)
     yield from _whole_prompts(config)

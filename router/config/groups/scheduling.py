@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from engine.config import Batching, Policy
+from engine.config import Batching, Policy, SpeculationConfig
 from engine.presets import PRESETS, Preset
+from engine.speculation.kinds import Speculation
 from router.config.option import Option
 
 __all__ = ["SchedulingSettings"]
@@ -113,6 +114,26 @@ class SchedulingSettings:
             "TOKENS",
         ),
     ] = None
+
+    speculative: Annotated[
+        Speculation,
+        Option(
+            _GROUP,
+            "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
+            " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
+            " what followed them in earlier answers to the same API key; auto: all three; off: none",
+        ),
+    ] = Speculation.OFF
+    speculative_num_draft_tokens: Annotated[
+        int,
+        Option(_GROUP, "largest number of drafted tokens of a request in a step", "N"),
+    ] = 16
+
+    @property
+    def speculation(self) -> SpeculationConfig | None:
+        drafters = self.speculative.drafters
+        most = self.speculative_num_draft_tokens
+        return SpeculationConfig(drafters=drafters, num_draft_tokens=most) if drafters else None
 
     @property
     def effective_policy(self) -> Policy:

@@ -292,6 +292,11 @@ class Attempt(ABC):
         delta.logprobs.extend(tokens.logprobs)
         if ids:
             self._waterfall.tokens(len(ids), at)
+        if tokens.drafted:
+            self._waterfall.drafted(tokens.drafted, tokens.accepted)
+            if tokens.predicted:
+                delta.accepted_predicted += tokens.accepted
+                delta.rejected_predicted += tokens.drafted - tokens.accepted
         if not self._has_tokens:
             self._has_tokens = True
             delta.prompt_logprobs = self._prompt_logprobs

@@ -39,9 +39,13 @@ class CachedTokens(TypedDict):
 
 
 @_closed
-class ReasoningTokens(TypedDict):
+class CompletionTokens(TypedDict):
     reasoning_tokens: int
     """Tokens up to and including `</think>`."""
+    accepted_prediction_tokens: int
+    """Of the request's `prediction`: drafted, and right."""
+    rejected_prediction_tokens: int
+    """Of the request's `prediction`: drafted, and wrong."""
 
 
 @_closed
@@ -50,7 +54,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
+    completion_tokens_details: CompletionTokens
 
 
 @_closed
@@ -101,6 +105,10 @@ class Timings(TypedDict):
     waited: dict[str, float]
     promoted: dict[str, int]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
+    drafted_tokens: int
+    """Verified by steps beside the tokens of the answer."""
+    accepted_tokens: int
+    """Of those, the ones that were right."""
 
 
 @_closed

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from router.errors import InvalidRequest
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.messages import MessageBody, for_template
+from router.frontend.openai.prediction import PredictionBody
 from router.frontend.openai.prompting import ReasoningEffort, prompt_end, with_effort
 from router.frontend.openai.responses import StreamedUsage
 from router.frontend.openai.structured_output import ConstrainedBody
@@ -154,6 +155,10 @@ class GenerationBody(ConstrainedBody):
     """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
     timings: bool | None = None
     """Return the TTFT waterfall; for one completion."""
+    prediction: PredictionBody | None = None
+    """OpenAI's Predicted Outputs: the answer as expected, which makes a similar one faster."""
+    speculative: bool | None = None
+    """False: draft no tokens for this request, whatever --speculative says."""
 
     metadata: _Bookkeeping = None
     safety_identifier: _Bookkeeping = None
@@ -208,6 +213,8 @@ class GenerationBody(ConstrainedBody):
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
             timings=bool(self.timings),
+            prediction="" if self.prediction is None else self.prediction.text,
+            speculative=self.speculative is not False,
         )
 
 
@@ -281,7 +288,6 @@ class ChatCompletionBody(GenerationBody):
     functions: Annotated[Any, Refused("replaced by tools", ([],))] = None
     modalities: Annotated[Any, Refused("text only", (["text"],))] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
-    prediction: Annotated[Any, Refused("no predicted outputs")] = None
     verbosity: Annotated[Any, WithoutEffect("specific to OpenAI's models")] = None
     web_search_options: Annotated[Any, Refused("no web search")] = None
 

@@ -265,7 +265,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_predicted,
+            "rejected_prediction_tokens": usage.rejected_predicted,
+        },
     }
 
 
@@ -284,6 +288,8 @@ def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
         ],
         "waited": dict(timings.waited),
         "promoted": dict(timings.promoted),
+        "drafted_tokens": timings.drafted_tokens,
+        "accepted_tokens": timings.accepted_tokens,
     }
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-from engine.core.events import TokenOut
+from engine.core.events import TokenOut, Verified
 from engine.core.request import Request
-from engine.core.sampling_params import SamplingParams
+from engine.core.sampling_params import FinishReason, SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.answers import Answers
 from worker.session.jobs import Job
@@ -32,7 +32,7 @@ def test_cached_tokens_and_chunks_are_reported_with_the_first_token_and_no_other
 
     for position in range(3):
         answers.report(job, TokenOut(request, 7, position, None, None), None)
-    outbox.flush(0)
+        outbox.flush(position)
 
     tokens = [token for batch in session.batches for token in batch.tokens]
     assert [(token.position, token.cached_tokens, len(token.chunks)) for token in tokens] == [
@@ -40,3 +40,22 @@ def test_cached_tokens_and_chunks_are_reported_with_the_first_token_and_no_other
         (1, 0, 0),
         (2, 0, 0),
     ]
+
+
+def test_the_tokens_of_a_step_with_drafts_are_one_event() -> None:
+    outbox, session = Outbox(), cast(Any, Recorder())
+    outbox.open(session)
+    request = Request(id=1, prompt=[1] * 9, sampling=SamplingParams(max_tokens=9))
+    job = Job(request, session, 0.0, math.inf, sampling_pb2.SamplingParams())
+    job.verified = Verified(request, drafted=4, accepted=2, predicted=True)
+    answers = Answers(outbox, cast(Any, None))
+
+    for position, token in enumerate((7, 8, 9), 5):
+        finish = FinishReason.STOP if token == 9 else None
+        answers.report(job, TokenOut(request, token, position, None, finish, token == 9), finish)
+    outbox.flush(0)
+
+    (event,) = [token for batch in session.batches for token in batch.tokens]
+    assert (list(event.ids), event.position, event.stop_token) == ([7, 8, 9], 5, 9)
+    assert event.finish == sampling_pb2.FINISH_REASON_STOP
+    assert (event.drafted, event.accepted, event.predicted) == (4, 2, True)
