@@ -205,9 +205,9 @@ class KVManager:
         missing = blocks * self._stride
         if missing > 0 and self.num_available - missing > spare:
             pages = self._take(missing, request.id, PageState.HELD)
-            assert pages is not None
-            request.pages += pages
-            request.capacity += blocks * self.page_size
+            if pages is not None:
+                request.pages += pages
+                request.capacity += blocks * self.page_size
         return min(tokens, request.capacity - request.num_computed)
 
     def store(self, request: Request, upto: int) -> None:

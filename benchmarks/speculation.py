@@ -1,0 +1,179 @@
+"""Tokens a second without and with drafts, side by side, on a CPU and with real text.
+
+python -m benchmarks.speculation --tokens 256 --many 16
+
+* edit: a source file in the prompt, to be written again; the client's prediction is the answer with every
+  twentieth line changed.
+* code: the first half of a source file, to be continued; no prediction.
+* turns: a conversation whose last turn asks for the answer before it again, as a list; no prediction.
+
+Each is computed for one request and for `--many` at once, which begin at different lines of the text,
+greedily and to full length. Runs with and without drafts alternate; the answers must be the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.lib.engines.oracle import speculate
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.model_folder import model_folder
+from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.core.request import Request, TokenId
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
+from engine.spec.model_spec import ModelSpec
+from engine.speculation.kinds import DraftHints, Speculation
+from router.processing.text.tokenizer import Tokenizer
+
+__all__ = ["Measured", "measure"]
+
+_SOURCE: Final = Path("engine/kv_cache/radix.py")
+_CHANGED: Final = 20
+_QUESTION: Final = "Name five rivers of Europe, with the countries that they flow through."
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    seconds: float
+    drafted: int
+    accepted: int
+    answers: list[list[TokenId]]
+
+
+def measure(
+    engine: Engine,
+    prompts: Sequence[Sequence[TokenId]],
+    tokens: int,
+    speculation: SpeculationConfig | None,
+    predictions: Sequence[Sequence[TokenId]],
+    first_id: int,
+) -> Measured:
+    """Compute all prompts at once; the time is from the last first token to the end."""
+    speculate(engine, speculation)
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    requests = [
+        Request(first_id + i, prompt, sampling, hints=DraftHints(prediction=prediction))
+        for i, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
+    ]
+    for request in requests:
+        engine.submit(request)
+    began = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+        if any(not request.output for request in requests):
+            began = time.perf_counter()
+    counts = engine.stats().drafts
+    seconds = time.perf_counter() - began
+    return Measured(seconds, counts.drafted, counts.accepted, [request.output for request in requests])
+
+
+def chat(tokenizer: Tokenizer, *turns: str) -> list[TokenId]:
+    text = "".join(
+        f"<|im_start|>{role}\n{turn}<|im_end|>\n"
+        for role, turn in zip(("user", "assistant") * len(turns), turns, strict=False)
+    )
+    return tokenizer.encode_batch([text + "<|im_start|>assistant\n"], add_special_tokens=False)[0]
+
+
+def prompts_of(name: str, tokenizer: Tokenizer, count: int, first_answer: str) -> list[list[TokenId]]:
+    lines = _SOURCE.read_text().splitlines(keepends=True)
+    if name == "turns":
+        again = "Write the same answer again, as a numbered list, line by line."
+        return [chat(tokenizer, f"{_QUESTION} ({i})", first_answer, again) for i in range(count)]
+    texts = ["".join(lines[3 * i :]) for i in range(count)]
+    if name == "code":
+        return tokenizer.encode_batch(["".join(lines[3 * i : len(lines) // 2]) for i in range(count)])
+    ask = "Write this file again, with the class RadixCache renamed to PrefixCache.\n```python\n"
+    return [chat(tokenizer, f"{ask}{text}```") for text in texts]
+
+
+def edited(answer: Sequence[TokenId], tokenizer: Tokenizer) -> list[TokenId]:
+    """The answer with some lines changed, as a client would predict it."""
+    lines = tokenizer.decode(answer).splitlines(keepends=True)
+    lines = ["# another line\n" if i % _CHANGED == _CHANGED // 2 else line for i, line in enumerate(lines)]
+    return tokenizer.encode_batch(["".join(lines)], add_special_tokens=False)[0]
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    folder = model_folder(options.model)
+    tokenizer = Tokenizer.load(folder, vocab_size=ModelSpec.from_folder(folder).vocab_size)
+    engine = Engine(
+        EngineConfig(
+            model_path=folder,
+            dtype=options.dtype,
+            num_pages=8192,
+            scheduler=SchedulerConfig(chunk_budget=512, max_running_requests=max(options.many, 1)),
+        )
+    )
+    speculation = SpeculationConfig(
+        drafters=Speculation(options.speculative).drafters, num_draft_tokens=options.drafts
+    )
+    first = measure(engine, [chat(tokenizer, _QUESTION)], 96, None, [()], 1)
+    first_answer = tokenizer.decode(first.answers[0])
+    results: list[dict[str, Any]] = []
+    number = 1_000
+    for name in options.texts.split(","):
+        for count in (1, options.many):
+            prompts = prompts_of(name, tokenizer, count, first_answer)
+            nothing: list[Sequence[TokenId]] = [()] * count
+            seconds, drafted, accepted = {False: 0.0, True: 0.0}, 0, 0
+            predictions = nothing
+            for _ in range(options.repeats):
+                plain = measure(engine, prompts, options.tokens, None, nothing, number)
+                if name == "edit":
+                    predictions = [edited(answer, tokenizer) for answer in plain.answers]
+                drafts = measure(engine, prompts, options.tokens, speculation, predictions, number + count)
+                assert drafts.answers == plain.answers, "drafts have changed an answer"
+                number += 2 * count
+                seconds[False] += plain.seconds
+                seconds[True] += drafts.seconds
+                drafted, accepted = drafts.drafted, drafts.accepted
+            total = options.repeats * count * options.tokens
+            results.append(
+                {
+                    "text": name,
+                    "requests": count,
+                    "off_tokens_s": round(total / seconds[False], 1),
+                    "on_tokens_s": round(total / seconds[True], 1),
+                    "ratio": round(seconds[False] / seconds[True], 2),
+                    "drafted": drafted,
+                    "accepted": accepted,
+                }
+            )
+            print(json.dumps(results[-1]), flush=True)
+    print(describe_machine())
+    if options.output:
+        options.output.write_text(json.dumps(results, indent=2) + "\n")
+    engine.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.speculation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--texts", default="edit,code,turns", metavar="NAME,...")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of each answer")
+    parser.add_argument("--many", type=int, default=16, metavar="N", help="requests at once")
+    parser.add_argument("--speculative", default="auto")
+    parser.add_argument(
+        "--drafts", type=int, default=16, metavar="N", help="drafted tokens per request and step"
+    )
+    parser.add_argument("--repeats", type=int, default=1, metavar="N")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
