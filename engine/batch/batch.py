@@ -133,12 +133,12 @@ class BatchBuilder:
             for lists, first in zip(tables, skipped, strict=True)
         ]
 
-        sampling = inputs.samples.astype(np.bool_)
         pending = np.flatnonzero(inputs.input_ids == PENDING)
         input_ids = inputs.input_ids
         input_ids[pending] = 0
-        scored = _scored_rows(indptr[1:] - inputs.samples, inputs.scored)
-        rows = [indptr[1:][sampling] - 1, slots[sampling], scored, pending, slots[owner[pending]]]
+        scored = _last_rows(indptr[1:] - inputs.samples, inputs.scored)
+        sampled = _last_rows(indptr[1:], inputs.samples)
+        rows = [sampled, np.repeat(slots, inputs.samples), scored, pending, slots[owner[pending]]]
         sent = send([input_ids, positions, *rows, *slot_mappings], self._device)
         return Batch(
             input_ids=sent[0],
@@ -180,7 +180,7 @@ class BatchBuilder:
             rows[:, count // stride :] = self._scratch
 
 
-def _scored_rows(ends: Ints, counts: Ints) -> Ints:
+def _last_rows(ends: Ints, counts: Ints) -> Ints:
     """Rows [end - count, end) of every chunk, one chunk after another."""
     if not counts.any():
         return counts[:0]

@@ -32,7 +32,7 @@ class StepInputs:
     lengths: Ints
     """[R]"""
     samples: Ints
-    """[R]: 1 where a token is sampled, otherwise 0."""
+    """[R]: number of rows that sample a token, which are the last ones; more than 1 in a verify chunk."""
     scored: Ints
     """[R]: number of rows that are scored, which are the last ones but for a row that samples."""
     input_ids: Ints
@@ -84,8 +84,9 @@ class StepWriter:
         self._pages: list[list[int]] = [[] for _ in range(max_requests)]
         """The pages last written for each slot."""
 
-    def write(self, plan: StepPlan) -> StepInputs:
-        rows = plan.rows()
+    def write(self, plan: StepPlan, *, by_rows: bool = True) -> StepInputs:
+        """`by_rows`: a verify chunk is written as one decode for each of its tokens, else as it is."""
+        rows = plan.rows() if by_rows else plan.chunks
         requests, slots, starts, lengths, outputs, scored, *_ = zip(*rows, strict=True)
         owners = zip(requests, slots, strict=True) if rows is plan.chunks else _owners(plan.chunks)
         moved = [
@@ -97,7 +98,9 @@ class StepWriter:
             slots=_ints(slots),
             starts=_ints(starts),
             lengths=_ints(lengths),
-            samples=_ints([output is not None for output in outputs]),
+            samples=_ints([_samples(row) for row in rows])
+            if plan.num_drafted
+            else _ints([output is not None for output in outputs]),
             scored=_ints(scored),
             input_ids=_input_ids(rows),
             moved=_ints([slot for slot, _ in moved]),
@@ -116,6 +119,10 @@ def state_of(chunk: Chunk) -> tuple[int, ...]:
     return state.read_by(chunk.start), state.slot, save.slot, save.position - chunk.start
 
 
+def _samples(chunk: Chunk) -> int:
+    return chunk.length if chunk.draft and chunk.length > 1 else int(chunk.samples)
+
+
 def _owners(chunks: Sequence[Chunk]) -> Iterator[tuple[Request, int]]:
     return ((chunk.request, chunk.slot) for chunk in chunks)
 
@@ -130,6 +137,12 @@ def _joined(arrays: list[Ints]) -> Ints:
 
 def _input_ids(chunks: list[Chunk]) -> Ints:
     """Token ids of all chunks, [T]. Chunks of more than one token come first."""
-    prompts = [np.asarray(c.request.tokens(c.start, c.end)) for c in chunks if c.length > 1]
+    prompts = [_tokens(c) for c in chunks if c.length > 1]
     decodes = [c.draft[-1] if c.draft else c.request.token(c.start) for c in chunks if c.length == 1]
     return _joined([*prompts, _ints(decodes)])
+
+
+def _tokens(chunk: Chunk) -> Ints:
+    if chunk.draft:
+        return _ints([chunk.request.token(chunk.start), *chunk.draft])
+    return np.asarray(chunk.request.tokens(chunk.start, chunk.end))

@@ -268,6 +268,8 @@ class Scheduler:
         if decodes and self.speculator is not None:
             step.num_drafted = self._add_drafts(decodes, sum(chunk.length for chunk in prompts))
         step.chunks = prompts + decodes
+        if step.num_drafted:
+            step.chunks.sort(key=_place)
         return step
 
     # ---------------------------------------------------------------------------- decodes
@@ -415,6 +417,11 @@ class Scheduler:
             overtook = max(request.number for request in step.started) > waiting.oldest
             reason = WaitReason.POLICY if overtook else reason
         self._queues.waits.planned(reason, now)
+
+
+def _place(chunk: Chunk) -> int:
+    """Prefill chunks, verify chunks, decodes: those with several tokens first."""
+    return (ChunkKind.PREFILL, ChunkKind.VERIFY, ChunkKind.DECODE).index(chunk.kind)
 
 
 def _is_single(chunk: Chunk) -> bool:
