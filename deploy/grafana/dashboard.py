@@ -225,6 +225,17 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 limit=0.95,
             ),
             Panel(
+                "Drafted tokens that were right",
+                "percentunit",
+                (
+                    (
+                        f"sum by (role) (rate(baton_accepted_tokens_total{WINDOW}))"
+                        f" / sum by (role) (rate(baton_drafted_tokens_total{WINDOW}))",
+                        "{{role}}",
+                    ),
+                ),
+            ),
+            Panel(
                 "Prompt tokens from the prefix cache",
                 "percentunit",
                 (
