@@ -216,7 +216,7 @@ class SimWorker:
 
     def load_report(self) -> worker_pb2.Load:
         """As a worker reports its load."""
-        stats, size = self.engine.stats(), self.settings.page_size
+        stats, needs = self.engine.stats(), self.engine.kv.needs
         return worker_pb2.Load(
             total_pages=stats.pages.total,
             free_pages=stats.available_pages,
@@ -224,7 +224,7 @@ class SimWorker:
             starved=stats.starved,
             incoming=self.engine.kv.active_reservations,
             queued_handoffs=len(self._borrowers),
-            queued_pages=sum(-(-request.num_tokens // size) for request in self._borrowers),
+            queued_pages=sum(needs.pages(needs.blocks(request.num_tokens)) for request in self._borrowers),
         )
 
     # ------------------------------------------------------------------------------ the engine's hooks

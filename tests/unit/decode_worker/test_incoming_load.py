@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 from engine.config import SchedulerConfig
 from engine.core.events import EngineStats
-from engine.core.kv_manager import Reservation
+from engine.core.kv_manager import KVManager, Reservation
 from engine.core.request import Request
 from engine.kv_cache.pages import PageCounts
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -36,6 +36,7 @@ class Engine:
 
     def __init__(self, room: int) -> None:
         self.config = Mock(page_size=PAGE, scheduler=SchedulerConfig(max_waiting_requests=100))
+        self.kv = KVManager(100, PAGE, radix_cache=False)
         self._room = room
         self.grammars = Mock()
 
