@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from common.kv_groups import KVGroup
 from engine.attention import attention_for
-from engine.batch.batch import Batch
+from engine.batch.batch import Batch, GroupTables
+from engine.batch.block_tables import BlockTables
 from engine.kv_cache.pool import KVPool
 from engine.kv_cache.stored import Fp8KV
 from engine.layers.layer_attention import LayerAttention
@@ -33,22 +36,45 @@ BATCHES = {
 }
 
 
-def moved(pool: KVPool, batch: Batch, fp8: Fp8KV | None = None) -> tuple[KVPool, Batch]:
+def moved(pool: KVPool, batch: Batch, window: int | None, fp8: Fp8KV | None = None) -> tuple[KVPool, Batch]:
+    """On the device, the second layer in a group of its own, whose tables begin where `window` does."""
     device = torch.device("cuda")
+    count, page_size = pool.num_pages, pool.page_size
     there = KVPool(
-        num_pages=pool.num_pages,
-        groups=pool.groups,
+        num_pages=LAYERS * count,
+        groups=[KVGroup((0,)), KVGroup((1,), window)],
         num_kv_heads=pool.num_kv_heads,
         head_dim=pool.head_dim,
-        page_size=pool.page_size,
+        page_size=page_size,
         dtype=pool.tensor.dtype,
         device=device,
         fp8=fp8,
     )
-    there.tensor.copy_(pool.tensor.nan_to_num() * (100 if fp8 else 1))
+    for layer in range(LAYERS):
+        own = pool.tensor[:count, layer].nan_to_num() * (100 if fp8 else 1)
+        there.tensor[layer * count : (layer + 1) * count, 0].copy_(own)
+    [tables] = batch.groups
+    first = np.zeros_like(batch.context_lens)
+    if window is not None:
+        starts = batch.context_lens - np.diff(batch.query_indptr)
+        first = np.maximum(starts + 1 - window, 0) // page_size
+    lists = np.split(tables.block_tables.pages + count, tables.block_tables.indptr[1:-1])
+    seen = [pages[skipped:].tolist() for pages, skipped in zip(lists, first, strict=True)]
+    groups = [
+        replace(tables, slot_mapping=tables.slot_mapping.to(device)),
+        GroupTables(
+            tables.slot_mapping.to(device) + count * page_size,
+            BlockTables.of(seen),
+            batch.context_lens - first * page_size,
+        ),
+    ]
     tensors: dict[str, Any] = {name: getattr(batch, name).to(device) for name in ("input_ids", "positions")}
-    groups = [replace(group, slot_mapping=group.slot_mapping.to(device)) for group in batch.groups]
     return there, replace(batch, groups=groups, **tensors)
+
+
+def stored(there: KVPool, pool: KVPool, layer: int) -> torch.Tensor:
+    """A layer's pages as they are numbered in `pool`."""
+    return there.tensor[layer * pool.num_pages : (layer + 1) * pool.num_pages, 0].cpu()
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])
@@ -62,7 +88,7 @@ def test_layers_with_windows_soft_caps_and_sinks_attend_as_written_out(
     pool, batch = pool_and_batch(shape, requests, seed=0)
     rules = [RULES["plain"], RULES[name]]
     on_device = [rule if rule.sinks is None else replace(rule, sinks=rule.sinks.to("cuda")) for rule in rules]
-    there, its_batch = moved(pool, batch)
+    there, its_batch = moved(pool, batch, RULES[name].window)
     attention = attention_for("flashinfer", there, shape.heads, on_device, max_requests=8)
     attention.prepare(its_batch)
     for layer in range(LAYERS):
@@ -71,7 +97,7 @@ def test_layers_with_windows_soft_caps_and_sinks_attend_as_written_out(
 
         result = attention.forward(layer, qkv.cuda(), None).cpu()
 
-        pool.tensor[:, layer].copy_(there.tensor[:, layer])
+        pool.tensor[: pool.num_pages, layer] = stored(there, pool, layer)
         expected = written_out(pool, batch, layer, qkv[:, : shape.heads], rules[layer])
         torch.testing.assert_close(result.double(), expected, atol=1e-2, rtol=3e-2)
 
@@ -86,7 +112,7 @@ def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
     pool, batch = pool_and_batch(shape, requests, seed=0)
     fp8 = Fp8KV(((0.011, 0.02), (0.0078125, 0.013)))
     rule = RULES[name] if RULES[name].sinks is None else replace(RULES[name], sinks=SINKS.to("cuda"))
-    there, its_batch = moved(pool, batch, fp8)
+    there, its_batch = moved(pool, batch, rule.window, fp8)
     attention = attention_for("flashinfer", there, shape.heads, [RULES["plain"], rule], max_requests=8)
     attention.prepare(its_batch)
     page, offset = batch.groups[0].slot_mapping // 16, batch.groups[0].slot_mapping % 16
@@ -96,11 +122,11 @@ def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
 
         result = attention.forward(layer, qkv.cuda(), None).cpu()
 
-        stored = there.tensor[:, layer].cpu()
+        own_pages = stored(there, pool, layer)
         for kind, (own, scale) in enumerate(zip(qkv[:, -8:].split(4, 1), fp8.scales[layer], strict=True)):
-            written = stored[:, kind].transpose(1, 2)[page, offset].float()
+            written = own_pages[:, kind].transpose(1, 2)[page, offset].float()
             torch.testing.assert_close(written * scale, own.float(), atol=scale, rtol=0.07)
-            pool.tensor[:, layer, kind] = (stored[:, kind].float() * scale).bfloat16()
+            pool.tensor[: pool.num_pages, layer, kind] = (own_pages[:, kind].float() * scale).bfloat16()
         chosen = RULES["plain"] if layer == 0 else RULES[name]
         expected = written_out(pool, batch, layer, qkv[:, : shape.heads], chosen)
         torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=3e-2)

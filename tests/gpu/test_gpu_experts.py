@@ -10,6 +10,7 @@ import torch
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
 from engine.spec.expert_spec import ExpertSpec, Scoring
+from engine.spec.layer_options import Activation
 
 CUDA = torch.device("cuda")
 
@@ -124,7 +125,7 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
         ops, live, spec = FlashInferOps(), LiveRows(), SPECS[1]
         router = Router(256, spec, ops, live)
         stacks = ExpertStack(spec, 256, 256, PLAIN), ExpertStack(spec, 128, 256, PLAIN)
-        layer = ExpertMLP(router, *stacks, None, None, ops, SINGLE_RANK)
+        layer = ExpertMLP(router, *stacks, None, None, Activation.SILU, ops, SINGLE_RANK)
     finally:
         torch.set_default_device("cpu")
         torch.set_default_dtype(torch.float32)
