@@ -1,0 +1,45 @@
+"""Families whose layers differ from plain attention, in float32: the answers of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.core.sampling_params import SamplingParams
+from tests.gpu.driving import generate, gpu_config, random_tokens
+from tests.gpu.test_gpu_engine import expected
+from tests.unit.engine.models.test_models import TINY, reference
+
+GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.mark.parametrize("chunk", [16, None])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "deepseek v3", "qwen3.5"])
+def test_answers_in_float32_equal_those_of_transformers(name: str, chunk: int | None, tmp_path: Path) -> None:
+    prompts = [[t % TINY["vocab_size"] for t in random_tokens(n, seed=n)] for n in (5, 100, 33, 1)]
+    model = reference(name)
+    model.save_pretrained(tmp_path)
+    config = gpu_config(
+        tmp_path,
+        dtype="float32",
+        attention_backend="torch",
+        chunk_budget=chunk,
+        max_model_len=512,
+        overlap=True,
+    )
+    answers = generate(config, prompts, GREEDY)
+    assert answers == [expected(model.cuda(), prompt, 24) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["deepseek v3", "qwen3.5"])
+def test_a_gpu_answers_in_bfloat16(name: str, tmp_path: Path) -> None:
+    """With the settings that a server has: what has no graph must run without one."""
+    prompts = [[t % TINY["vocab_size"] for t in random_tokens(n, seed=n)] for n in (5, 100, 33, 1)]
+    reference(name).save_pretrained(tmp_path)
+    graphs = {"cuda_graph_max_batch": 4, "cuda_graph_max_tokens": 64}
+    config = gpu_config(tmp_path, attention_backend="auto", max_model_len=512, overlap=True, **graphs)
+    answers = generate(config, prompts, GREEDY)
+    assert [len(answer) for answer in answers] == [24] * len(prompts)
+    torch.cuda.synchronize()
