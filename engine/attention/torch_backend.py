@@ -320,7 +320,9 @@ def _attend(
 
     `heads`: the shape in which sinks broadcast.
     """
-    if rule.soft_cap is None and rule.sinks is None:
+    # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
+    narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
+    if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
     scores = (q @ keys.transpose(-2, -1)).float() * rule.scale
     if rule.soft_cap is not None:
