@@ -12,7 +12,7 @@ from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import EngineError, InvalidRequest, QueueFull
 from engine.sched.admission import Admission
 from engine.sched.admission_forecast import Forecaster
 from engine.sched.itl_controller import ITLController
@@ -48,7 +48,7 @@ class Scheduler:
         edits_rows: bool = True,
     ) -> None:
         """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows`: see
-        `Speculator`."""
+        `Speculator`. Raises EngineError for speculation with recurrent states."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -69,7 +69,12 @@ class Scheduler:
         prefill."""
         self._prompts_were_last = False
         self.speculator: Speculator | None = None
-        if config.speculation is not None and kv.states is None:  # a recurrent state cannot be rolled back
+        if config.speculation is not None:
+            if kv.states is not None:
+                raise EngineError(
+                    "--speculative does not support models with a recurrent state, which cannot go back to the"
+                    " last right token: leave it off"
+                )
             self.speculator = Speculator(
                 config.speculation,
                 context=context,
