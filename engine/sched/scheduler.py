@@ -72,8 +72,8 @@ class Scheduler:
         if config.speculation is not None:
             if kv.states is not None:
                 raise EngineError(
-                    "--speculative does not support models with a recurrent state, which cannot go back to the"
-                    " last right token: leave it off"
+                    "--speculative does not support models with a recurrent state, which cannot go back to"
+                    " the last right token: leave it off"
                 )
             self.speculator = Speculator(
                 config.speculation,
