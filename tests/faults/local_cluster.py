@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from common.metric_export import exported
+from engine.config import SpeculationConfig
 from router.cli.loop_lag import watch_loop
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -85,6 +86,7 @@ async def local_cluster(
     assemble: Assemble = assemble,
     num_pages: int = 512,
     max_running_requests: int = 64,
+    speculation: SpeculationConfig | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -95,6 +97,7 @@ async def local_cluster(
         max_model_len=MAX_LEN,
         chunk_budget=128,
         max_running_requests=max_running_requests,
+        speculation=speculation,
     )
     async with AsyncExitStack() as stack:
         handles = []

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from benchmarks.lib.servers.server import free_port
+from engine.config import SpeculationConfig
 from router.config.settings import Mode
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import save_small_model
@@ -24,6 +25,8 @@ from tests.faults.small_model import save_small_model
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
 PATIENCE_S = 90.0
+DRAFTING = SpeculationConfig(num_draft_tokens=4, adaptive=False)
+"""Of the answer that the same request got before."""
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus")
 
@@ -84,7 +87,7 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
     small = save_small_model(tmp_path / "small")
     missing = expressions()
     async with (
-        local_cluster(small, Mode.DISAGG) as cluster,
+        local_cluster(small, Mode.DISAGG, speculation=DRAFTING) as cluster,
         httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
         prometheus(cluster, tmp_path) as server,
     ):

@@ -50,6 +50,8 @@ class _Page:
 class _Stream:
     """The worker's end of the router's stream."""
 
+    router = "the only one"
+
     def __init__(self) -> None:
         self.batches: deque[worker_pb2.EventBatch] = deque()
 
