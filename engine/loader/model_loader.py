@@ -124,6 +124,8 @@ def _copied(
                 filled = places.pop(source, [])
                 if not filled and not model.ignores(source):
                     unexpected.append(name)
+                elif not filled:
+                    model.check_ignored(source, tensor)
                 yield name, tensor, filled
 
     on_host = next(model.parameters()).device.type == "cpu"

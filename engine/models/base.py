@@ -17,6 +17,7 @@ from engine.layers.linear_layer import Linear
 from engine.layers.modules import Embedding
 from engine.layers.ops import Rotation
 from engine.models.weight_table import ParamSlice, WeightTable
+from engine.spec.errors import WeightsError
 from engine.spec.model_spec import ModelSpec
 from engine.spec.shard import Cut
 
@@ -135,6 +136,18 @@ class CausalLM(nn.Module, ABC):
         head = self.spec.tied_embeddings and name == "lm_head.weight"
         # Scales of KV: see kv_scales.py.
         return head or self._is_elsewhere(name) or name.endswith((*unused, ".k_scale", ".v_scale"))
+
+    def check_ignored(self, name: str, tensor: Tensor) -> None:
+        """Raises WeightsError if a tensor that is ignored says that weights are not what config.json says."""
+        quantization = self.spec.quantization
+        if quantization is None or not name.endswith(".g_idx"):
+            return
+        groups = torch.arange(len(tensor)) // (quantization.group or len(tensor))
+        if not torch.equal(tensor.long(), groups):
+            raise WeightsError(
+                f"{name} reorders input features (act-order), but config.json says desc_act=false; use a"
+                " checkpoint without act-order"
+            )
 
     def _is_elsewhere(self, name: str) -> bool:
         """Whether the tensor is of an expert that other ranks hold."""

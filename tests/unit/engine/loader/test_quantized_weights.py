@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     LlamaConfig,
@@ -23,7 +24,7 @@ from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
-from engine.spec.errors import UnsupportedModel
+from engine.spec.errors import UnsupportedModel, WeightsError
 from engine.spec.model_spec import ModelSpec
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
@@ -141,6 +142,16 @@ def test_formats_that_cannot_be_read_are_refused_by_name(
     (folder / "config.json").write_text(json.dumps(config))
 
     with pytest.raises(UnsupportedModel, match=named):
+        load_model(folder)
+
+
+def test_act_order_that_config_json_denies_is_refused(tmp_path: Path) -> None:
+    folder, _ = write("llama", FORMATS["gptq"], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.g_idx"
+    save_file(tensors | {name: tensors[name].flip(0).contiguous()}, folder / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.g_idx reorders .* act-order"):
         load_model(folder)
 
 
