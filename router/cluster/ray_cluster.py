@@ -77,7 +77,8 @@ class Cluster:
         self.workers: list[RayWorker] = []
         """After `place`."""
         self.found_workers = False
-        """Whether the workers were there before this router."""
+        """Whether the workers were there before this router. Final after `place`."""
+        self._found_group: str | None = None
         self.rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     def known_machine(self) -> Machine | None:
@@ -98,7 +99,8 @@ class Cluster:
         Raises ClusterError, PlanError.
         """
         await self.join()
-        self.found_workers = await self._thread.call(lambda: self._record.group is not None)
+        self._found_group = await self._thread.call(lambda: self._record.group)
+        self.found_workers = self._found_group is not None
         # Workers that were placed before serve, even if a node has left since.
         if self._settings.wait_for_nodes is not None and not self.found_workers:
             await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
@@ -187,6 +189,8 @@ class Cluster:
                 f"{error} with --cluster-name {self._settings.cluster_name}; use the same --decode-workers,"
                 " --prefill-workers, resources and --placement, or another --cluster-name, or stop it first"
             ) from None
+        # Workers of another group were ended for those of this one.
+        self.found_workers &= self._found_group == await self._thread.call(lambda: self._record.group)
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 # `ready()` would start a worker process for this alone.

@@ -30,7 +30,9 @@ def ray_address() -> Iterator[str]:
         yield address
 
 
-def joined(small: SmallModel, address: str, log: Path, *flags: str) -> AbstractContextManager[Service]:
+def joined(
+    small: SmallModel, address: str, log: Path, *flags: str, prefill_workers: int = 1, decode_workers: int = 1
+) -> AbstractContextManager[Service]:
     """A router that joins that Ray."""
     return serve(
         small,
@@ -40,8 +42,8 @@ def joined(small: SmallModel, address: str, log: Path, *flags: str) -> AbstractC
         "--worker-cpus",
         "1",
         *flags,
-        prefill_workers=1,
-        decode_workers=1,
+        prefill_workers=prefill_workers,
+        decode_workers=decode_workers,
     )
 
 
@@ -120,6 +122,19 @@ async def test_a_router_with_other_settings_restarts_the_workers_one_by_one(
         assert not load.refusals
         assert not set((await worker_pids(second)).values()) & set(before.values())
         await second.all_pages_back()
+
+
+async def test_a_router_that_wants_other_workers_is_ready_when_all_of_them_are(
+    small: SmallModel, ray_address: str, tmp_path: Path
+) -> None:
+    with joined(small, ray_address, tmp_path / "first") as first:
+        before = await worker_pids(first)
+    others = {"prefill_workers": 0, "decode_workers": WORKERS}
+    with joined(small, ray_address, tmp_path / "second", "--mode", "mixed", **others) as second:
+        now = await worker_pids(second)
+    assert "found workers" not in (tmp_path / "second").read_text()
+    assert sorted(now) == ["decode-0", "decode-1"]
+    assert not set(now.values()) & set(before.values())
 
 
 async def test_stop_with_workers_ends_them_and_gives_their_room_back(
