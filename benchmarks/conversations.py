@@ -52,7 +52,7 @@ class Said:
 
     session: int
     turn: int
-    """0: the first, whose prompt nobody but other sessions has computed."""
+    """0: the first, of whose prompt only other sessions may have computed a part."""
     record: Record
 
 

@@ -7,7 +7,7 @@ tokens per request, all drafts wrong; TPOT without drafts, and with drafts of wh
 probability `--acceptance`. The output layer's weights are zero, so that the answer is known: token 0 always.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
-decode step over so many positions, with random weights, and between decodes in batches of two sizes.
+decode step over this many positions, with random weights, and between decodes in batches of two sizes.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class PageTiers:
     # ------------------------------------------------------------------------------ inside
 
     def _patience(self, num_tokens: int) -> float:
-        """Seconds to wait for the KV of so many tokens."""
+        """Seconds to wait for the KV of this many tokens."""
         if self._prefill_rate == math.inf:
             return _FIRST_PATIENCE_S
         return max(num_tokens / self._prefill_rate, _LEAST_PATIENCE_S)

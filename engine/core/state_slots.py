@@ -2,7 +2,7 @@
 
 A state covers all tokens before it, and every step changes it, unlike a page. A request has a slot of its
 own, which only its steps write. A prefix can be reused where a node of the radix tree owns a checkpoint: a
-slot that nobody writes any more, with the state after the tokens of that node. The first chunk after a hit
+slot that is no longer written, with the state after the tokens of that node. The first chunk after a hit
 reads the checkpoint and writes the request's slot.
 """
 

@@ -53,7 +53,7 @@ class PageNeeds:
         return -(-num_tokens // self.page_size)
 
     def pages(self, blocks: int) -> int:
-        """Most pages that a request has whose prompt of so many blocks is computed here."""
+        """Most pages that a request holds while its prompt of this many blocks is computed here."""
         return blocks * self.num_full + sum(min(blocks, windowed.most) for windowed in self.windowed)
 
     def growth(self, num_tokens: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -336,7 +336,7 @@ class RadixCache:
         return [page for page in pages if page != NO_PAGE]
 
     def _trim(self, leaf: RadixNode, keep: int) -> list[int]:
-        """Keep so many blocks of a leaf; returns the pages of the others."""
+        """Keep the first `keep` blocks of a leaf; returns the pages of the others."""
         self.version += 1
         self._trimmed(leaf)
         parent = leaf.parent

@@ -14,13 +14,13 @@ class TierLimits:
     host_slots: int
     disk_files: int = 0
     ahead: int
-    """Of the pool's pages, so many are kept free or copied. At most `host_slots`."""
+    """Pages of the pool that are kept free or copied. At most `host_slots`."""
     batch: int = 16
     """Pages of one demotion. Two at a time are under way."""
     loads: int = 64
     """Files being read at a time."""
     disk_pause_s: float = 10.0
-    """No file is written for so long after one could not be."""
+    """Seconds after a failed write in which no file is written."""
 
     def __post_init__(self) -> None:
         if self.ahead > self.host_slots:

@@ -1,6 +1,6 @@
 """Which copies of KV go down from the pool to host memory and to disk, and which come up again.
 
-Plain Python: it names pages, slots and keys, and orders copies (`jobs`) that somebody else makes. A block is
+Plain Python: it names pages, slots and keys, and orders copies (`jobs`) that a copier makes. A block is
 the KV of one page of tokens, named by its key. Its KV may be in a pool page that the radix cache owns, in a
 host slot, in a file, or in several of them.
 
