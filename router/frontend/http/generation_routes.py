@@ -15,6 +15,7 @@ from router.frontend.anthropic.writer import MessageWriter
 from router.frontend.http.body import read_json_body
 from router.frontend.http.disconnect import ends_with_client
 from router.frontend.http.event_stream import EventStream
+from router.frontend.openai.answers import Rendered
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody
 from router.frontend.openai.responses import Answer, EventWriter
 from router.frontend.openai.responses_api.requests import ResponsesBody
@@ -83,6 +84,26 @@ class GenerationRoutes:
         limit = self._generation.model.max_model_len
         return json_response({"count": len(token_ids), "max_model_len": limit, "tokens": token_ids})
 
+    async def render_completions(self, request: Request, request_id: str) -> Response:
+        """vLLM's: one object for each prompt."""
+        return json_response(await self._rendered(await self._read(CompletionBody, request), request_id))
+
+    async def render_chat(self, request: Request, request_id: str) -> Response:
+        """vLLM's: one object."""
+        (rendered,) = await self._rendered(await self._read(ChatCompletionBody, request), request_id)
+        return json_response(rendered)
+
+    async def _rendered(self, body: CompletionBody | ChatCompletionBody, request_id: str) -> list[Rendered]:
+        """What the request would be computed from; nothing is computed. Raises RouterError."""
+        wanted = body.to_request(request_id)
+        self._generation.check_model(wanted.model)
+        prepared = [await self._generation.prepare(prompt) for prompt in wanted.prompts]
+        model = self._generation.model.name
+        return [
+            {"request_id": request_id, "model": model, "token_ids": list(prompt.token_ids)}
+            for prompt in prepared
+        ]
+
     async def detokenize(self, request: Request, request_id: str) -> Response:
         body = await self._read(DetokenizeBody, request)
         self._generation.check_model(body.model or "")
@@ -92,10 +113,14 @@ class GenerationRoutes:
         return parse(kind, await read_json_body(request, self._max_body_bytes), self._generation.bounds)
 
     async def _answer(self, run: Run, shape: Serializer, body: GenerationBody) -> Response:
+        token_ids = bool(body.return_token_ids)
         if body.stream:
-            return await EventStream.of(run, EventWriter(run, shape, body.streamed_usage))
+            return await EventStream.of(
+                run, EventWriter(run, shape, body.streamed_usage, token_ids=token_ids)
+            )
         reports_prompt = body.prompt_logprobs is not None
-        answer = Answer(run, shape, self._generation.tokenizer if reports_prompt else None)
+        tokenizer = self._generation.tokenizer if reports_prompt else None
+        answer = Answer(run, shape, tokenizer, token_ids=token_ids)
         await run.serve(answer.add)
         if run.request.options.prompt_logprobs is None:
             return Response(answer.body(), media_type=_JSON)

@@ -21,6 +21,7 @@ __all__ = [
     "InputTokens",
     "Model",
     "Models",
+    "Rendered",
     "Status",
     "Timings",
     "Tokenized",
@@ -141,6 +142,8 @@ class CompletionChoice(TypedDict):
     stop_reason: str | int | None
     """What the answer stopped at."""
     prompt_logprobs: NotRequired[PromptLogprobs]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 @_closed
@@ -202,6 +205,7 @@ class ChatChoice(TypedDict):
     finish_reason: Finish
     stop_reason: str | int | None
     """What the answer stopped at."""
+    token_ids: NotRequired[list[int]]
 
 
 @_closed
@@ -213,6 +217,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
     timings: NotRequired[Timings]
 
 
@@ -247,6 +252,14 @@ class Tokenized(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
+
+
+@_closed
+class Rendered(TypedDict):
+    request_id: str
+    model: str
+    token_ids: list[int]
+    """Of the prompt that the same request would be computed from."""
 
 
 @_closed

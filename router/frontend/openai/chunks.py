@@ -21,6 +21,9 @@ class CompletionChunkChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
     stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    """In the first event of a choice."""
 
 
 @_closed
@@ -64,6 +67,7 @@ class ChatChunkChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: Finish | None
     stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
 
 
 @_closed
@@ -74,5 +78,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     """Empty in the last event, which has the usage."""
+    prompt_token_ids: NotRequired[list[int]]
+    """In the first events."""
     usage: NotRequired[Usage | None]
     timings: NotRequired[Timings]

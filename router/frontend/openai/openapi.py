@@ -8,7 +8,7 @@ must fit the context, tool messages answer calls), so some bodies that it allows
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
@@ -58,6 +58,8 @@ _POSTS: Final[dict[str, tuple[type[BaseModel], Any, str]]] = {
     "/v1/responses": (ResponsesBody, Response, "Answer in a conversation (OpenAI's Responses API)."),
     "/v1/messages": (MessagesBody, Message, "Answer in a conversation (Anthropic's Messages API)."),
     "/v1/messages/count_tokens": (CountTokensBody, answers.InputTokens, "Tokens of a conversation."),
+    "/v1/completions/render": (CompletionBody, list[answers.Rendered], "Token ids of the prompts."),
+    "/v1/chat/completions/render": (ChatCompletionBody, answers.Rendered, "Token ids of the prompt."),
     "/tokenize": (TokenizeBody, answers.Tokenized, "Token ids of a prompt."),
     "/detokenize": (DetokenizeBody, answers.Detokenized, "Text of token ids."),
 }
@@ -158,5 +160,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) or (kind,)
 
 
-def _ref(kind: type[Any]) -> Schema:
+def _ref(kind: Any) -> Schema:
+    if get_origin(kind) is list:
+        return {"type": "array", "items": _ref(*get_args(kind))}
     return {"$ref": _REFERENCE.format(model=kind.__name__)}

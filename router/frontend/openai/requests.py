@@ -153,6 +153,8 @@ class GenerationBody(ConstrainedBody):
     """Deadline of the whole request, in seconds."""
     prompt_logprobs: Logprobs | None = None
     """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
+    return_token_ids: bool | None = None
+    """vLLM's: report the token ids of prompts and answers."""
     timings: bool | None = None
     """Return the TTFT waterfall; for one completion."""
     prediction: PredictionBody | None = None

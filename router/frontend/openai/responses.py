@@ -49,10 +49,21 @@ class StreamedUsage(Enum):
 class EventWriter:
     """Renders one run, chunk by chunk. Several events may be returned in one bytes object."""
 
-    def __init__(self, run: Run, serializer: Serializer, usage: StreamedUsage = StreamedUsage.NONE) -> None:
+    def __init__(
+        self,
+        run: Run,
+        serializer: Serializer,
+        usage: StreamedUsage = StreamedUsage.NONE,
+        *,
+        token_ids: bool = False,
+    ) -> None:
+        """`token_ids`: report those of the prompts and of every event, as vLLM does."""
         self._run: Final = run
         self._serializer: Final = serializer
         self._usage: Final = usage
+        self._token_ids: Final = token_ids
+        self._began: Final[set[int]] = set()
+        """Completions of which an event with token ids was sent."""
         self._is_scored: Final = serializer.echoes and run.request.options.prompt_logprobs is not None
         self._echoed: Final[set[int]] = set()
         """Completions whose prompt's log-probabilities were sent."""
@@ -69,11 +80,12 @@ class EventWriter:
     def opening(self) -> bytes:
         """The events before the first token."""
         events = []
+        prompt = {} if self._serializer.prompts_in_choices else self._prompt_ids(0)
         for index in range(self._run.num_completions):
             said = self._serializer.opening(index)
             if said is not None:
                 choice = {"index": index} | said | {"logprobs": None, "finish_reason": None}
-                events.append(self._rare([choice], self._usage_so_far()))
+                events.append(self._rare([choice], self._usage_so_far() | prompt))
         return b"".join(events)
 
     def event(self, chunk: Chunk) -> bytes:
@@ -93,7 +105,7 @@ class EventWriter:
     def _event(self, chunk: Chunk) -> bytes:
         if chunk.parts is not None:
             return self._parsed(chunk)
-        if not chunk.finish and not chunk.logprobs:
+        if not chunk.finish and not chunk.logprobs and not self._token_ids:
             if not chunk.text:
                 return b""
             after = self._after_without_usage
@@ -106,6 +118,7 @@ class EventWriter:
             if chunk.logprobs
             else None,
             "finish_reason": FINISH_REASONS[chunk.finish],
+            **self._ids(chunk),
         }
         if chunk.finish:
             ending["stop_reason"] = chunk.stop
@@ -131,7 +144,7 @@ class EventWriter:
         deltas = self._deltas[chunk.index]
         more = self._usage_so_far()
         said = [deltas.of(part) for part in chunk.parts]
-        if not said and (chunk.finish or chunk.logprobs):
+        if not said and (chunk.finish or chunk.logprobs or self._token_ids):
             said = [{}]
         choices: list[dict[str, Any]] = [
             {"index": chunk.index, "delta": delta, "logprobs": None, "finish_reason": None} for delta in said
@@ -141,12 +154,25 @@ class EventWriter:
         last = choices[-1]
         if chunk.logprobs:
             last["logprobs"] = self._serializer.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+        last |= self._ids(chunk)
         events = [self._rare([choice], more) for choice in choices[:-1]]
         if chunk.finish:
             last["finish_reason"] = finish_reason(chunk.finish, has_calls=deltas.has_calls)
             last["stop_reason"] = chunk.stop
             more |= {} if chunk.timings is None else {"timings": timings_object(chunk.timings)}
         return b"".join([*events, self._rare([last], more)])
+
+    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+        """vLLM's `token_ids` of a streamed choice, and of the first one the prompt's."""
+        if not self._token_ids:
+            return {}
+        begins = chunk.index not in self._began
+        self._began.add(chunk.index)
+        prompt = self._prompt_ids(chunk.index) if begins and self._serializer.prompts_in_choices else {}
+        return {"token_ids": chunk.token_ids, **prompt}
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._run.prompt(index))} if self._token_ids else {}
 
     def closing(self) -> bytes:
         """The events after the last token."""
@@ -187,9 +213,18 @@ class _Gathered:
 class Answer:
     """Gathers a run's chunks into one answer."""
 
-    def __init__(self, run: Run, serializer: Serializer, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`: to report vLLM's `prompt_logprobs`; None: they were not asked for."""
+    def __init__(
+        self,
+        run: Run,
+        serializer: Serializer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        token_ids: bool = False,
+    ) -> None:
+        """`tokenizer`: to report vLLM's `prompt_logprobs`; None: they were not asked for. `token_ids`: report
+        those of the prompts and completions, as vLLM does."""
         self._tokenizer: Final = tokenizer
+        self._token_ids: Final = token_ids
         self._run: Final = run
         self._serializer: Final = serializer
         self._gathered: Final = [_Gathered() for _ in range(run.num_completions)]
@@ -216,7 +251,7 @@ class Answer:
         answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
         answer["usage"] = _usage(run.usage)
         if not self._serializer.prompts_in_choices:
-            answer |= self._scored_prompt(0)
+            answer |= self._prompt(0)
         if (timings := self._last[0].timings) is not None:
             answer["timings"] = timings_object(timings)
         return orjson.dumps(answer)
@@ -240,14 +275,19 @@ class Answer:
             else None,
             "finish_reason": finish_reason(last.finish, has_calls=parts is not None and bool(parts.calls)),
             "stop_reason": last.stop,
-            **(self._scored_prompt(index) if serializer.prompts_in_choices else {}),
+            **({"token_ids": gathered.token_ids} if self._token_ids else {}),
+            **(self._prompt(index) if serializer.prompts_in_choices else {}),
         }
 
-    def _scored_prompt(self, index: int) -> dict[str, Any]:
-        if self._tokenizer is None:
-            return {}
-        parts = self._gathered[index].prompt_logprobs
-        return {"prompt_logprobs": prompt_logprobs(self._tokenizer, self._run.prompt(index), parts)}
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """vLLM's fields about a completion's prompt, if they were asked for."""
+        prompt, fields = self._run.prompt(index), dict[str, Any]()
+        if self._token_ids:
+            fields["prompt_token_ids"] = list(prompt)
+        if self._tokenizer is not None:
+            parts = self._gathered[index].prompt_logprobs
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, prompt, parts)
+        return fields
 
 
 def finish_reason(finish: int, *, has_calls: bool) -> str | None:

@@ -26,6 +26,41 @@ async def test_tokens_of_a_text_become_the_text_again(http: httpx.AsyncClient) -
     assert chat["count"] > 5
 
 
+async def test_rendered_prompts_are_the_tokens_that_reach_the_workers(
+    frontends: Frontends, http: httpx.AsyncClient
+) -> None:
+    chat = {"messages": ASK, "max_tokens": 3}
+    rendered = (await http.post("/v1/chat/completions/render", json=chat)).json()
+    texts = {"prompt": ["hello world", "hi"], "max_tokens": 3}
+    several = (await http.post("/v1/completions/render", json=texts)).json()
+    assert not frontends.dispatcher.calls, "nothing is computed"
+    await http.post("/v1/chat/completions", json=chat)
+    await http.post("/v1/completions", json={"prompt": [each["token_ids"] for each in several]})
+    prompts = [list(call.prompt) for call in frontends.dispatcher.calls]
+    assert prompts == [rendered["token_ids"], *(each["token_ids"] for each in several)]
+
+
+@pytest.mark.parametrize("ask", [{"prompt": [5, 6, 7]}, {"messages": ASK}])
+async def test_token_ids_of_prompt_and_answer_are_returned_whole_and_streamed(
+    frontends: Frontends, http: httpx.AsyncClient, ask: dict[str, Any]
+) -> None:
+    path = "/v1/completions" if "prompt" in ask else "/v1/chat/completions"
+    body = ask | {"return_token_ids": True, "max_tokens": 4}
+    answer = (await http.post(path, json=body)).json()
+    (choice,) = answer["choices"]
+    whole = choice["token_ids"], (choice if "prompt" in ask else answer)["prompt_token_ids"]
+    assert whole == (whole[0], list(frontends.dispatcher.calls[0].prompt))
+    assert len(whole[0]) == answer["usage"]["completion_tokens"] > 0
+
+    streamed = (await http.post(path, json=body | {"stream": True})).text
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    holders = choices if "prompt" in ask else events
+    prompts = [holder["prompt_token_ids"] for holder in holders if "prompt_token_ids" in holder]
+    assert prompts == [whole[1]]
+    assert [token for choice in choices for token in choice.get("token_ids", [])] == whole[0]
+
+
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
 async def test_what_needs_another_kind_of_model_is_refused_clearly(
     http: httpx.AsyncClient, path: str

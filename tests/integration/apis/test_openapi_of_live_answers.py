@@ -38,12 +38,13 @@ STREAMING: dict[str, list[dict[str, Any]]] = {
         {"prompt": "hi", "logprobs": 2, "max_tokens": 3, "timings": True},
         {"prompt": "hi", "echo": True, "stop": " and"},
         {"prompt": "hi there", "echo": True, "logprobs": 1, "max_tokens": 2},
+        {"prompt": ["hi", "ho"], "return_token_ids": True, "stop": " and"},
     ],
     "/v1/chat/completions": [
         {"messages": ASK},
         {"messages": ASK, "n": 2, "max_tokens": 3},
         {"messages": ASK, "logprobs": True, "top_logprobs": 2, "max_tokens": 3, "timings": True},
-        {"messages": ASK, "tools": [TOOL], "timings": True},
+        {"messages": ASK, "tools": [TOOL], "timings": True, "return_token_ids": True},
     ],
     "/v1/responses": [
         {"input": "hi"},
@@ -58,6 +59,8 @@ STREAMING: dict[str, list[dict[str, Any]]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "small", "messages": ASK},
+    "/v1/completions/render": {"prompt": [[5], [1, 2]]},
+    "/v1/chat/completions/render": {"messages": ASK},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
