@@ -32,6 +32,12 @@ VLLM: Final[Mapping[str, _Name]] = {
     "baton_running_requests": _Name("vllm:num_requests_running"),
     "baton_waiting_requests": _Name("vllm:num_requests_waiting"),
     "baton_token_usage": _Name("vllm:kv_cache_usage_perc"),
+    "baton_cluster_running_requests": _Name("vllm:num_requests_running"),
+    "baton_cluster_waiting_requests": _Name("vllm:num_requests_waiting"),
+    "baton_cluster_token_usage": _Name("vllm:kv_cache_usage_perc"),
+    "baton_cache_config_info": _Name(
+        "vllm:cache_config_info", {"page_size": "block_size", "num_pages": "num_gpu_blocks"}
+    ),
     "baton_preemptions": _Name("vllm:num_preemptions"),
     "baton_cache_queried_tokens": _Name("vllm:prefix_cache_queries"),
     "baton_cache_hit_tokens": _Name("vllm:prefix_cache_hits"),

@@ -19,6 +19,7 @@ from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.cluster_metrics import ClusterLoad
 from router.dispatch.evacuation import RunningAttempts
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
@@ -82,6 +83,7 @@ class ClusterDispatcher:
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
+        metrics.watch_cluster(lambda: ClusterLoad.of(registry.sessions(), len(self._admission)))
         self._deliveries = DeliveryQueue(metrics.sent)
         self._running = 0
         self._sequences: defaultdict[RequestIdentity, dict[int, Sequence]] = defaultdict(dict)

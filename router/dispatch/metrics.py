@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from router.dispatch.admission.admission_queue import Admission
 from router.dispatch.admission.prefill_queue import PrefillQueue
+from router.dispatch.cluster_metrics import ClusterLoad, ClusterMetrics
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.recent import EndedRequest, Recent
 from router.dispatch.sequence import Sequence
@@ -118,6 +120,9 @@ class RouterMetrics:
         )
         self._stages = {stage: stages.labels(*self._own, stage) for stage in _STAGES}
 
+        self._cluster = ClusterMetrics(_LABELS, self._own)
+        self.registry.register(self._cluster)
+
         self._workers: dict[str, tuple[str, bool]] = {}
         """Role and state by worker."""
         self._worker_up = Gauge(
@@ -135,6 +140,10 @@ class RouterMetrics:
     def watch_admission(self, admission: Admission) -> None:
         """Read the number of waiting sequences at every scrape."""
         self._held_back.set_function(lambda: len(admission))
+
+    def watch_cluster(self, load: Callable[[], ClusterLoad]) -> None:
+        """Read the load of all workers at every scrape."""
+        self._cluster.load = load
 
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)

@@ -240,6 +240,11 @@ class WorkerLoad:
         self.version += 1
 
     @property
+    def running(self) -> int:
+        """Requests being computed, as the worker last reported; those of other routers included."""
+        return self._reported.running
+
+    @property
     def waiting(self) -> int:
         """Requests queued at the worker, as it last reported."""
         return self._reported.waiting

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from prometheus_client import generate_latest
+
+from common.metric_export import MetricNames, exported
+from router.dispatch.cluster_metrics import ClusterLoad
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
+from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 OWN = {"role": "router", "mode": "disagg", "worker": "router"}
@@ -71,3 +78,26 @@ def test_a_worker_counts_once_under_its_current_role_whoever_assigned_it() -> No
     metrics.worker_changed("decode-0", "prefill", up=True)
     assert value("baton_worker_up", prefill) == 1
     assert value("baton_worker_connects_total", prefill) == 1
+
+
+def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
+    metrics = RouterMetrics("disagg")
+    first = metrics.registry.get_sample_value
+    assert first("baton_cluster_token_usage", OWN) == 0
+    assert b"cache_config_info{" not in generate_latest(metrics.registry)
+
+    metrics.watch_cluster(lambda: ClusterLoad.of([session(6, 1, 30), session(2, 0, 50)], held_back=3))
+    found = exported(metrics.registry, {"model_name": "m"}, MetricNames.VLLM)
+    labels = {**OWN, "model_name": "m"}
+    assert found.get_sample_value("vllm:num_requests_running", labels) == 8
+    assert found.get_sample_value("vllm:num_requests_waiting", labels) == 4
+    assert found.get_sample_value("vllm:kv_cache_usage_perc", labels) == pytest.approx(0.6)
+    pools = {**labels, "block_size": "16", "num_gpu_blocks": "200"}
+    assert found.get_sample_value("vllm:cache_config_info", pools) == 1
+
+
+def session(running: int, waiting: int, free_pages: int) -> Any:
+    load = WorkerLoad(page_size=16)
+    report = worker_pb2.Load(running=running, waiting=waiting, free_pages=free_pages, total_pages=100)
+    load.report(report, 0)
+    return SimpleNamespace(load=load, info=worker_pb2.WorkerInfo(num_pages=100))
