@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import EngineConfig
+from engine.core.arriving_prefixes import ArrivingPrefix
 from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut, Verified
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, ChunkKind, StepPlan
@@ -200,8 +201,7 @@ class Engine:
         Call it, or `step`, whenever the tiers' copier has results.
         """
         if (tiers := self.kv.tiers) is not None:
-            rate = self._times.prefill_rate
-            tiers.tend(self._clock(), settled=self._launched is None, prefill_rate=rate)
+            tiers.tend(self._clock(), settled=self._launched is None, prefill_rate=self.prefill_rate)
             tiers.send(self._may_be_written)
 
     def plan_at(self) -> float:
@@ -236,12 +236,26 @@ class Engine:
         if reservation is None:
             return None
         request.arrival = self._clock()
-        if self._may_be_written(reservation.incoming, reservation.slots):
-            # The device's queue does not order a peer's write after the step in flight, so wait for the step
-            # if it may still write one of these pages. Waiting leaves the device idle afterwards.
-            assert self._launched is not None
-            self._launched.step.result()
+        self._wait_for_writes(reservation.incoming, reservation.slots)
         return reservation
+
+    def expect(self, request: Request, num_tokens: int, owner: int) -> ArrivingPrefix | None:
+        """Set pages aside for the KV of a prefix that another worker has cached, before `submit`.
+
+        None if there is nothing to send, or too little room now. `owner`: of the pages, such as the handoff.
+        """
+        active = self.scheduler.num_active + self.kv.active_reservations
+        if not self.kv.shares_prefixes or self.scheduler.wants_pages:
+            return None
+        prefix = self.kv.expect(request, num_tokens, active, owner)
+        if prefix is not None:
+            self._wait_for_writes(prefix.pages)
+        return prefix
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens that it computes a second; math.inf before that was measured."""
+        return self._times.prefill_rate
 
     def state_pages(self, request: Request) -> Sequence[int]:
         """The memory of a request's recurrent state, counted in pages; empty for models without one."""
@@ -432,6 +446,16 @@ class Engine:
         return launched is not None and not (
             launched.freed.isdisjoint(pages) and launched.freed_slots.isdisjoint(slots)
         )
+
+    def _wait_for_writes(self, pages: Sequence[int], slots: Sequence[int] = ()) -> None:
+        """Return when no step writes these pages or slots, which a peer is to write.
+
+        The device's queue does not order a peer's write after the step in flight, so wait for the step if it
+        may still write one of them. Waiting leaves the device idle afterwards.
+        """
+        if self._may_be_written(pages, slots):
+            assert self._launched is not None
+            self._launched.step.result()
 
     def _note_late_writes(self, request: Request) -> None:
         """Record which pages of an ending request the step in flight may still write. O(chunks)."""

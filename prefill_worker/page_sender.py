@@ -13,7 +13,7 @@ from worker.session.jobs import Job
 from worker.session.metrics import Outcome
 from worker.session.request_digest import digest_of
 
-__all__ = ["PageSender", "final_state"]
+__all__ = ["PageSender", "final_state", "span_of"]
 
 
 class PageSender:
@@ -52,7 +52,7 @@ class PageSender:
         self._answers.metrics.transfer_bytes.inc(sent.bytes)
         if job.id in self._answers.jobs:
             self._answers.end(job, Outcome.HANDED_OFF)
-            spans = [_span(push, job.arrival) for push in sent.pushes]
+            spans = [span_of(push, job.arrival) for push in sent.pushes]
             self._answers.outbox.handed_off(job, sent.bytes, chunks, spans)
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
@@ -75,7 +75,7 @@ def final_state(job: Job, num_known: int, position: int) -> Final:
     )
 
 
-def _span(push: PushSpan, arrival: float) -> worker_pb2.Span:
+def span_of(push: PushSpan, arrival: float) -> worker_pb2.Span:
     """A write, in seconds since the request's arrival."""
     return worker_pb2.Span(
         begin_s=push.begin - arrival,

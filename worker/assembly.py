@@ -6,14 +6,17 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from decode_worker.incoming import IncomingHandoffs
+from decode_worker.pulled_prefixes import PulledPrefixes
 from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
 from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
+from prefill_worker.shared_prefixes import SharedPrefixes
 from worker.grammar_loading import GrammarLoading
+from worker.handoffs import Handoffs
 from worker.kv_port import open_port
 from worker.parts import Parts
-from worker.request_handler import Handoffs, RequestHandler
+from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
 
 __all__ = ["Assemble", "Parts", "assemble"]
@@ -52,4 +55,6 @@ def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Hando
         OutgoingHandoffs(engine, answers, clock, sender),
         Migrations(engine, answers, clock, sender),
         IncomingHandoffs(engine, answers, transfer.receiver),
+        SharedPrefixes(engine, answers.outbox, clock, transfer.sender),
+        PulledPrefixes(engine, answers, clock, transfer.receiver),
     )

@@ -1,9 +1,9 @@
 """Executes the router's commands: submit, abort, reserve, attach, migrate, fence.
 
-With a KV transport, `RequestHandler` has three collaborators: `OutgoingHandoffs` for prompts that are
-prefilled for another worker, `Migrations` for running requests that move to another worker, and
-`IncomingHandoffs` for requests whose KV comes from another worker. Everything here runs on the engine thread,
-between steps or from within one (the engine's hooks).
+With a KV transport, `RequestHandler` has `Handoffs`: `OutgoingHandoffs` for prompts that are prefilled for
+another worker, `Migrations` for running requests that move to another worker, `IncomingHandoffs` for requests
+whose KV comes from another worker, and `SharedPrefixes` and `PulledPrefixes` for cached prefixes in both
+directions. Everything here runs on the engine thread, between steps or from within one (the engine's hooks).
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from decode_worker.incoming import IncomingHandoffs
 from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.journal import CacheChange
-from kv_transfer import CaughtUp, EndpointEvent, HandedOff, Reopened, SendFailed
+from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
-from prefill_worker.migrations import Migrations
-from prefill_worker.outgoing import OutgoingHandoffs
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
+from worker.handoffs import Handoffs
 from worker.session.answers import Answers
 from worker.session.convert import (
     load_to_proto,
@@ -45,19 +42,9 @@ from worker.session.refusal import CommandRefused
 from worker.session.router_loads import router_loads
 from worker.session.router_session import RouterSession
 
-__all__ = ["Handoffs", "RequestHandler"]
+__all__ = ["RequestHandler"]
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Handoffs:
-    """The KV endpoint of a worker, and its handoffs in both directions."""
-
-    transfer: TransferThread
-    outgoing: OutgoingHandoffs
-    migrations: Migrations
-    incoming: IncomingHandoffs
 
 
 class _Trouble(NamedTuple):
@@ -115,6 +102,8 @@ class RequestHandler:
             case "submit":
                 submit = command.submit
                 begin = self._prefill if submit.hand_over else self._submit
+                if submit.HasField("pull"):
+                    begin = partial(self._pull, submit.pull, begin)
                 self._begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
@@ -125,6 +114,8 @@ class RequestHandler:
                 self._attach(command.attach.ticket)
             case "migrate":
                 self._migrate(command.migrate)
+            case "share":
+                self._share(session, command.share)
             case "fence":
                 self._fence(command.fence)
             case "drain":
@@ -166,7 +157,7 @@ class RequestHandler:
                 self._answers.fail(job, code, str(error))
         self._report_preemptions(output)
         if self._handoffs is not None:
-            self._handoffs.migrations.on_step()
+            self._handoffs.on_step()
         if output.measured is not None and self._handoffs is not None:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
@@ -190,9 +181,7 @@ class RequestHandler:
             self._drop(job)
             self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's timeout passed")
         if self._handoffs is not None:
-            self._handoffs.incoming.tick(now)
-            self._handoffs.outgoing.tick(now)
-            self._handoffs.migrations.tick(now)
+            self._handoffs.tick(now)
 
     def next_wakeup(self) -> float:
         """The next deadline for `tick`, on the handler's clock; math.inf: none."""
@@ -201,14 +190,14 @@ class RequestHandler:
         )
         if self._handoffs is None:
             return deadline
-        return min(deadline, self._handoffs.incoming.next_wakeup(), self._handoffs.migrations.next_wakeup())
+        return min(deadline, self._handoffs.next_wakeup())
 
     @property
     def idle(self) -> bool:
         """Whether there are no jobs and no outgoing pages. Pages in quarantine do not count: the page check
         accounts for them."""
         handoffs = self._handoffs
-        return not self._answers.jobs and not (handoffs and (handoffs.outgoing or handoffs.migrations))
+        return not self._answers.jobs and not (handoffs and handoffs.are_sending)
 
     def cache_changes(self) -> list[CacheChange]:
         """Since the last call."""
@@ -231,14 +220,10 @@ class RequestHandler:
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
         match event:
-            case CaughtUp() | HandedOff() | SendFailed():
-                handoffs = self._handoffs
-                moves = event.handoff_id in handoffs.migrations
-                (handoffs.migrations if moves else handoffs.outgoing).on_transfer(event)
             case Reopened(peer):
                 self._answers.outbox.reopened(peer_to_proto(peer))
             case _:
-                self._handoffs.incoming.on_transfer(event)
+                self._handoffs.on_transfer(event)
 
     # ------------------------------------------------------------------------------ the engine's hooks
 
@@ -295,6 +280,18 @@ class RequestHandler:
         """Raises QueueFull, InvalidRequest or CommandRefused."""
         self._with_transport().outgoing.submit(job)
 
+    def _pull(self, message: worker_pb2.Pull, begin: Callable[[Job], None], job: Job) -> None:
+        """Start a request when the KV of its prefix has come, or will not. Raises what `begin` raises."""
+        handoffs = self._with_transport()
+        if not handoffs.pulled.begin(job, message, partial(self._begin_late, job, begin)):
+            begin(job)
+
+    def _share(self, session: RouterSession, message: worker_pb2.Share) -> None:
+        if self._handoffs is not None:
+            self._handoffs.shared.share(session, message)
+        else:
+            log.warning("Share for handoff %d, but there is no KV transport", message.ticket.handoff_id)
+
     def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
         """Raises CommandRefused."""
         self._with_transport().incoming.reserve(job, message)
@@ -334,7 +331,7 @@ class RequestHandler:
     def _drop(self, job: Job) -> None:
         """Stop a request and free its pages as soon as that is safe. Reports nothing to the router."""
         handoffs = self._handoffs
-        if handoffs is None or not (handoffs.outgoing.drop(job) or handoffs.incoming.drop(job)):
+        if handoffs is None or not handoffs.drop(job):
             self._engine.abort(job.id)
 
     def _begin(
@@ -384,8 +381,13 @@ class RequestHandler:
             job.request.matcher = matcher.result()
             begin(job)
 
-        trouble = self._tried(job, begin_with_matcher)
+        self._begin_late(job, begin_with_matcher)
+
+    def _begin_late(self, job: Job, begin: Callable[[Job], None]) -> None:
+        """Start a job that the router believes to be queued."""
+        trouble = self._tried(job, begin)
         if trouble is not None:
+            self._engine.kv.stop_waiting(job.request)
             self._answers.fail(job, *trouble)
 
     def _tried(self, job: Job, begin: Callable[[Job], None]) -> _Trouble | None:

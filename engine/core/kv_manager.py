@@ -18,6 +18,7 @@ from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
+from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
 from engine.core.page_tiers import PageTiers
 from engine.core.request import Request
 from engine.core.state_slots import StateSlots
@@ -81,6 +82,7 @@ class KVManager:
         self._windows = self.cache.windows if self.cache is not None else None
         self._stride = self.needs.stride
         self.tiers: PageTiers | None = None
+        self.arriving = None if self.cache is None else ArrivingPrefixes(self.pool, self.cache, self._take)
         self.reservations: dict[int, Reservation] = {}
         """By handoff: those that may still become requests."""
         self._quarantined: dict[int, Reservation] = {}
@@ -93,9 +95,9 @@ class KVManager:
         """
         if self.needs.windowed:
             raise EngineError("KV tiers do not take pages of layers with windows yet: leave the tiers out")
-        if self.cache is None:
+        if self.cache is None or self.arriving is None:
             raise EngineError("KV tiers need the radix cache")
-        self.tiers = PageTiers(self.pool, self.cache, self._take, tiers, copier, root)
+        self.tiers = PageTiers(self.pool, self.cache, self.arriving, tiers, copier, root)
 
     @property
     def active_reservations(self) -> int:
@@ -244,7 +246,7 @@ class KVManager:
         """
         if keep and request.pages:
             self.store(request, min(request.num_computed, request.num_known))
-        self._stop_waiting(request)
+        self.stop_waiting(request)
         self.pool.give_back(self._held_by(request), request.id)
         if self.states is not None:
             self.states.release(request, request.id)
@@ -301,6 +303,38 @@ class KVManager:
                 self.states.release(reservation.request, reservation.handoff_id, state)
         self._drop_cached_part(reservation.request)
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether KV of prefixes can come from another worker's cache, and go to one."""
+        return (
+            self.cache is not None and self.states is None and self._stride == 1 and not self.needs.windowed
+        )
+
+    def expect(self, request: Request, num_tokens: int, headroom: int, owner: int) -> ArrivingPrefix | None:
+        """Set pages aside for KV of the first `num_tokens` tokens of a new request, behind what is cached.
+
+        None if all of it is cached, or if the pool has no room for the whole request beside `headroom` pages.
+        """
+        assert self.arriving is not None
+        depth = self.cached_tokens(request) // self.page_size
+        count = min(num_tokens, request.num_reusable) // self.page_size - depth
+        lacking = self.needs.blocks(request.num_tokens) - depth
+        if count <= 0 or lacking + headroom > self.num_available:
+            return None
+        return self.arriving.begin(request, depth, count, owner)
+
+    def expected_arrived(self, request: Request, prefix: ArrivingPrefix, verified: int) -> None:
+        """The first `verified` pages of an expected prefix are here: keep them until it is admitted."""
+        assert self.arriving is not None
+        inserted = self.arriving.arrived(prefix, verified)
+        if self.tiers is not None:
+            self.tiers.stored(request, prefix.node.depth + verified, inserted)
+        self.arriving.keep(request, inserted.node)
+
+    def let_all_go(self) -> bool:
+        """Unlock what has arrived for waiting requests. False: there is none."""
+        return self.arriving is not None and self.arriving.let_all_go()
+
     def blocks(self) -> list[BlockHash]:
         """Hashes of all blocks in the radix cache and on tiers; empty unless the cache keeps a journal."""
         if self.tiers is not None:
@@ -324,10 +358,9 @@ class KVManager:
         cached = [page for page in in_nodes if page != NO_PAGE]
         lent = [*self.reservations.values(), *self._quarantined.values()]
         incoming = [page for reservation in lent for page in reservation.incoming]
-        leaving: frozenset[int] = frozenset()
-        if self.tiers is not None:
-            incoming += self.tiers.promoting
-            leaving = self.tiers.tiers.leaving
+        if self.arriving is not None:
+            incoming += self.arriving.pages
+        leaving = frozenset[int]() if self.tiers is None else self.tiers.tiers.leaving
         accounts = {
             "counters": (self.pool.counts(), counts),
             "held": (len(set(held)), len(held), counts.held),
@@ -380,7 +413,7 @@ class KVManager:
                 self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
-        self._stop_waiting(request)
+        self.stop_waiting(request)
         self._extend(request, blocks, places, fresh)
         request.num_computed = request.num_passed = cached * self.page_size
         if request.num_cached is None:
@@ -432,19 +465,19 @@ class KVManager:
         request.capacity = request.num_computed = request.num_passed = 0
 
     def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
-        if count > self.num_available and self.tiers is not None:
-            self.tiers.let_all_go()
+        if count > self.num_available:
+            self.let_all_go()
         if count > self.num_available:
             return None
         while self.cache is not None and (short := count - self.pool.num_free) > 0:
             self._evicted(self.cache.evict(short))
         return self.pool.take(count, owner, state)
 
-    def _stop_waiting(self, request: Request) -> None:
-        """For KV on tiers."""
+    def stop_waiting(self, request: Request) -> None:
+        """For KV that comes from elsewhere."""
         request.promotion = None
-        if self.tiers is not None:
-            self.tiers.let_go(request)
+        if self.arriving is not None:
+            self.arriving.let_go(request)
 
     def _evicted(self, pages: list[int]) -> None:
         if self.tiers is None:

@@ -8,45 +8,29 @@ requests pass it meanwhile. What has come up is locked until then, unless a requ
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from common.block_key import BlockKey, block_keys
+from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
 from engine.core.request import PromotionWait, Request
 from engine.kv_cache.journal import CacheChange
-from engine.kv_cache.pages import PagePool, PageState
-from engine.kv_cache.radix import Insertion, RadixCache, RadixNode
+from engine.kv_cache.pages import PagePool
+from engine.kv_cache.radix import Insertion, RadixCache
 from engine.kv_tiers.jobs import Copier, Job, Promote
 from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
 
-__all__ = ["PageTiers", "TakePages"]
-
-_LEAST_PATIENCE_S: Final = 0.5
-"""KV on a tier is waited for as long as computing it would take, or this long if that is less."""
-
-_FIRST_PATIENCE_S: Final = 5.0
-"""The same, before the rate of computing was measured."""
-
-TakePages = Callable[[int, int, PageState], list[int] | None]
-"""Count, owner and state to the pages taken; None if there are too few."""
+__all__ = ["PageTiers"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Promotion:
-    """Pages IN_FLIGHT for KV that comes up. Its node is locked."""
+    """KV that comes up for a request."""
 
     request: Request
-    node: RadixNode
-    tokens: array[int]
+    prefix: ArrivingPrefix
     keys: Sequence[BlockKey]
-    pages: list[int]
-
-    @property
-    def owner(self) -> int:
-        return _owner(self.request)
 
 
 class PageTiers:
@@ -54,7 +38,7 @@ class PageTiers:
         self,
         pool: PagePool,
         cache: RadixCache,
-        take: TakePages,
+        arriving: ArrivingPrefixes,
         tiers: KVTiers,
         copier: Copier,
         root: BlockKey,
@@ -64,23 +48,16 @@ class PageTiers:
         self.tiers = tiers
         self._pool = pool
         self._cache = cache
-        self._take = take
+        self._arriving = arriving
         self._copier = copier
         self._root = root
         self._prefill_rate = math.inf
         self._promotions: dict[int, _Promotion] = {}
         """By job."""
-        self._kept: dict[int, RadixNode] = {}
-        """Locked for waiting requests whose KV has come up, by request number."""
         self._delayed: list[Job] = []
         """Copies into pages that the step in flight may still write."""
 
     # ------------------------------------------------------------------------------ the pool
-
-    @property
-    def promoting(self) -> list[int]:
-        """Pages set aside for KV that comes up."""
-        return [page for promotion in self._promotions.values() for page in promotion.pages]
 
     def stored(self, request: Request, end: int, inserted: Insertion) -> None:
         """The radix cache has adopted pages of a request, of which the last is page `end` - 1."""
@@ -116,7 +93,7 @@ class PageTiers:
         wait, version = request.promotion, self.tiers.version
         if wait is not None and now >= wait.until:
             wait.holds = False
-            self.let_go(request)
+            self._arriving.let_go(request)
             return False
         if wait is not None and wait.holds and wait.version == version:
             return True
@@ -135,21 +112,9 @@ class PageTiers:
         if wait is None:
             if not holds:
                 return False
-            wait = request.promotion = PromotionWait(now + self._patience(available * size))
+            wait = request.promotion = PromotionWait(now + patience_s(available * size, self._prefill_rate))
         wait.version, wait.holds = self.tiers.version, holds
         return holds
-
-    def let_go(self, request: Request) -> None:
-        """The request needs no lock on KV that came up for it: it was admitted, or has ended."""
-        if (node := self._kept.pop(request.number, None)) is not None:
-            self._cache.unlock(node)
-
-    def let_all_go(self) -> bool:
-        """A request lacks pages: unlock what has come up for others. False: there is none."""
-        kept, self._kept = self._kept, {}
-        for node in kept.values():
-            self._cache.unlock(node)
-        return bool(kept)
 
     # ------------------------------------------------------------------------------ copies
 
@@ -188,12 +153,6 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _patience(self, num_tokens: int) -> float:
-        """Seconds to wait for the KV of this many tokens."""
-        if self._prefill_rate == math.inf:
-            return _FIRST_PATIENCE_S
-        return max(num_tokens / self._prefill_rate, _LEAST_PATIENCE_S)
-
     def _bring(self, request: Request, depth: int, keys: Sequence[BlockKey]) -> None:
         """Order copies of blocks that follow `depth` cached pages, as far as there is room."""
         ready = self.tiers.ready(keys)
@@ -202,35 +161,19 @@ class PageTiers:
         self.tiers.load(keys[ready:])  # last, since it may take the place of copies that nothing reads
 
     def _promote(self, request: Request, depth: int, keys: Sequence[BlockKey]) -> None:
-        size = self._cache.page_size
-        node = self._cache.match(request.tokens(0, depth * size)).node
-        self._cache.lock(node)
-        pages = self._take(len(keys), _owner(request), PageState.IN_FLIGHT)
-        if pages is None:
-            self._cache.unlock(node)
-            return
-        tokens = request.tokens(depth * size, (depth + len(keys)) * size)
-        job = self.tiers.promote(keys, pages)
-        self._promotions[job] = _Promotion(request, node, tokens, keys, pages)
+        prefix = self._arriving.begin(request, depth, len(keys), request.id)
+        if prefix is not None:
+            self._promotions[self.tiers.promote(keys, prefix.pages)] = _Promotion(request, prefix, keys)
 
     def _arrived(self, promotion: _Promotion, sources: Sequence[Tier]) -> None:
         """`sources` of the pages that are verified, from the first on."""
-        owner, pages, verified = promotion.owner, promotion.pages, len(sources)
+        request, verified = promotion.request, len(sources)
         for tier in sources:
-            promotion.request.promoted[tier] = promotion.request.promoted.get(tier, 0) + self._cache.page_size
-        self._pool.give_back(pages[verified:], owner, PageState.IN_FLIGHT)
-        self._pool.arrived(pages[:verified], owner, owner)
-        tokens = promotion.tokens[: verified * self._cache.page_size]
-        inserted = self._cache.insert(tokens, pages[:verified], after=promotion.node)
-        known = verified - len(inserted.adopted)
-        self._pool.to_cache(inserted.adopted, owner)
-        self._pool.give_back(pages[:known], owner)
-        self._cached(promotion.keys[known:verified], inserted)
-        if promotion.request.promotion is not None and promotion.request.finish is None:
-            self.let_go(promotion.request)
-            self._cache.lock(inserted.node)
-            self._kept[promotion.request.number] = inserted.node
-        self._cache.unlock(promotion.node)
+            request.promoted[tier] = request.promoted.get(tier, 0) + self._cache.page_size
+        inserted = self._arriving.arrived(promotion.prefix, verified)
+        self._cached(promotion.keys[verified - len(inserted.adopted) : verified], inserted)
+        if request.promotion is not None and request.finish is None:
+            self._arriving.keep(request, inserted.node)
 
     def _cached(self, keys: Sequence[BlockKey], inserted: Insertion) -> None:
         if inserted.adopted:
@@ -243,8 +186,3 @@ class PageTiers:
             tokens = request.tokens(len(known) * size, end * size)
             known += block_keys(tokens, size, known[-1] if known else self._root)
         return known[:end]
-
-
-def _owner(request: Request) -> int:
-    """Owner of the pages of its promotion; those of requests and handoffs are not negative."""
-    return -1 - request.number

@@ -94,6 +94,8 @@ class Request:
     """Of its first pages, as far as they were computed; empty without KV tiers."""
     promoted: dict[Tier, int] = field(default_factory=dict)
     """Tokens whose KV came up for this request, by tier."""
+    pulled: int = 0
+    """Tokens whose KV another worker sent from its cache."""
     promotion: PromotionWait | None = None
     """Since it waits for KV on a tier, until it is admitted."""
     number: int = 0

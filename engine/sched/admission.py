@@ -156,12 +156,7 @@ class Admission:
         queues = self._queues
         headroom = partial(forecast.headroom, request)
         if queues.has_slot and (
-            self._kv.admit(request, headroom)
-            or (
-                self._kv.tiers is not None
-                and self._kv.tiers.let_all_go()
-                and self._kv.admit(request, headroom)
-            )
+            self._kv.admit(request, headroom) or (self._kv.let_all_go() and self._kv.admit(request, headroom))
         ):
             return None
         lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS

@@ -26,7 +26,7 @@ from worker.process.host import WorkerHost
 
 PATIENCE_S = 20.0
 
-_KINDS = ("started", "reserved", "arrived", "scored", "tokens", "handed_over", "failed")
+_KINDS = ("started", "reserved", "wanted", "arrived", "scored", "tokens", "handed_over", "failed")
 _ids = count(1)
 
 

@@ -34,6 +34,8 @@ class Job:
     """Time spans of the prefill chunks of a request without an outgoing handoff."""
     received: int = 0
     """Tokens whose KV another worker sent."""
+    pull_s: float = 0.0
+    """How long it waited for KV of another worker's cache before it was queued."""
     preempted_at: float = math.inf
     """Time of the last preemption; math.inf: never."""
     verified: Verified | None = None

@@ -82,6 +82,13 @@ class WorkerMetrics:
             _WAIT_BUCKETS,
         )
         self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes sent to other workers")
+        self.pulled_bytes = self._counter("baton_kv_pulled_bytes", "KV bytes from other workers' caches")
+        self._pulls = Counter(
+            "baton_kv_pulls",
+            "Prefixes asked for from other workers' caches, by how that ended",
+            (*_LABELS, "outcome"),
+            registry=self.registry,
+        )
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
 
     def on_step(self, output: StepOutput, seconds: float) -> None:
@@ -90,6 +97,10 @@ class WorkerMetrics:
             self._step_prompt_tokens.observe(output.prompt_tokens)
         if decodes := output.num_tokens - output.prompt_tokens:
             self._step_decodes.observe(decodes)
+
+    def pulled(self, outcome: str) -> None:
+        """A prefix was asked for from another worker's cache."""
+        self._pulls.labels(*self._labels.values(), outcome).inc()
 
     def ended(self, outcome: Outcome) -> None:
         self._requests[outcome].inc()

@@ -142,12 +142,18 @@ class Outbox:
             scored.add(request_id=job.id, logprobs=part)
 
     def started(self, job: Job, queued_s: float) -> None:
+        waited = {reason.value: seconds for reason, seconds in job.request.waited.items()}
+        if job.pull_s:
+            waited["pull"] = job.pull_s
+        elsewhere = {tier.value: tokens for tier, tokens in job.request.promoted.items()}
+        if job.request.pulled:
+            elsewhere["peer"] = job.request.pulled
         self._batch(job.session).started.add(
             request_id=job.id,
             cached_tokens=job.request.num_cached,
             queued_s=queued_s,
-            waited={reason.value: seconds for reason, seconds in job.request.waited.items()},
-            promoted={tier.value: tokens for tier, tokens in job.request.promoted.items()},
+            waited=waited,
+            promoted=elsewhere,
         )
 
     def progress(self, job: Job, num_computed: int) -> None:
@@ -166,6 +172,15 @@ class Outbox:
 
     def reserved(self, job: Job, ticket: worker_pb2.Ticket, waited_s: float) -> None:
         self._batch(job.session).reserved.add(request_id=job.id, ticket=ticket, waited_s=waited_s)
+
+    def wanted(self, job: Job, ticket: worker_pb2.Ticket) -> None:
+        self._batch(job.session).wanted.add(request_id=job.id, ticket=ticket)
+
+    def shared(
+        self, session: RouterSession, handoff_id: int, num_bytes: int, pushes: Sequence[worker_pb2.Span]
+    ) -> None:
+        """Cached KV was sent to another worker."""
+        self._batch(session).handed_over.add(request_id=handoff_id, bytes=num_bytes, pushes=pushes)
 
     def handed_off(
         self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]

@@ -39,7 +39,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class WorkerInfo(_message.Message):
     BUILD_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -90,7 +91,8 @@ class WorkerInfo(_message.Message):
     build: str
     predecessor: str
     settings_digest: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ...) -> None: ...
+    shares_prefixes: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("name", "epoch", "metadata", "base_address", "page_bytes", "num_pages", "device_index", "layout_hash")
@@ -113,7 +115,7 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain")
+    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +124,7 @@ class Command(_message.Message):
     MIGRATE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     reserve: Reserve
@@ -130,7 +133,8 @@ class Command(_message.Message):
     migrate: Migrate
     beat: Beat
     drain: Drain
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ...) -> None: ...
+    share: Share
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("seconds",)
@@ -169,12 +173,32 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("work", "hand_over")
+    __slots__ = ("work", "hand_over", "pull")
     WORK_FIELD_NUMBER: _ClassVar[int]
     HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
     work: Work
     hand_over: bool
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ...) -> None: ...
+    pull: Pull
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
+
+class Pull(_message.Message):
+    __slots__ = ("handoff_id", "source", "num_tokens")
+    HANDOFF_ID_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handoff_id: int
+    source: Peer
+    num_tokens: int
+    def __init__(self, handoff_id: _Optional[int] = ..., source: _Optional[_Union[Peer, _Mapping]] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Share(_message.Message):
+    __slots__ = ("ticket", "tokens")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Abort(_message.Message):
     __slots__ = ("request_id",)
@@ -247,7 +271,7 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ..., state: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed")
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed", "wanted")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +288,7 @@ class EventBatch(_message.Message):
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     step: int
     tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
     started: _containers.RepeatedCompositeFieldContainer[Started]
@@ -280,7 +305,8 @@ class EventBatch(_message.Message):
     cache: _containers.RepeatedCompositeFieldContainer[CacheChange]
     preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ...) -> None: ...
+    wanted: _containers.RepeatedCompositeFieldContainer[Wanted]
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
 
 class CacheChange(_message.Message):
     __slots__ = ("stored", "blocks")
@@ -289,6 +315,14 @@ class CacheChange(_message.Message):
     stored: bool
     blocks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, stored: _Optional[bool] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("request_id", "ticket")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    ticket: Ticket
+    def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")

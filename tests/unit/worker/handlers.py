@@ -7,11 +7,14 @@ from typing import Any
 from unittest.mock import Mock
 
 from decode_worker.incoming import IncomingHandoffs
+from decode_worker.pulled_prefixes import PulledPrefixes
 from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
+from prefill_worker.shared_prefixes import SharedPrefixes
 from worker.grammar_loading import GrammarLoading
-from worker.request_handler import Handoffs, RequestHandler
+from worker.handoffs import Handoffs
+from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
@@ -46,7 +49,9 @@ class Handled:
         outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
         incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
         migrations = Migrations(self.engine, self.answers, self.clock, sender)
-        handoffs = Handoffs(self.transfer, outgoing, migrations, incoming)
+        shared = SharedPrefixes(self.engine, self.outbox, self.clock, self.transfer.sender)
+        pulled = PulledPrefixes(self.engine, self.answers, self.clock, self.transfer.receiver)
+        handoffs = Handoffs(self.transfer, outgoing, migrations, incoming, shared, pulled)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
         self.engine.hooks = self.handler

@@ -1,0 +1,204 @@
+"""Prefixes of prompts that another worker has cached: asks it to send their KV, and then starts the request.
+
+A handoff without a request: its pages go to the radix cache, where the request finds them. Whatever goes
+wrong, the request starts without them. A request waits no longer than computing the prefix would take.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
+from engine.engine import Engine
+from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
+from kv_transfer import request_digest as digest_of
+from rpc.baton.v1 import worker_pb2
+from worker.session.answers import Answers
+from worker.session.convert import peer_from_proto, ticket_to_proto
+from worker.session.jobs import Job
+
+__all__ = ["PullOutcome", "PulledPrefixes", "Start"]
+
+log = logging.getLogger(__name__)
+
+Start = Callable[[], None]
+"""Starts a request; its errors are reported to the router."""
+
+_ROOM_PATIENCE: Final = 0.5
+"""Share of its patience for which a request waits for free pages; the rest is left for the transfer."""
+
+
+class PullOutcome(Enum):
+    """How a pull ended."""
+
+    ARRIVED = "arrived"
+    FAILED = "failed"
+    """The source had nothing, the transfer failed, or the KV did not verify."""
+    LATE = "late"
+    """It took longer than computing would have."""
+    NO_ROOM = "no_room"
+    """There were too few free pages."""
+    ABORTED = "aborted"
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    id: int
+    """Of the handoff."""
+    job: Job
+    source: Peer
+    num_tokens: int
+    start: Start
+    since: float
+    until: float
+    """When the request starts in any case."""
+    prefix: ArrivingPrefix | None = None
+    """None while it waits for free pages."""
+
+
+class PulledPrefixes:
+    """Used by the engine thread only."""
+
+    def __init__(
+        self, engine: Engine, answers: Answers, clock: Callable[[], float], receiver: ReceiverCommands
+    ) -> None:
+        self._engine = engine
+        self._answers = answers
+        self._clock = clock
+        self._receiver = receiver
+        self._waiting: dict[int, _Pull] = {}
+        """Pulls whose requests wait for them, by handoff id."""
+        self._quarantined: dict[int, ArrivingPrefix] = {}
+        """Pages of aborted pulls whose source may still write, by handoff id."""
+
+    def __len__(self) -> int:
+        """Requests that have not started."""
+        return len(self._waiting)
+
+    def __contains__(self, handoff_id: int) -> bool:
+        return handoff_id in self._waiting or handoff_id in self._quarantined
+
+    # ------------------------------------------------------------------------------ from the router
+
+    def begin(self, job: Job, message: worker_pb2.Pull, start: Start) -> bool:
+        """Wait for KV of a new request, and call `start` then. False: there is nothing to wait for."""
+        engine, now, id = self._engine, self._clock(), message.handoff_id
+        missing = min(message.num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
+        if missing < engine.config.page_size or not engine.kv.shares_prefixes or id in self:
+            return False
+        until = now + patience_s(missing, engine.prefill_rate)
+        source = peer_from_proto(message.source)
+        pull = _Pull(id, job, source, message.num_tokens, start, since=now, until=until)
+        self._waiting[id] = pull
+        self._reserve(pull, now)
+        return True
+
+    def drop(self, job: Job) -> bool:
+        """Abort the pull of a request that has not started. False if there is none."""
+        for pull in self._waiting.values():
+            if pull.job is job:
+                self._give_up(pull, PullOutcome.ABORTED)
+                return True
+        return False
+
+    # ------------------------------------------------------------------------------ from the loop
+
+    def tick(self, now: float) -> None:
+        """Before every step."""
+        for pull in list(self._waiting.values()):
+            if pull.prefix is None:
+                self._reserve(pull, now)
+            if now >= self._limit(pull):
+                self._give_up(pull, PullOutcome.NO_ROOM if pull.prefix is None else PullOutcome.LATE)
+                pull.start()
+
+    def next_wakeup(self) -> float:
+        """Time of the next timeout; math.inf: none."""
+        return min(map(self._limit, self._waiting.values()), default=math.inf)
+
+    # ------------------------------------------------------------------------------ from the receiver
+
+    def on_transfer(self, event: ReceiverEvent) -> None:
+        match event:
+            case Reserved(handoff_id, ticket):
+                # None: aborted meanwhile; the ticket is not needed.
+                if (pull := self._waiting.get(handoff_id)) is not None:
+                    self._answers.outbox.wanted(pull.job, ticket_to_proto(ticket))
+            case Ready():
+                self._on_ready(event)
+            case ReceiveFailed(handoff_id, reason):
+                if (pull := self._waiting.get(handoff_id)) is not None:
+                    log.info("request %s computes its prefix: %s", pull.job.label, reason)
+                    self._give_up(pull, PullOutcome.FAILED, by_receiver=True)
+                    pull.start()
+            case Drained(handoff_id):
+                self._drained(handoff_id)
+
+    def _on_ready(self, ready: Ready) -> None:
+        pull = self._waiting.pop(ready.handoff_id, None)
+        if pull is None:
+            # Aborted while the last page arrived: the source has finished writing.
+            self._drained(ready.handoff_id)
+            return
+        assert pull.prefix is not None
+        kv, metrics, request = self._engine.kv, self._answers.metrics, pull.job.request
+        size = self._engine.config.page_size
+        verified = max(0, ready.final.position // size - pull.prefix.node.depth)
+        kv.expected_arrived(request, pull.prefix, verified)
+        request.pulled = verified * size
+        metrics.pulled_bytes.inc(verified * pull.source.page_bytes)
+        self._end(pull, PullOutcome.ARRIVED)
+        pull.start()
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _limit(self, pull: _Pull) -> float:
+        share = _ROOM_PATIENCE if pull.prefix is None else 1.0
+        return pull.since + share * (pull.until - pull.since)
+
+    def _reserve(self, pull: _Pull, now: float) -> None:
+        """Set pages aside, if there is room."""
+        request, size = pull.job.request, self._engine.config.page_size
+        prefix = pull.prefix = self._engine.expect(request, pull.num_tokens, pull.id)
+        if prefix is None:
+            return
+        first = prefix.node.depth
+        known = request.tokens(0, (first + len(prefix.pages)) * size)
+        self._receiver.reserve(
+            pull.id,
+            pull.source,
+            prefix.pages,
+            first * size,
+            len(known),
+            timeout_s=pull.until - now,
+            request_digest=digest_of(known),
+        )
+
+    def _give_up(self, pull: _Pull, outcome: PullOutcome, *, by_receiver: bool = False) -> None:
+        """Its pages stay aside until the source has drained."""
+        del self._waiting[pull.id]
+        self._end(pull, outcome)
+        if pull.prefix is None:
+            return
+        self._arriving.quarantine(pull.prefix)
+        self._quarantined[pull.id] = pull.prefix
+        if not by_receiver:
+            self._receiver.abort(pull.id)
+
+    def _drained(self, handoff_id: int) -> None:
+        self._arriving.drained(self._quarantined.pop(handoff_id))
+
+    def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
+        pull.job.pull_s = self._clock() - pull.since
+        self._answers.metrics.pulled(outcome.value)
+
+    @property
+    def _arriving(self) -> ArrivingPrefixes:
+        arriving = self._engine.kv.arriving
+        assert arriving is not None
+        return arriving

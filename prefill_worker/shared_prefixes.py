@@ -1,0 +1,130 @@
+"""Cached prefixes that other workers ask for: their pages are sent as those of a computed prompt are.
+
+A handoff without a request: its pages stay in the radix cache, locked until the sender no longer reads them.
+What is on a tier of this worker comes up first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.token_array import token_array
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
+from engine.kv_cache.radix import RadixNode
+from kv_transfer import Final, HandedOff, SenderCommands, SenderEvent, Ticket, request_digest
+from prefill_worker.page_sender import span_of
+from rpc.baton.v1 import worker_pb2
+from worker.session.convert import ticket_from_proto
+from worker.session.outbox import Outbox
+from worker.session.router_session import RouterSession
+
+__all__ = ["SharedPrefixes"]
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    session: RouterSession
+    arrival: float
+    ticket: Ticket
+    request: Request
+    """Stands for the tokens wanted; never submitted."""
+    node: RadixNode | None = None
+    """The end of what is sent, locked; None before that is decided."""
+    pages: tuple[int, ...] = ()
+    is_sent: bool = False
+    """The sender has its pages."""
+
+
+class SharedPrefixes:
+    """Used by the engine thread only."""
+
+    def __init__(
+        self, engine: Engine, outbox: Outbox, clock: Callable[[], float], sender: SenderCommands
+    ) -> None:
+        self._engine = engine
+        self._outbox = outbox
+        self._clock = clock
+        self._sender = sender
+        self._shares: dict[int, _Share] = {}
+        """By handoff id."""
+
+    def __len__(self) -> int:
+        """Prefixes of which the sender may read pages, or which come up from a tier."""
+        return len(self._shares)
+
+    def __contains__(self, handoff_id: int) -> bool:
+        return handoff_id in self._shares
+
+    def share(self, session: RouterSession, message: worker_pb2.Share) -> None:
+        """Send what is cached of these tokens. If that is nothing, the handoff is refused at the receiver."""
+        ticket = ticket_from_proto(message.ticket)
+        tokens = token_array(message.tokens)
+        if not tokens or not self._engine.kv.shares_prefixes or ticket.handoff_id in self._shares:
+            self._sender.attach(ticket)
+            return
+        request = Request(ticket.handoff_id, tokens, SamplingParams(max_tokens=1))
+        share = _Share(session, self._clock(), ticket, request)
+        self._shares[ticket.handoff_id] = share
+        self._advance(share, share.arrival)
+
+    def tick(self, now: float) -> None:
+        """Before every step."""
+        for share in [share for share in self._shares.values() if share.node is None]:
+            self._advance(share, now)
+
+    def on_step(self) -> None:
+        """A step has completed: pages that were cached while it was in flight are final."""
+        for share in self._shares.values():
+            if share.node is not None and not share.is_sent:
+                self._send(share)
+
+    def next_wakeup(self) -> float:
+        """Time until which the first of them waits for a tier; math.inf: none does."""
+        return min(
+            (s.request.promotion.until for s in self._shares.values() if s.request.promotion is not None),
+            default=float("inf"),
+        )
+
+    def on_transfer(self, event: SenderEvent) -> None:
+        """The handoff is complete or has failed: the pages are no longer read."""
+        share = self._shares.pop(event.handoff_id)
+        assert share.node is not None
+        assert self._engine.kv.cache is not None
+        self._engine.kv.cache.unlock(share.node)
+        if isinstance(event, HandedOff):
+            spans = [span_of(push, share.arrival) for push in event.pushes]
+            self._outbox.shared(share.session, event.handoff_id, event.bytes, spans)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _advance(self, share: _Share, now: float) -> None:
+        kv, request = self._engine.kv, share.request
+        if kv.tiers is not None and kv.tiers.holds_back(request, kv.num_available, now, is_first=True):
+            return
+        assert kv.cache is not None
+        found = kv.cache.match(request.tokens(0, request.num_reusable))
+        kv.cache.lock(found.node)
+        kv.stop_waiting(request)
+        share.node, share.pages = found.node, tuple(found.pages)
+        if self._engine.step_in_flight is None:
+            self._send(share)
+
+    def _send(self, share: _Share) -> None:
+        share.is_sent = True
+        ticket, num_tokens = share.ticket, len(share.pages) * self._engine.config.page_size
+        if num_tokens <= ticket.first_token:
+            del self._shares[ticket.handoff_id]
+            assert share.node is not None
+            assert self._engine.kv.cache is not None
+            self._engine.kv.cache.unlock(share.node)
+            self._sender.attach(ticket)  # refused at the receiver: the handoff is not open
+            return
+        known, rest = share.request.prompt[: ticket.num_tokens], share.request.prompt[ticket.num_tokens :]
+        digest = request_digest(known)
+        final = Final(tokens=tuple(rest), position=num_tokens, seed=0, request_digest=digest)
+        self._sender.open(ticket.handoff_id, ticket.timeout_s)
+        self._sender.attach(ticket)
+        self._sender.finish(ticket.handoff_id, share.pages, num_tokens, final)
