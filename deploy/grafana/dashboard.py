@@ -84,7 +84,14 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "s",
                 (("max(baton_router_predicted_wait_seconds)", "for a prompt arriving now"),),
             ),
-            Panel("Workers in service", "short", (("sum by (role) (baton_worker_up)", "{{role}}"),)),
+            Panel(
+                "Workers in service",
+                "short",
+                (
+                    ("sum by (role) (baton_worker_up)", "{{role}}"),
+                    ("max by (role) (baton_desired_workers)", "{{role}}, desired"),
+                ),
+            ),
         ),
         "Router": (
             Panel(

@@ -1,4 +1,4 @@
-"""`router workers`, `explain`, `drain`, `restart`, `role`, `stop`: operator commands for a running router."""
+"""`router workers`, `explain`, `drain`, `restart`, `role`, `scale`, `stop`: commands for a running router."""
 
 from __future__ import annotations
 
@@ -87,6 +87,12 @@ def _role(arguments: argparse.Namespace, ask: Ask) -> None:
     print(f"{arguments.worker} is a {arguments.role} worker now")
 
 
+def _scale(arguments: argparse.Namespace, ask: Ask) -> None:
+    query = urlencode({"workers": arguments.number})
+    workers = ask("POST", f"/scale/{arguments.role}?{query}")["workers"]
+    print(f"{arguments.role} workers: {', '.join(workers) or 'none'}")
+
+
 def _stop(arguments: argparse.Namespace, ask: Ask) -> None:
     """Through the running router; with --config through Ray, for workers that no router uses."""
     if arguments.config is not None:
@@ -121,6 +127,7 @@ COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "drain": _drain,
     "restart": _restart,
     "role": _role,
+    "scale": _scale,
     "stop": _stop,
 }
 
@@ -166,6 +173,11 @@ def _parser() -> argparse.ArgumentParser:
     role.add_argument("worker", help="worker id, such as prefill-1")
     role.add_argument("role", choices=["prefill", "decode"])
     role.add_argument("--force", action="store_true", help="also if it is the last worker of its role")
+    scale = command("scale", "change the number of workers; those that leave are drained first")
+    scale.add_argument(
+        "role", choices=["prefill", "decode"], help="in mixed mode all workers are decode workers"
+    )
+    scale.add_argument("number", type=int, help="workers of this role that the cluster is to have")
     stop = command("stop", "stop a router: running requests get --drain-timeout to finish")
     stop.add_argument(
         "--workers", action="store_true", help="end the workers too (default: they wait for the next router)"

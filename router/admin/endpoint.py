@@ -1,6 +1,6 @@
-"""Admin API on loopback: list, drain and restart workers, stop the router.
+"""Admin API on loopback: list, drain and restart workers, change their number, stop the router.
 
-Every local user may use it. Clients: `router workers`, `router drain`, `router restart` and `router stop`.
+Every local user may use it. Clients: `router workers`, `drain`, `restart`, `scale`, `stop` and others.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from router.admin.drain import (
     OperationFailed,
     WorkerDrainer,
 )
+from router.admin.scaling import CannotScale, Scaling
 from router.frontend.http.local_names import RequireLocalName
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
+from worker.config import WorkerRole
 
 __all__ = ["LOOPBACK", "AdminServer", "admin_app"]
 
@@ -39,6 +41,7 @@ _STATUS: Final = {
     NoSuchWorker: 404,
     LastWorker: 409,
     CannotChangeRole: 409,
+    CannotScale: 409,
     OperationFailed: 502,
     NotBackInTime: 504,
 }
@@ -48,6 +51,7 @@ def admin_app(
     registry: Registry,
     drainer: WorkerDrainer,
     *,
+    scaling: Scaling | None = None,
     stop: Callable[[bool], None] = lambda _: None,
     num_siblings: int = 0,
     explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
@@ -61,9 +65,10 @@ def admin_app(
     * POST /workers/{name}/drain, /workers/{name}/restart: query parameters `timeout` in seconds (default:
       `drain_timeout_s`) and `force=1`
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
+    * POST /scale/{role}: query parameter `workers`, the number of workers of that role, `prefill` or
+      `decode`; 404 without `scaling`
     * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
-    other
-      routers. Answered before the router ends
+      other routers. Answered before the router ends
 
     Other POST requests are answered when the operation is complete. `stop(workers)` begins the end, also
     of the `num_siblings` other front ends of this command.
@@ -94,6 +99,15 @@ def admin_app(
         await drainer.assign(request.path_params["name"], asked, force=_forced(request))
         return _json({})
 
+    async def scale(request: Request) -> Response:
+        names = [role.value for role in WorkerRole]
+        asked, text = request.path_params["role"], request.query_params.get("workers", "")
+        if scaling is None or asked not in names:
+            raise HTTPException(404, f"there is no role {asked}: use {' or '.join(names)}")
+        if not text.isdecimal():
+            raise HTTPException(400, f"workers={text}: use a number of workers")
+        return _json({"workers": await scaling.scale(WorkerRole(asked), int(text), startup_timeout_s)})
+
     async def stopped(request: Request) -> Response:
         workers = request.query_params.get("workers") == "1"
         others = registry.other_routers()
@@ -112,6 +126,7 @@ def admin_app(
         routes=[
             Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", _finishing(workers), methods=["GET"]),
+            Route("/scale/{role}", _finishing(scale), methods=["POST"]),
             Route("/stop", _finishing(stopped), methods=["POST"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
             Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from common.garbage_collection import freeze_gc
@@ -23,6 +24,7 @@ from engine.loader.checkpoint import Checkpoint
 from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import AdminServer, admin_app
 from router.admin.roll import Roll
+from router.admin.scaling import Scaling
 from router.cli.loop_lag import watch_loop
 from router.cli.ports import taking
 from router.cli.progress import StartupDisplay
@@ -123,6 +125,7 @@ class Serving:
         roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
         self.stack.callback(roll.cancel)
         await self._ready(cluster, registry)
+        scaling = self._scaling(cluster, registry, drainer, metrics)
         model = ServedModel(
             name=name,
             path=checkpoint.path,
@@ -157,7 +160,9 @@ class Serving:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
-        service = await self._frontends(generation, history, cluster, dispatcher, drainer, registry, metrics)
+        service = await self._frontends(
+            generation, history, cluster, dispatcher, drainer, scaling, registry, metrics
+        )
         freeze_gc()
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
         self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
@@ -197,13 +202,30 @@ class Serving:
                     silence_s=self.config.failover.worker_timeout,
                     grace_s=self.config.failover.worker_grace,
                     fencing=fencing,
-                    digests={plan.config.worker_id: cluster.settings_digest(plan) for plan in plans},
+                    digests={
+                        handle.worker_id: cluster.settings_digest(handle.worker_id) for handle in handles
+                    },
                     name=_name(),
                 )
             )
-            for handle in handles:
-                handle.leads = lambda: registry.leads
+            cluster.leads = lambda: registry.leads
         return registry
+
+    def _scaling(
+        self, cluster: Cluster, registry: Registry, drainer: WorkerDrainer, metrics: RouterMetrics
+    ) -> Scaling:
+        scaling = Scaling(
+            cluster,
+            registry,
+            drainer,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            on_gone=metrics.worker_gone,
+        )
+        for role in scaling.roles:
+            metrics.watch_workers(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
+        running = asyncio.create_task(scaling.run(), name="scaling")
+        self.stack.callback(running.cancel)
+        return scaling
 
     async def _ready(self, cluster: Cluster, registry: Registry) -> None:
         """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
@@ -265,6 +287,7 @@ class Serving:
         cluster: Cluster,
         dispatcher: ClusterDispatcher,
         drainer: WorkerDrainer,
+        scaling: Scaling,
         registry: Registry,
         metrics: RouterMetrics,
     ) -> Service:
@@ -321,6 +344,7 @@ class Serving:
             admin_app(
                 registry,
                 drainer,
+                scaling=scaling,
                 stop=self.stop,
                 num_siblings=config.frontend.frontends - 1,
                 explain=Explanation(generation, history, dispatcher.standings).find,

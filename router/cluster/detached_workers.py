@@ -1,12 +1,17 @@
-"""The workers of a cluster as Ray has them: named, detached actors and their placement group. All calls
+"""The workers of a cluster as Ray has them: named, detached actors and their placement groups. All calls
 block.
+
+The workers that are placed first share a group: Ray finds room for all of them, or for none. Each later one
+has a group of its own, which ends with it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -17,22 +22,45 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 
-from router.cluster.record import ClusterRecord
+from router.cluster.bundles import Bundle
+from router.cluster.fleet import role_of
+from router.cluster.nodes import nodes
+from router.cluster.record import ClusterRecord, FirstGroup
+from router.workers.member import WorkerUnavailable
+from worker.config import WorkerRole
 
-__all__ = ["DETACHED", "DetachedWorkers", "InUse"]
+__all__ = ["DETACHED", "DetachedWorkers", "InUse", "Shape"]
 
 _log = logging.getLogger(__name__)
 
 DETACHED: Final = "detached"
 _ANSWER_S: Final = 5.0
 """For a worker to say which routers are connected to it."""
+_NODE_LABEL: Final = "ray.io/node-id"
+"""Ray labels every node with its id."""
 
 
 class InUse(Exception):
     """Other workers of the same cluster serve a router; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of the places of a cluster's workers."""
+
+    strategy: str
+    """Ray's name of it."""
+    bundles: Mapping[WorkerRole, Bundle]
+    """Resources of a worker of each role."""
+
+    @property
+    def digest(self) -> str:
+        bundles = sorted((role.value, sorted(bundle.items())) for role, bundle in self.bundles.items())
+        return blake2b(repr((self.strategy, bundles)).encode(), digest_size=6).hexdigest()
 
 
 class DetachedWorkers:
@@ -42,25 +70,71 @@ class DetachedWorkers:
         self._record = record
         self._namespace = namespace
 
-    def group(
-        self, worker_ids: Sequence[str], bundles: Sequence[dict[str, float]], strategy: str
-    ) -> PlacementGroup:
-        """The placement group of these workers, which another router may have made.
+    def settle(self, shape: Shape, worker_ids: Sequence[str]) -> PlacementGroup:
+        """The group of the first workers, which another router may have made: if there is none, of these.
 
-        Workers of another group are ended first. Raises InUse if a router uses them.
+        Workers with places of another shape are ended first. Raises InUse if a router uses them.
         """
-        shape = repr((strategy, list(zip(worker_ids, bundles, strict=True))))
-        name = f"{self._namespace} {blake2b(shape.encode(), digest_size=6).hexdigest()}"
-        before = self._record.first_group(name)
-        if before != name:
+        new = FirstGroup(
+            f"{self._namespace} {shape.digest} {len(worker_ids)}", shape.digest, tuple(worker_ids)
+        )
+        first = self._record.first_group(new)
+        if first.shape != shape.digest:
             if routers := self.routers():
                 raise InUse(f"{', '.join(routers)} serves other workers")
-            _log.warning("workers of other settings are ended: their number, resources or placement differ")
+            _log.warning("workers of other settings are ended: their roles, resources or placement differ")
             for actor in self.actors().values():
                 ray.kill(actor, no_restart=True)
-            _remove(before)
-            self._record.keep_group(name)
-        return _found(name) or _made(name, bundles, strategy)
+            self._remove_groups()
+            self._record.forget_wanted()
+            self._record.keep_group(new)
+            first = new
+        bundles = [shape.bundles[role_of(worker_id)] for worker_id in first.worker_ids]
+        return _found(first.name) or _made(first.name, bundles, strategy=shape.strategy)
+
+    def place(self, worker_id: str, shape: Shape) -> tuple[PlacementGroup, int]:
+        """Group and bundle of a worker; a new group if it has none yet. Raises WorkerUnavailable."""
+        first = self._record.group
+        if first is not None and worker_id in first.worker_ids:
+            return get_placement_group(first.name), first.worker_ids.index(worker_id)
+        name = self._own_group(worker_id)
+        bundle = shape.bundles[role_of(worker_id)]
+        return _found(name) or _made(name, [bundle], **self._as_others(bundle, shape.strategy)), 0
+
+    def _as_others(self, bundle: Bundle, strategy: str) -> dict[str, Any]:
+        """Where one more worker goes, by the strategy of all: Ray's applies within a group only."""
+        placed = [node for group in self._groups() for node in group["bundles_to_node_id"].values()]
+        homes = Counter(node for node in placed if node)
+        if strategy == "STRICT_SPREAD" and homes:
+            if len(placed) > homes.total():
+                raise WorkerUnavailable("another new worker waits for a node, and gets one first")
+            selector = {_NODE_LABEL: f"!in({','.join(sorted(homes))})"}
+            return {"strategy": "PACK", "bundle_label_selector": [selector]}
+        usable = [node.id for node in nodes() if node.alive and (node.has_gpu or not bundle.get("GPU"))]
+        if strategy == "SPREAD" and usable:
+            # Preferred only: another one is taken if this has no room.
+            return {"strategy": "STRICT_PACK", "_soft_target_node_id": min(usable, key=homes.__getitem__)}
+        return {"strategy": "PACK"}
+
+    def give_back(self, worker_id: str) -> None:
+        """Give back what an ended worker had for itself. The room of the first workers stays theirs."""
+        _remove(self._own_group(worker_id))
+        self._record.keep_stopped(worker_id, False)
+
+    def _own_group(self, worker_id: str) -> str:
+        return f"{self._namespace} {worker_id}"
+
+    def _remove_groups(self) -> None:
+        for group in self._groups():
+            _remove(str(group["name"]))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """As Ray describes them; it also lists groups that were removed."""
+        return [
+            group
+            for group in placement_group_table().values()
+            if group["state"] != "REMOVED" and str(group["name"]).startswith(f"{self._namespace} ")
+        ]
 
     def actors(self) -> dict[str, Any]:
         """By worker id."""
@@ -80,8 +154,7 @@ class DetachedWorkers:
 
     def forget(self) -> None:
         """Give the room of ended workers back, and what routers share about them."""
-        if (group := self._record.group) is not None:
-            _remove(group)
+        self._remove_groups()
         self._record.clear()
 
 
@@ -93,10 +166,10 @@ def _found(name: str) -> PlacementGroup | None:
     return group
 
 
-def _made(name: str, bundles: Sequence[dict[str, float]], strategy: str) -> PlacementGroup:
+def _made(name: str, bundles: Sequence[Bundle], **options: Any) -> PlacementGroup:
     try:
         group: PlacementGroup = placement_group(
-            list(bundles), strategy=strategy, name=name, lifetime=DETACHED
+            [dict(bundle) for bundle in bundles], name=name, lifetime=DETACHED, **options
         )
     except RayError:  # another router was faster
         group = get_placement_group(name)

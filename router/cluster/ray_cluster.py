@@ -13,29 +13,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final
 
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from common.error_text import first_line
-from common.version import build
-from engine.config import SchedulerConfig
-from router.cluster.accelerators import resource_of
-from router.cluster.detached_workers import DETACHED, DetachedWorkers, InUse
+from router.cluster.bundles import bundle_of, summed, total
+from router.cluster.detached_workers import DetachedWorkers, InUse, Shape
+from router.cluster.fleet import WantedWorkers, in_order, role_of
 from router.cluster.local_ray import num_local_gpus, start_local_ray
+from router.cluster.memory import free_main_memory, gpu_memory
 from router.cluster.nodes import Node, RayLost, gcs, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, end_actor
-from router.cluster.record import ClusterRecord
+from router.cluster.record import ClusterRecord, FirstGroup
+from router.cluster.worker_actors import WorkerActors
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
-from router.config.flags.environment import environment_of
 from router.config.groups.cluster import ClusterSettings
 from router.config.settings import LogLevel, RouterConfig
 from router.workers.fencing import Incarnation
@@ -50,7 +48,6 @@ _LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 60.0
 _ROOM_S: Final = 1.0
 """For how long a call waits for room, so that the thread can be used for something else."""
-_FOREVER: Final = -1
 
 
 class ClusterError(Exception):
@@ -63,9 +60,9 @@ class Cluster:
     def __init__(self, config: RouterConfig, actor_class: Callable[[WorkerRole], type] | None = None) -> None:
         """`actor_class` is for tests: replaces the actor class of each role."""
         self._config = config
-        self._actor_class = actor_class or _actor_class
         self._settings = config.cluster
         self._is_local = self._settings.ray_address is None
+        self._actors = WorkerActors(config, actor_class, is_local=self._is_local)
         self._namespace = f"baton.{self._settings.cluster_name}"
         self._num_ranks = config.num_ranks
         self._thread = RayThread()
@@ -76,9 +73,15 @@ class Cluster:
         self._is_lost = False
         self.workers: list[RayWorker] = []
         """After `place`."""
+        self.leads: Callable[[], bool] = lambda: True
+        """Whether this router, of those that are connected to the workers, is the one that kills hung ones.
+        """
         self.found_workers = False
         """Whether the workers were there before this router. Final after `place`."""
-        self._found_group: str | None = None
+        self._found_group: FirstGroup | None = None
+        self._first_ids: tuple[str, ...] = ()
+        self._plans: dict[WorkerRole, WorkerPlan] = {}
+        """One of each role, under any name."""
         self.rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     def known_machine(self) -> Machine | None:
@@ -150,7 +153,7 @@ class Cluster:
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
         if self._is_local:
-            start_local_ray(num_cpus=self.rank_cpus * self._num_ranks, **common)
+            start_local_ray(num_cpus=max(self.rank_cpus * self._num_ranks, os.cpu_count() or 1), **common)
         else:
             ray.init(address=self._settings.ray_address, **common)
         self._own_node: str = ray.get_runtime_context().get_node_id()
@@ -179,43 +182,125 @@ class Cluster:
         Their processes start when they are asked for their address. `on_wait` is called once if there is no
         room at first. Raises ClusterError.
         """
-        bundles = [_bundle(plan) for plan in plans]
-        placement = self._settings.placement
+        self._plans = {plan.config.role: plan for plan in plans}
+        bundles = {role: bundle_of(plan) for role, plan in self._plans.items()}
+        self._shape = Shape(self._settings.placement.name, bundles)
         ids = [plan.config.worker_id for plan in plans]
         try:
-            group = await self._acting.call(partial(self._detached.group, ids, bundles, placement.name))
+            group = await self._acting.call(partial(self._detached.settle, self._shape, ids))
         except InUse as error:
             raise ClusterError(
-                f"{error} with --cluster-name {self._settings.cluster_name}; use the same --decode-workers,"
-                " --prefill-workers, resources and --placement, or another --cluster-name, or stop it first"
+                f"{error} with --cluster-name {self._settings.cluster_name}; use the same --mode, resources"
+                " and --placement, or another --cluster-name, or stop it first"
             ) from None
         # Workers of another group were ended for those of this one.
-        self.found_workers &= self._found_group == await self._thread.call(lambda: self._record.group)
+        settled = await self._thread.call(lambda: self._record.group)
+        self._first_ids = () if settled is None else settled.worker_ids
+        self.found_workers &= self._found_group == settled
+        await self._until_room(group, on_wait)
+        counts = Counter(plan.config.role for plan in plans)
+        there = await self._acting.call(partial(self._agree, counts))
+        self.workers = [self.handle(worker_id) for worker_id in there]
+        return self.workers
+
+    async def _until_room(self, group: PlacementGroup, on_wait: Callable[[str], None]) -> None:
+        bundles = group.bundle_specs
+        needed = f"{len(bundles)} workers ({summed(bundles)})"
         try:
             async with asyncio.timeout(self._settings.startup_timeout):
                 # `ready()` would start a worker process for this alone.
                 if not await self._has_room(group):
-                    on_wait(f"waiting for room for {len(plans)} workers ({_summed(bundles)})")
+                    on_wait(f"waiting for room for {needed}")
                     while not await self._has_room(group):
                         pass
         except TimeoutError:
             raise ClusterError(
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
-                f" {len(plans)} workers ({_summed(bundles)}) with --placement {placement.value};"
-                " ask for fewer, or add nodes"
+                f" {needed} with --placement {self._settings.placement.value}; ask for fewer, or add nodes"
             ) from None
-        self.workers = [
-            RayWorker(
-                plan,
-                partial(self._actor, plan, group, index),
-                self._record,
-                self._acting,
-                identity=self._identity,
-                reaches=self._reaches,
-            )
-            for index, plan in enumerate(plans)
-        ]
-        return self.workers
+
+    def _agree(self, counts: Mapping[WorkerRole, int]) -> Sequence[str]:
+        """The workers that the cluster is to have, and those that there are besides.
+
+        Their number is what routers have agreed on, unless that of the settings is another one than then.
+        Blocks.
+        """
+        names: set[str] = set(self._detached.actors())
+        for role, number in counts.items():
+            wanted = self._record.first_wanted(role, WantedWorkers.first(role, number))
+            if wanted.configured != number:
+                wanted = wanted.resized(role, number, self.keeps_room).configured_as(number)
+                self._record.keep_wanted(role, wanted)
+            names.update(wanted.worker_ids)
+        return in_order(names)
+
+    def handle(self, worker_id: str) -> RayWorker:
+        """Of a worker that there is, or is to be."""
+        plan = self._plans[role_of(worker_id)].named(worker_id)
+
+        def find() -> Any:
+            group, index = self._detached.place(worker_id, self._shape)
+            return self._actors.actor(plan, self._identity.certificate, group, index)
+
+        return RayWorker(
+            plan,
+            find,
+            self._record,
+            self._acting,
+            identity=self._identity,
+            reaches=self._reaches,
+            leads=lambda: self.leads(),
+        )
+
+    def settings_digest(self, worker_id: str) -> str:
+        """Of everything that this router decides about a worker."""
+        return self._actors.settings_digest(self._plans[role_of(worker_id)].named(worker_id))
+
+    @property
+    def roles(self) -> Collection[WorkerRole]:
+        """Of which there are workers in this mode."""
+        return self._plans.keys()
+
+    async def wanted(self) -> dict[WorkerRole, WantedWorkers]:
+        """The workers that the cluster is to have. Raises what Ray raises if it cannot say."""
+
+        def read() -> dict[WorkerRole, WantedWorkers]:
+            found = {role: self._record.wanted(role) for role in self._plans}
+            return {role: wanted for role, wanted in found.items() if wanted is not None}
+
+        return await self._asking.call(read)
+
+    async def want(self, role: WorkerRole, workers: WantedWorkers) -> None:
+        """Let the cluster have these, for every router. Raises what Ray raises."""
+        await self._asking.call(partial(self._record.keep_wanted, role, workers))
+
+    async def actors(self) -> set[str]:
+        """Names of the workers that there are. Raises what Ray raises if it cannot say."""
+        return set(await self._asking.call(self._detached.actors))
+
+    async def give_back(self, worker_id: str) -> None:
+        """What a worker had that has ended, and is not wanted any more."""
+        await self._acting.call(partial(self._detached.give_back, worker_id))
+
+    def keeps_room(self, worker_id: str) -> bool:
+        """Whether the room of a worker stays reserved without it: that of those that were placed first."""
+        return worker_id in self._first_ids
+
+    async def lacks_room(self, counts: Mapping[WorkerRole, int]) -> str:
+        """Why there cannot be that many workers of each role; empty if there can, or may. Raises what Ray
+        raises if it cannot say.
+        """
+        if not self._is_local:
+            return ""  # Ray's autoscaler may add nodes
+        has: dict[str, float] = await self._asking.call(ray.cluster_resources)
+        needed = [self._shape.bundles[role] for role, count in counts.items() for _ in range(count)]
+        if all(amount <= has.get(kind, 0.0) for kind, amount in total(needed).items()):
+            return ""
+        return (
+            f"{len(needed)} workers need {summed(needed)}, and the router's own Ray has"
+            f" {has.get('CPU', 0.0):g} CPU and {has.get('GPU', 0.0):g} GPU; lower --worker-cpus, or join a"
+            " cluster with --ray-address"
+        )
 
     async def routers(self) -> list[str]:
         """The routers that are connected to the workers that there are."""
@@ -260,59 +345,6 @@ class Cluster:
             await self.end_workers()
         await self._thread.call(ray.shutdown)
 
-    def _actor(self, plan: WorkerPlan, group: PlacementGroup, index: int) -> Any:
-        users = environment_of(self._settings.worker_env)
-        own = {k: v for k, v in self._worker_environment(plan).items() if k not in users}
-        config = replace(
-            plan.config,
-            settings_digest=self.settings_digest(plan),
-            router_certificate=self._identity.certificate,
-            environment=own,
-        )
-        # Ray sets these when the process starts, as the dynamic loader may need them. Such a process takes
-        # half a second longer to start.
-        runtime_env = {"runtime_env": {"env_vars": users}} if users else {}
-        return (
-            ray.remote(self._actor_class(plan.config.role))
-            .options(
-                num_cpus=plan.cpus,
-                num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
-                max_restarts=_FOREVER,
-                name=plan.config.worker_id,
-                lifetime=DETACHED,
-                get_if_exists=True,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-                **runtime_env,
-            )
-            .remote(config, index, logging.getLevelName(self._config.operation.log_level.value.upper()))
-        )
-
-    def settings_digest(self, plan: WorkerPlan) -> str:
-        """Of everything that a router decides about a worker, in two parts: see `registry.computes`."""
-        config, users = plan.config, environment_of(self._settings.worker_env)
-        engine = replace(
-            config.engine, scheduler=SchedulerConfig(), num_pages=0, kv_memory_fraction=0.0, max_model_len=0
-        )
-        what = config.model, config.source, config.transport, config.kv_by_ranks, engine, build()
-        how = plan, self._worker_environment(plan), users, self._config.operation.log_level
-        return "-".join(blake2b(repr(part).encode(), digest_size=6).hexdigest() for part in (what, how))
-
-    def _worker_environment(self, plan: WorkerPlan) -> dict[str, str]:
-        environment = {"OMP_NUM_THREADS": str(plan.cpus)}
-        if self._num_ranks > 1:
-            # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
-            # processes from running: two workers with two threads each, on two cores, decoded fifteen to
-            # thirty times slower. A worker with cores of its own keeps OpenMP's default: with 1000 turns it
-            # decoded at 60% of the speed.
-            environment["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
-        if self._is_local:
-            # UCX would stripe over all interfaces; all peers are on this one.
-            environment["UCX_NET_DEVICES"] = os.environ.get("UCX_NET_DEVICES", "lo")
-        if plan.ranks > 1:
-            # Ranks share a machine; NCCL would open its ports on every network of it.
-            environment["NCCL_SOCKET_IFNAME"] = os.environ.get("NCCL_SOCKET_IFNAME", "lo")
-        return environment
-
     def _check_room(self, device: str, gpus: int) -> None:
         """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
         if self._is_local and device == "cuda" and gpus < self._num_ranks:
@@ -325,10 +357,10 @@ class Cluster:
     def _memory_bytes(self, device: str) -> int:
         """Measured before the workers take it, for as long as they live: their settings depend on it."""
         if device == "cpu" and self._is_local:
-            return _free_main_memory() // self._num_ranks
+            return free_main_memory() // self._num_ranks
         if (known := self._record.memory(device)) is not None:
             return known
-        measure = ray.remote(_gpu_memory if device == "cuda" else _free_main_memory)
+        measure = ray.remote(gpu_memory if device == "cuda" else free_main_memory)
         try:
             memory: int = ray.get(
                 measure.options(num_cpus=0, num_gpus=1 if device == "cuda" else 0).remote(),
@@ -363,31 +395,3 @@ def end_workers(settings: ClusterSettings) -> list[str]:
             await cluster.close()
 
     return asyncio.run(end())
-
-
-def _actor_class(role: WorkerRole) -> type:
-    from worker.process.roles import ACTORS
-
-    return ACTORS[role]
-
-
-def _bundle(plan: WorkerPlan) -> dict[str, float]:
-    """The resources of all ranks of a worker. Ray never splits a bundle over nodes."""
-    gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
-    accelerator = {} if plan.accelerator is None else resource_of(plan.accelerator)
-    return {"CPU": float(plan.cpus * plan.ranks), **gpus, **accelerator}
-
-
-def _summed(bundles: Sequence[dict[str, float]]) -> str:
-    kinds = sorted({kind for bundle in bundles for kind in bundle})
-    return ", ".join(f"{sum(bundle.get(kind, 0) for bundle in bundles):g} {kind}" for kind in kinds)
-
-
-def _gpu_memory() -> int:
-    import torch
-
-    return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-def _free_main_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

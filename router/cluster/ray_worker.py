@@ -52,12 +52,14 @@ class RayWorker:
         *,
         identity: Identity,
         reaches: Callable[[str], Awaitable[bool]],
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         """`find` returns the actor of this name, which it creates in the worker's reserved place if there is
         none; `identity` is that of the cluster's routers.
 
         Calls that may wait for Ray run on `thread`: a Ray that does not answer must not block the streams.
-        `reaches(node)`: whether Ray answers and reaches the node with this id.
+        `reaches(node)`: whether Ray answers and reaches the node with this id. `leads()`: whether this
+        router, of those that are connected to the workers, is the one that kills hung ones.
         """
         self.worker_id = plan.config.worker_id
         self.role = _ROLES[plan.config.role]
@@ -79,9 +81,7 @@ class RayWorker:
         """Whether this incarnation has answered."""
         self._has_served = False
         """Whether any incarnation has answered."""
-        self.leads: Callable[[], bool] = lambda: True
-        """Whether this router, of those that are connected to the workers, is the one that kills hung ones.
-        """
+        self._leads = leads
         self.stages: tuple[tuple[str, float], ...] = ()
         """The stages of the last start that ended, each with its seconds."""
 
@@ -111,6 +111,8 @@ class RayWorker:
                 try:
                     if await self._thread.call(partial(self._record.is_stopped, self.worker_id)):
                         raise WorkerStopped("it was drained; `router restart` starts it")
+                    if not await self._thread.call(partial(self._record.is_wanted, self.worker_id)):
+                        raise WorkerStopped("there are to be fewer workers; see `router scale`")
                     self._actor = await self._thread.call(self._find)
                 except RayError as error:
                     raise WorkerUnavailable(first_line(error)) from error
@@ -153,7 +155,7 @@ class RayWorker:
                 f"no answer for {self._silent_s:g} s; it is restarted after --router-timeout"
                 f" {self._hung_after_s:g} s"
             )
-        if not self.leads():
+        if not self._leads():
             return WorkerUnavailable(f"no answer for {self._silent_s:g} s; another router restarts it")
         _log.warning("%s has not answered for %g s and is killed", self.worker_id, self._silent_s)
         self._was_up, self._silent_s = False, 0.0

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
+from router.cluster.fleet import WantedWorkers, role_of
 from router.workers.fencing import Incarnation
 from rpc.tls import Identity
+from worker.config import WorkerRole
 
-__all__ = ["ClusterRecord", "KeyValueStore"]
+__all__ = ["ClusterRecord", "FirstGroup", "KeyValueStore"]
 
 _ANSWER_S: Final = 5.0
 _IDENTITY: Final = b"identity"
@@ -20,6 +23,18 @@ _GROUP: Final = b"placement group"
 _MEMORY: Final = b"memory/"
 _INCARNATION: Final = b"incarnation/"
 _STOPPED: Final = b"stopped/"
+_WANTED: Final = b"workers/"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstGroup:
+    """The placement group of the workers that were placed together, when there were none."""
+
+    name: str
+    shape: str
+    """Of the places of all workers, also of later ones."""
+    worker_ids: tuple[str, ...]
+    """In the order of its bundles."""
 
 
 class KeyValueStore(Protocol):
@@ -59,17 +74,37 @@ class ClusterRecord:
         self._put(_MEMORY + device.encode(), str(num_bytes).encode())
 
     @property
-    def group(self) -> str | None:
-        """Name of the placement group of the workers; None before the first one."""
+    def group(self) -> FirstGroup | None:
+        """None before the first workers."""
         value = self._get(_GROUP)
-        return None if value is None else value.decode()
+        return None if value is None else _group(value)
 
-    def first_group(self, name: str) -> str:
-        """The name that there is, which is `name` if there was none."""
-        return self._first(_GROUP, name.encode()).decode()
+    def first_group(self, group: FirstGroup) -> FirstGroup:
+        """The one that there is, which is `group` if there was none."""
+        return _group(self._first(_GROUP, _bytes(group)))
 
-    def keep_group(self, name: str) -> None:
-        self._put(_GROUP, name.encode())
+    def keep_group(self, group: FirstGroup) -> None:
+        self._put(_GROUP, _bytes(group))
+
+    def wanted(self, role: WorkerRole) -> WantedWorkers | None:
+        """The workers that the cluster is to have; None before the first."""
+        value = self._get(_WANTED + role.value.encode())
+        return None if value is None else WantedWorkers.from_json(value)
+
+    def first_wanted(self, role: WorkerRole, workers: WantedWorkers) -> WantedWorkers:
+        """Those that there are, which are `workers` if there were none."""
+        return WantedWorkers.from_json(self._first(_WANTED + role.value.encode(), workers.to_json()))
+
+    def keep_wanted(self, role: WorkerRole, workers: WantedWorkers) -> None:
+        self._put(_WANTED + role.value.encode(), workers.to_json())
+
+    def forget_wanted(self) -> None:
+        self._store.internal_kv_del(_WANTED, True, self._namespace, _ANSWER_S)
+
+    def is_wanted(self, worker_id: str) -> bool:
+        """Whether the cluster is to have this worker."""
+        wanted = self.wanted(role_of(worker_id))
+        return wanted is None or worker_id in wanted.worker_ids
 
     def is_stopped(self, worker_id: str) -> bool:
         """Whether an operator has drained the worker, through any router."""
@@ -108,3 +143,12 @@ class ClusterRecord:
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._store.internal_kv_put(key, value, True, self._namespace, _ANSWER_S)
+
+
+def _bytes(group: FirstGroup) -> bytes:
+    return json.dumps([group.name, group.shape, group.worker_ids]).encode()
+
+
+def _group(value: bytes) -> FirstGroup:
+    name, shape, worker_ids = json.loads(value)
+    return FirstGroup(name, shape, tuple(worker_ids))

@@ -77,6 +77,10 @@ class WorkerPlan:
     def ranks(self) -> int:
         return self.config.engine.tensor_parallel_size
 
+    def named(self, worker_id: str) -> WorkerPlan:
+        """That of another worker of the same role."""
+        return replace(self, config=replace(self.config, worker_id=worker_id))
+
 
 def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
     """One plan per worker, prefill workers first. Raises PlanError, UnsupportedModel."""

@@ -128,6 +128,13 @@ class RouterMetrics:
         self._worker_up = Gauge(
             "baton_worker_up", "1 while the router can use the worker", _LABELS, registry=self.registry
         )
+        self._desired_workers, self._ready_workers = (
+            Gauge(name, text, _LABELS, registry=self.registry)
+            for name, text in (
+                ("baton_desired_workers", "Workers of the role that the cluster is to have"),
+                ("baton_ready_workers", "Of those, the ones that the router can use"),
+            )
+        )
         self._incarnations = Counter(
             "baton_worker_connects", "Connections to the worker", _LABELS, registry=self.registry
         )
@@ -230,6 +237,17 @@ class RouterMetrics:
         self._worker_up.labels(*labels).set(up)
         if up and not was_up:
             self._incarnations.labels(*labels).inc()
+
+    def worker_gone(self, worker_id: str) -> None:
+        """A worker has left the cluster for good."""
+        if (known := self._workers.pop(worker_id, None)) is not None:
+            self._worker_up.remove(known[0], self._mode, worker_id)
+
+    def watch_workers(self, role: str, desired: Callable[[], int], ready: Callable[[], int]) -> None:
+        """Read the numbers of workers of a role at every scrape."""
+        labels = (role, self._mode, "router")
+        self._desired_workers.labels(*labels).set_function(desired)
+        self._ready_workers.labels(*labels).set_function(ready)
 
     def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:
         for stage in stages:

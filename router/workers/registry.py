@@ -70,7 +70,7 @@ class Registry:
         self._grace_s = grace_s
         self._on_news: Callable[[], None] = lambda: None
         self._fencing = fencing
-        self._digests = digests
+        self._digests = dict(digests)
         self._name = name
         self._changed = asyncio.Condition()
         self._draining: set[str] = set()
@@ -79,7 +79,7 @@ class Registry:
 
     async def __aenter__(self) -> Registry:
         for member in self._members:
-            member.keeper = asyncio.create_task(self._keep(member), name=f"keeper {member.handle.worker_id}")
+            self._begin(member)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,13 +89,34 @@ class Registry:
         if keepers:
             await asyncio.wait(keepers)
 
+    def _begin(self, member: Member) -> None:
+        member.keeper = asyncio.create_task(self._keep(member), name=f"keeper {member.handle.worker_id}")
+
+    async def add(self, handle: WorkerHandle, digest: str) -> None:
+        """Keep a session with one more worker; `digest`: see `digests`."""
+        member = Member(handle, asyncio.Event())
+        member.wanted.set()
+        self._digests[handle.worker_id] = digest
+        self._members.append(member)
+        self._begin(member)
+        await self.reconsider()
+
+    async def remove(self, member: Member) -> None:
+        """End the session with a worker that has left, and forget it."""
+        self._members.remove(member)
+        self._digests.pop(member.handle.worker_id, None)
+        if member.keeper is not None:
+            member.keeper.cancel()
+            await asyncio.wait([member.keeper])
+        await self.reconsider()
+
     def ready(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """Sessions to the workers of a role that can be used now."""
         return [m.session for m in self._members if m.role == role and m.session and m.usable]
 
     def members(self) -> Sequence[Member]:
-        """All workers, in the order of their handles."""
-        return self._members
+        """All workers: those that were given first in the order of their handles, then added ones."""
+        return tuple(self._members)
 
     def sessions(self) -> list[WorkerSession]:
         return [member.session for member in self._members if member.session is not None]

@@ -26,7 +26,7 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    with running_ray(num_cpus=WORKERS) as address:
+    with running_ray(num_cpus=WORKERS + 1) as address:
         yield address
 
 
@@ -135,6 +135,27 @@ async def test_a_router_that_wants_other_workers_is_ready_when_all_of_them_are(
     assert "found workers" not in (tmp_path / "second").read_text()
     assert sorted(now) == ["decode-0", "decode-1"]
     assert not set(now.values()) & set(before.values())
+
+
+async def test_a_cluster_grows_and_shrinks_under_load_through_any_router(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    with joined(small, ray_address, tmp_path / "first") as first:
+        before = await worker_pids(first)
+        async with Load(first.clients(CLIENTS), answers) as load:
+            await load.everybody_streams()
+            assert await first.operate("scale", "decode", "2") == "decode workers: decode-0, decode-1\n"
+            grown = await worker_pids(first)
+            assert before.items() < grown.items()
+            with joined(small, ray_address, tmp_path / "second") as second:
+                assert await worker_pids(second) == grown, "it does not know the number that was asked for"
+                await second.operate("scale", "decode", "1")
+                assert await worker_pids(second) == before
+            await load.everybody_streams(since=time.monotonic())
+        assert not load.refusals
+        assert await worker_pids(first) == before
+        assert not psutil.pid_exists(grown["decode-1"])
+        await first.all_pages_back()
 
 
 async def test_stop_with_workers_ends_them_and_gives_their_room_back(

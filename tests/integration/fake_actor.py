@@ -17,6 +17,7 @@ class FakeActor:
         self._worker = FakeWorker(config.worker_id, ROLE_DECODE, behaviour=Behaviour(token_s=0.05))
         self._worker.epoch = os.getpid()
         self._worker.router_certificate = config.router_certificate
+        self._worker.settings_digest = config.settings_digest
         self._started = False
 
     async def start(self) -> Listening:

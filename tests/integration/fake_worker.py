@@ -79,6 +79,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     build: str = field(default_factory=build)
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
+    settings_digest: str = ""
     received: list[worker_pb2.Command] = field(default_factory=list)
     live: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """Requests that hold something here."""
@@ -164,6 +165,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             node=self.node,
             transport=self.transport,
             build=self.build,
+            settings_digest=self.settings_digest,
         )
 
     async def Session(  # noqa: N802

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 from engine.device.cpu_dtype import preferred_cpu_dtype
@@ -10,6 +9,7 @@ from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.spec.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
+from router.cluster.memory import free_main_memory
 from router.cluster.worker_plan import Machine, PlanError, estimate_pool
 from router.config.settings import Dtype, RouterConfig
 
@@ -26,7 +26,7 @@ def look(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator
         yield fail("weights", f"--model {config.model}: {error}", _CHOICES)
         return
     yield ok("weights", f"{checkpoint.path}: {spec.architecture}, {spec.num_layers} layers, {spec.dtype}")
-    memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else _free_main_memory()
+    memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else free_main_memory()
     device = "cuda" if on_gpu else "cpu"
     measured = not on_gpu and config.dtype is Dtype.AUTO
     cpu_dtype = preferred_cpu_dtype() if measured else "float32"
@@ -46,7 +46,3 @@ def judge_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -
         f" {config.page_size}; one worker holds about {pool.tokens:,} tokens, requests of up to"
         f" {min(pool.limit, pool.tokens):,}",
     )
-
-
-def _free_main_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

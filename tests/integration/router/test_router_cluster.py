@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from engine.loader.checkpoint import Checkpoint
+from router.admin.drain import WorkerDrainer
+from router.admin.scaling import CannotScale, Scaling
 from router.cluster.ray_cluster import Cluster
 from router.cluster.worker_plan import Machine, plan_workers
 from router.config.groups.cluster import ClusterSettings
@@ -27,7 +29,9 @@ from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_act
 from tests.integration.fake_worker import answer
 from tests.integration.reading import deltas_of
 from tests.unit.router.cluster.test_worker_plan import write_model
+from worker.config import WorkerRole
 
+DECODE = WorkerRole.DECODE
 PROMPT = [1, 2, 3]
 TESTS = 4
 """There is room for one worker each."""
@@ -62,7 +66,7 @@ def local_ray() -> Iterator[LocalRay]:
 async def one_worker(local_ray: LocalRay, folder: Path, actor_class: object) -> AsyncIterator[Registry]:
     config = replace(local_ray.config, decode_workers=1)
     plans = plan_workers(config, Checkpoint(write_model(folder), "m"), local_ray.machine)
-    local_ray.cluster._actor_class = actor_class
+    local_ray.cluster._actors._actor_class = actor_class
     (worker,) = await local_ray.cluster.place(plans, on_wait=lambda _: None)
     try:
         async with Registry([worker]) as registry:
@@ -122,6 +126,43 @@ async def test_a_worker_that_cannot_start_fails_the_start_with_its_error(
     async with one_worker(local_ray, tmp_path, actor_class) as registry:
         with pytest.raises(WorkerBroken, match=rf"decode-0 could not start: .*{words}"):
             await registry.wait_for_all(60.0)
+
+
+@asynccontextmanager
+async def scaling(local_ray: LocalRay, name: str) -> AsyncIterator[tuple[Scaling, Registry]]:
+    """One of several routers of the cluster, as Ray and the workers see them."""
+    cluster = local_ray.cluster
+    async with Registry([cluster.handle("decode-0")], name=name) as registry:
+        assert await registry.wait_for_all(60.0)
+        scaling = Scaling(cluster, registry, WorkerDrainer(registry), drain_timeout_s=1.0)
+        running = asyncio.create_task(scaling.run())
+        yield scaling, registry
+        running.cancel()
+
+
+async def test_routers_that_scale_at_once_start_each_worker_once_and_end_it_for_good(
+    local_ray: LocalRay, tmp_path: Path
+) -> None:
+    async with (
+        one_worker(local_ray, tmp_path, fake_actor),
+        scaling(local_ray, "1 a") as (first, known_to_first),
+        scaling(local_ray, "2 b") as (second, known_to_second),
+    ):
+        names = ["decode-0", "decode-1", "decode-2"]
+        grown = await asyncio.gather(*(one.scale(DECODE, 3, 60.0) for one in (first, second)))
+        assert grown == [names, names]
+        pids = {session.worker_id: session.info.epoch for session in known_to_first.sessions()}
+        assert {session.worker_id: session.info.epoch for session in known_to_second.sessions()} == pids
+        assert await local_ray.cluster.actors() == set(names)
+        with pytest.raises(CannotScale, match="--worker-cpus, or join a cluster"):
+            await first.scale(DECODE, 1000, 60.0)
+
+        assert await first.scale(DECODE, 1, 60.0) == ["decode-0"]
+        await gone(pids["decode-1"])
+        await gone(pids["decode-2"])
+        assert await known_to_second.wait_until(lambda: len(known_to_second.members()) == 1, 30.0)
+        assert [group["bundles"] for group in local_ray.cluster._detached._groups()] == [{0: {"CPU": 1.0}}]
+        assert [second.desired(DECODE), second.ready(DECODE)] == [1, 1]
 
 
 async def gone(pid: int) -> None:

@@ -52,6 +52,7 @@ class Place:
         self.actors: list[Actor] = []
         self.reached = True
         """Whether Ray reaches the node."""
+        self.leads = True
         self._loop = asyncio.get_running_loop()
         config = SimpleNamespace(worker_id="decode-0", role=WorkerRole.DECODE, router_timeout_s=60.0)
         self.record = ClusterRecord(KeyValues(), "here")
@@ -62,6 +63,7 @@ class Place:
             RayThread(),
             identity=Identity.generate(),
             reaches=self._reaches,
+            leads=lambda: self.leads,
         )
 
     async def _reaches(self, node: str) -> bool:
@@ -219,11 +221,11 @@ async def test_a_silent_worker_is_killed_only_after_the_router_timeout(killed: l
 @pytest.mark.usefixtures("impatient")
 async def test_only_one_of_several_routers_kills_a_silent_worker(killed: list[Any]) -> None:
     place = await hung()
-    place.worker.leads = lambda: False
+    place.leads = False
     for _ in range(10):
         await complaint(place)
     assert not killed
-    place.worker.leads = lambda: True
+    place.leads = True
     await complaint(place)
     assert killed == [place.actors[0]]
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from router.cluster.record import ClusterRecord
+from router.cluster.fleet import WantedWorkers
+from router.cluster.record import ClusterRecord, FirstGroup
 from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from tests.unit.router.cluster.key_values import KeyValues
+from worker.config import WorkerRole
+
+GROUP = FirstGroup("group", "shape", ("decode-0", "decode-1"))
 
 
 def test_every_router_of_a_cluster_has_the_identity_of_the_first_one() -> None:
@@ -42,9 +46,23 @@ def test_the_end_of_the_workers_leaves_nothing_and_no_other_cluster_is_touched()
     ended, other = ClusterRecord(store, "a"), ClusterRecord(store, "b")
     for record in (ended, other):
         record.identity()
-        assert record.first_group("group") == "group"
-        assert record.first_group("another") == "group"
+        assert record.first_group(GROUP) == GROUP
+        assert record.first_group(FirstGroup("another", "shape", ())) == GROUP
         record.keep_memory("cuda", 1 << 40)
     ended.clear()
     assert (ended.group, ended.memory("cuda")) == (None, None)
-    assert (other.group, other.memory("cuda")) == ("group", 1 << 40)
+    assert (other.group, other.memory("cuda")) == (GROUP, 1 << 40)
+
+
+def test_every_router_knows_the_workers_that_one_wants() -> None:
+    store = KeyValues()
+    first, second = ClusterRecord(store, "a"), ClusterRecord(store, "a")
+    two = WantedWorkers.first(WorkerRole.DECODE, 2)
+    assert first.is_wanted("decode-7"), "nothing is decided yet"
+    assert first.first_wanted(WorkerRole.DECODE, two) == two
+    assert second.first_wanted(WorkerRole.DECODE, WantedWorkers.first(WorkerRole.DECODE, 3)) == two
+    second.keep_wanted(WorkerRole.DECODE, two.resized(WorkerRole.DECODE, 1))
+    assert (first.is_wanted("decode-0"), first.is_wanted("decode-1")) == (True, False)
+    assert first.wanted(WorkerRole.PREFILL) is None
+    first.forget_wanted()
+    assert second.wanted(WorkerRole.DECODE) is None

@@ -1,0 +1,30 @@
+"""Resources of workers as Ray counts them. Ray never splits a bundle over nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from router.cluster.accelerators import resource_of
+from router.cluster.worker_plan import WorkerPlan
+
+__all__ = ["Bundle", "bundle_of", "summed", "total"]
+
+Bundle = Mapping[str, float]
+"""Amount by kind: CPU, GPU, or an accelerator's type."""
+
+
+def bundle_of(plan: WorkerPlan) -> Bundle:
+    """Of all ranks of a worker."""
+    gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
+    accelerator = {} if plan.accelerator is None else resource_of(plan.accelerator)
+    return {"CPU": float(plan.cpus * plan.ranks), **gpus, **accelerator}
+
+
+def total(bundles: Sequence[Bundle]) -> Bundle:
+    kinds = sorted({kind for bundle in bundles for kind in bundle})
+    return {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in kinds}
+
+
+def summed(bundles: Sequence[Bundle]) -> str:
+    """In words."""
+    return ", ".join(f"{amount:g} {kind}" for kind, amount in total(bundles).items())
