@@ -106,10 +106,18 @@ class Service:
             assert time.monotonic() < deadline, f"pages do not come back: {lent}"
             await asyncio.sleep(0.1)
 
+    async def total(self, name: str) -> float:
+        """The sum of a metric over all workers."""
+        return sum(sample.value for sample in await self._of_workers(name))
+
     async def _pages(self) -> list[Sample]:
+        """And slots of recurrent states: they have the same accounts."""
+        return await self._of_workers("baton_kv_pages") + await self._of_workers("baton_state_slots")
+
+    async def _of_workers(self, name: str) -> list[Sample]:
         async with httpx.AsyncClient() as http:
             [group] = (await http.get(f"{self.url}/sd/workers")).json()
-        workers = [_scrape(f"http://{target}/metrics", "baton_kv_pages") for target in group["targets"]]
+        workers = [_scrape(f"http://{target}/metrics", name) for target in group["targets"]]
         return [sample for samples in await asyncio.gather(*workers) for sample in samples]
 
     # ------------------------------------------------------------------------------- the log
@@ -136,11 +144,16 @@ def _is_lent(pages: Sample) -> bool:
 
 @contextmanager
 def serve(
-    small: SmallModel, log: Path, *flags: str, prefill_workers: int = 1, decode_workers: int = 2
+    small: SmallModel,
+    log: Path,
+    *flags: str,
+    mode: str = "disagg",
+    prefill_workers: int = 1,
+    decode_workers: int = 2,
 ) -> Iterator[Service]:
-    """Disaggregated, with a second decode worker to take over."""
+    """With a second decode worker to take over."""
     size = ("--prefill-workers", str(prefill_workers), "--decode-workers", str(decode_workers))
     limits = ("--kv-pool-tokens", "16384", "--chunked-prefill-size", "128", "--handoff-timeout", "10")
-    with router(log, "--mode", "disagg", *size, *limits, *flags, model=str(small.folder)) as running:
+    with router(log, "--mode", mode, *size, *limits, *flags, model=str(small.folder)) as running:
         running.wait_until_ready()
         yield Service(running, prefill_workers, decode_workers)

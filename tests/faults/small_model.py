@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from router.processing.text.tokenizer import Tokenizer
 from tests.unit.router.processing.text.tokenizers import byte_level
@@ -17,7 +18,7 @@ from tests.unit.router.processing.text.tokenizers import byte_level
 __all__ = ["Question", "SmallModel", "save_small_model"]
 
 MAX_LEN = 2048
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -48,7 +49,7 @@ class SmallModel:
     """The model's folder, and what transformers says that the model says."""
 
     folder: Path
-    model: LlamaForCausalLM
+    model: PreTrainedModel
     tokenizer: Tokenizer
 
     def question(self, seed: int, *, length: int, max_tokens: int, sampled: bool = False) -> Question:
@@ -61,7 +62,7 @@ class SmallModel:
         """Greedy, whatever comes: requests to compare with it must say ignore_eos."""
         assert question.seed is None
         tokens = torch.tensor([question.prompt])
-        output = self.model.generate(
+        output: Any = self.model.generate(  # type: ignore[operator]
             tokens,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=question.max_tokens,
@@ -83,20 +84,27 @@ class SmallModel:
         return self.tokenizer.decode(ids)
 
 
-def save_small_model(folder: Path, **shape: float) -> SmallModel:
-    """Two layers; weights so large that no two logits are nearly alike. `shape` is for LlamaConfig."""
+def _llama(**fields: Any) -> PreTrainedModel:
+    return LlamaForCausalLM(LlamaConfig(**fields))
+
+
+def save_small_model(
+    folder: Path, family: Callable[..., PreTrainedModel] = _llama, **shape: Any
+) -> SmallModel:
+    """Two layers; weights so large that no two logits are nearly alike.
+
+    `family`: makes a model of the fields of its configuration, those of `shape` among them.
+    """
     torch.manual_seed(0)
     backend = byte_level()
     vocab_size = backend.get_vocab_size(with_added_tokens=True)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            **{**_SHAPE, **shape},
-            vocab_size=vocab_size,
-            max_position_embeddings=MAX_LEN,
-            bos_token_id=0,
-            eos_token_id=1,
-            pad_token_id=0,
-        )
+    model = family(
+        **{**_SHAPE, **shape},
+        vocab_size=vocab_size,
+        max_position_embeddings=MAX_LEN,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
     ).eval()
     model.save_pretrained(folder)
     backend.save(str(folder / "tokenizer.json"))

@@ -1,0 +1,71 @@
+"""Models whose layers have windows or recurrent states, served as users start them: answers move off a worker
+that restarts, and a worker is killed; clients compare every token with transformers'."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+from tests.faults.clients import GrpcClient
+from tests.faults.load import Answers, Load, learn
+from tests.faults.service import Service, serve
+from tests.faults.small_model import save_small_model
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
+
+CLIENTS = 4
+WINDOW = 48
+"""Prompts are several times as long."""
+
+
+def windows(**fields: object) -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    fields |= {"head_dim": 8, "num_hidden_layers": 3, "layer_types": types, "sliding_window": WINDOW}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
+
+
+def states(**fields: object) -> PreTrainedModel:
+    linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    types = ["linear_attention", "full_attention"]
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear, head_dim=8, layer_types=types))
+
+
+@pytest.fixture(scope="module", params=[(windows, "disagg"), (states, "adaptive")], ids=["windows", "states"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Service, Answers]]:
+    family, mode = request.param
+    folder = tmp_path_factory.mktemp("model")
+    small = save_small_model(folder, family)
+    with serve(small, folder / "log", mode=mode) as service:
+        # Each begins as the one before it, so that each finds a prefix in the cache.
+        beginning = small.question(0, length=160, max_tokens=0).prompt
+        ends = [small.question(seed, length=90 + 40 * seed, max_tokens=300) for seed in range(CLIENTS)]
+        asked = [replace(question, prompt=beginning + question.prompt) for question in ends]
+        yield service, asyncio.run(learn(small, GrpcClient(service.target), asked))
+
+
+async def test_answers_move_and_survive_a_killed_worker(served: tuple[Service, Answers]) -> None:
+    service, answers = served
+    async with Load(service.clients(CLIENTS), answers) as load:
+        await load.everybody_streams()
+        leaving = await service.busiest_decode_worker()
+        said = await service.operate("restart", leaving, "--timeout", "5")
+        moved = re.search(r"(\d+) of its requests moved", said)
+        assert moved, said
+        assert int(moved.group(1)) > 0, said
+        await load.everybody_streams(since=time.monotonic())
+        service.workers("decode")[-1].kill()
+        await load.everybody_streams(since=time.monotonic())
+    assert not load.refusals
+    await service.all_workers_up()
+    await service.all_pages_back()
+    assert await service.total("baton_cache_hit_tokens_total") > 160
