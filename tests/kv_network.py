@@ -45,10 +45,10 @@ class Network:
     unnoticed: list[str] | None = None
     """Where names of closed transports are put until the test lets them be noticed. None: that is at once."""
 
-    def land(self, write: InFlightWrite, flip_bit: bool = False) -> None:
-        """The next piece of a write reaches the target, read from the source's memory as it is now."""
+    def land(self, write: InFlightWrite, piece: int = 0, flip_bit: bool = False) -> None:
+        """A piece of a write reaches the target, read from the source's memory as it is now."""
         assert write.target not in self.closed, "a write landed through a transport that was closed"
-        copy = write.copies.pop(0)
+        copy = write.copies.pop(piece % len(write.copies))
         data = write.source.memory[copy.local : copy.local + copy.length].copy()
         if flip_bit:
             data[0] ^= 1

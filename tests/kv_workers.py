@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from itertools import count
 from typing import TypeVar
 
 import numpy as np
 
-from common.kv_groups import full_group
+from common.kv_groups import NO_PAGE, KVGroup, full_group
 from kv_transfer import Final, KVEndpoint, KVLayout, KVPort
+from kv_transfer.ticket_pages import TicketPages
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
 LAYOUT = KVLayout(weights="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=2, page_size=2)
-NUM_PAGES = 12
+_WINDOWS = replace(LAYOUT, groups=(KVGroup((0,), 3), KVGroup((1,)), KVGroup((2,), 1)))
+LAYOUTS = [
+    LAYOUT,
+    _WINDOWS,
+    replace(LAYOUT, state_pages=2, state="a state"),
+    replace(_WINDOWS, state_pages=1, state="another"),
+]
+_NUM_BLOCKS = 12
+_NUM_SLOTS = 4
 
 
 T = TypeVar("T")
@@ -43,8 +52,13 @@ class Job:
     source: Worker
     """The incarnation that does."""
     local: list[int]
+    """Its block table there: of each block a page for every group, or NO_PAGE behind a window."""
+    state: list[int]
+    """Pages of its recurrent state there."""
     target: Worker | None = None
     remote: list[int] = field(default_factory=list)
+    """Pages of the ticket."""
+    remote_state: list[int] = field(default_factory=list)
     computed: int = 0
     opened: bool = False
     finished: bool = False
@@ -77,20 +91,32 @@ class Job:
     def decodes(self) -> bool:
         return self.runs and not self.stopped and not self.ended
 
+    @property
+    def lent(self) -> list[int]:
+        """All that its sender may write."""
+        return self.remote + self.remote_state
+
+    @property
+    def order(self) -> TicketPages:
+        return TicketPages(self.source.layout, self.first_token, self.num_tokens)
+
 
 class Worker:
-    """A worker's process: pool, page owners, KV endpoint."""
+    """A worker's process: pool, page owners, KV endpoint. Pages of states follow those of tokens."""
 
-    def __init__(self, network: Network, epoch: int) -> None:
+    def __init__(self, network: Network, epoch: int, layout: KVLayout) -> None:
         self.epoch = epoch
-        self.pool = Pool(NUM_PAGES, LAYOUT)
-        self.free = set(range(NUM_PAGES))
+        self.layout = layout
+        self.num_pages = _NUM_BLOCKS * len(layout.groups)
+        self.pool = Pool(self.num_pages + _NUM_SLOTS * layout.state_pages, layout)
+        self.free = set(range(self.num_pages))
+        self.free_states = set(range(self.num_pages, self.pool.num_pages))
         self.used: dict[int, tuple[Job, Use]] = {}
         times = count(1)
         self.port = KVPort(
             NetworkTransport(f"w-{epoch}", self.pool, network),
             self.pool.memory,
-            LAYOUT,
+            layout,
             epoch,
             reopen=lambda: NetworkTransport(f"w-{epoch}~{next(times)}", self.pool, network),
         )
@@ -104,40 +130,77 @@ class Worker:
         assert isinstance(self.port.transport, NetworkTransport)
         return self.port.transport
 
+    def has_room(self, count: int) -> bool:
+        """For `count` pages, and a state if the layout has one."""
+        return count <= len(self.free) and self.layout.state_pages <= len(self.free_states)
+
     def take(self, count: int, job: Job, use: Use) -> list[int]:
         """Free pages; none if there are too few."""
-        pages = sorted(self.free)[:count]
+        return self._take(self.free, count, job, use)
+
+    def take_state(self, job: Job, use: Use) -> list[int]:
+        return self._take(self.free_states, self.layout.state_pages, job, use)
+
+    def _take(self, free: set[int], count: int, job: Job, use: Use) -> list[int]:
+        pages = sorted(free)[:count]
         if len(pages) < count:
             return []
-        self.free -= set(pages)
+        free -= set(pages)
         self.use(pages, job, use)
         return pages
 
     def use(self, pages: Sequence[int], job: Job, use: Use) -> None:
         self.used.update(dict.fromkeys(pages, (job, use)))
 
-    def give_back(self, pages: Sequence[int]) -> None:
+    def give_back(self, pages: Iterable[int]) -> None:
         for page in pages:
             del self.used[page]
-        self.free.update(pages)
+            (self.free if page < self.num_pages else self.free_states).add(page)
 
 
-def token_kv(job: Job, token: int) -> np.ndarray:
-    """What the model computes for one token: `[row, token_bytes]`."""
-    value = np.array([job.id * 1_000_003 + token], dtype="<u8").view(np.uint8)
-    return np.broadcast_to(value, (LAYOUT.rows_per_page, LAYOUT.token_bytes))
+def token_kv(job: Job, token: int, group: int) -> np.ndarray:
+    """What the model computes for one token in one group of layers: `[row, token_bytes]`."""
+    layout = job.source.layout
+    value = np.array([job.id * 1_000_003 + 1_009 * group + token], dtype="<u8").view(np.uint8)
+    return np.broadcast_to(value, (layout.rows_per_page, layout.token_bytes))
+
+
+def state_kv(job: Job, num_tokens: int) -> np.ndarray:
+    """The recurrent state after so many tokens: `[page, page_bytes]`."""
+    layout = job.source.layout
+    drawn = np.random.default_rng((job.id, num_tokens)).bytes(layout.state_pages * layout.page_bytes)
+    return np.frombuffer(drawn, dtype=np.uint8).reshape(layout.state_pages, layout.page_bytes)
 
 
 def page_view(pool: Pool, page: int) -> np.ndarray:
-    return pool.bytes[page].reshape(LAYOUT.rows_per_page, LAYOUT.page_size, LAYOUT.token_bytes)
+    layout = pool.layout
+    return pool.bytes[page].reshape(layout.rows_per_page, layout.page_size, layout.token_bytes)
 
 
 def run_model(job: Job, upto: int) -> None:
     """Computes tokens up to `upto`, into the pages of the worker that the job is computed on."""
+    layout, pool = job.source.layout, job.source.pool
     for token in range(job.computed, upto):
-        page = job.local[token // LAYOUT.page_size]
-        page_view(job.source.pool, page)[:, token % LAYOUT.page_size] = token_kv(job, token)
+        block, offset = divmod(token, layout.page_size)
+        for group in range(len(layout.groups)):
+            page = job.local[block * len(layout.groups) + group]
+            if page != NO_PAGE:
+                page_view(pool, page)[:, offset] = token_kv(job, token, group)
     job.computed = upto
+    pool.bytes[job.state] = state_kv(job, upto)
+
+
+def pass_by(job: Job) -> None:
+    """Give back pages that no token from the last computed one on sees; the next owner overwrites them."""
+    groups, page_size = job.source.layout.groups, job.source.layout.page_size
+    for number, group in enumerate(groups):
+        behind = group.first_needed(job.computed - 1) // page_size
+        places = range(number, behind * len(groups), len(groups))
+        passed = [job.local[place] for place in places if job.local[place] != NO_PAGE]
+        for place in places:
+            job.local[place] = NO_PAGE
+        job.source.pool.bytes[passed] = 0xEE
+        job.source.give_back(passed)
 
 
 def choose(index: int, items: Sequence[T]) -> T:

@@ -6,11 +6,13 @@ what happens when.
 
 from __future__ import annotations
 
+from common.kv_groups import NO_PAGE
 from kv_transfer import (
     CaughtUp,
     Drained,
     Final,
     HandedOff,
+    KVLayout,
     Peer,
     Ready,
     ReceiveFailed,
@@ -23,15 +25,17 @@ from kv_transfer import (
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.integrity.digest import HostDigester
+from kv_transfer.ticket_pages import digest_blocks
 from tests.kv_network import InFlightMessage, Network
-from tests.kv_workers import LAYOUT, Job, Use, Worker, run_model
+from tests.kv_workers import Job, Use, Worker, pass_by, run_model
 
 TIMEOUT_S = 10.0
 FENCED = "the test says so"
 
 
 class HandoffWorld:
-    def __init__(self) -> None:
+    def __init__(self, layout: KVLayout) -> None:
+        self.layout = layout
         self.unnoticed: list[str] = []
         self.network = Network(unnoticed=self.unnoticed)
         self.now = 0.0
@@ -40,7 +44,7 @@ class HandoffWorld:
         self.tickets: list[Ticket] = []
         self.fenced: list[int] = []
         """Epochs; a worker that comes is told of them first of all."""
-        self.workers = [Worker(self.network, self.next_epoch()) for _ in range(2)]
+        self.workers = [Worker(self.network, self.next_epoch(), layout) for _ in range(2)]
 
     def next_epoch(self) -> int:
         self.epochs += 1
@@ -78,6 +82,10 @@ class HandoffWorld:
     def held(self) -> list[Job]:
         return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
 
+    def blocks(self, pages: int) -> int:
+        """Blocks for which so many pages suffice."""
+        return pages // len(self.layout.groups)
+
     # ---------------------------------------------------------------------------------------------- events
 
     def poll(self) -> None:
@@ -88,7 +96,7 @@ class HandoffWorld:
 
     def on_event(self, worker: Worker, event: SenderEvent | ReceiverEvent) -> None:
         job = self.jobs[event.handoff_id - 1]
-        uses = {worker.used[page][1] for page in job.remote} if job.target is worker else set()
+        uses = {worker.used[page][1] for page in job.lent} if job.target is worker else set()
         match event:
             case HandedOff() | SendFailed():
                 assert not job.sent, "a handoff ended twice at its sender"
@@ -105,13 +113,13 @@ class HandoffWorld:
                 right = [job.token(i) for i in range(job.num_tokens, final.position + 1)]
                 assert list(final.tokens) == right, "a wrong token would be streamed"
                 job.handed = final.position
-                worker.use(job.remote, job, Use.HELD)
+                worker.use(job.lent, job, Use.HELD)
             case ReceiveFailed():
                 assert uses == {Use.IN_FLIGHT}
-                worker.use(job.remote, job, Use.QUARANTINED)
+                worker.use(job.lent, job, Use.QUARANTINED)
             case Drained():
                 assert uses == {Use.QUARANTINED}
-                worker.give_back(job.remote)
+                worker.give_back(job.lent)
 
     # -------------------------------------------------------------------------- the engines and the router
 
@@ -123,12 +131,15 @@ class HandoffWorld:
         self.poll()
 
     def decode(self, job: Job) -> None:
-        if job.computed == len(job.local) * LAYOUT.page_size:
-            job.local += job.source.take(1, job, Use.RUNNING)
-        if job.computed == len(job.local) * LAYOUT.page_size:
-            return  # it waits for a page
+        if job.computed == self.blocks(len(job.local)) * self.layout.page_size:
+            pages = job.source.take(len(self.layout.groups), job, Use.RUNNING)
+            if not pages:
+                return  # it waits for them
+            job.local += pages
         run_model(job, job.computed + 1)
-        if job.opened and not job.finished:
+        if not job.opened or job.sent:
+            pass_by(job)  # a sender may read what it leaves behind
+        elif not job.finished:
             job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
         self.poll()
 
@@ -137,7 +148,7 @@ class HandoffWorld:
         job.stopped = job.finished = True
         tokens = tuple(job.token(i) for i in range(job.num_tokens, job.computed + 1))
         final = Final(tokens, job.computed, 0, job.id)
-        job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now)
+        job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now, state=job.state)
         self.poll()
 
     def end(self, job: Job) -> None:
@@ -149,21 +160,25 @@ class HandoffWorld:
         self.poll()
 
     def resume(self, job: Job) -> None:
-        job.stopped = False
+        """A step would change the state, so a job that has one waits until its sender no longer reads it."""
+        job.stopped = job.stopped and bool(job.state)
         job.source.endpoint.sender.abort(job.id, self.now)
         self.poll()
 
     def give_back_at_source(self, job: Job) -> None:
         """The next owner overwrites the pages at once."""
-        job.source.pool.bytes[job.local] = 0xEE
-        job.source.give_back(job.local)
+        pages = [page for page in job.local if page != NO_PAGE] + job.state
+        job.source.pool.bytes[pages] = 0xEE
+        job.source.give_back(pages)
 
     def reserve(self, job: Job) -> None:
         worker = self.workers[1 - job.place]
-        needed = LAYOUT.num_blocks(job.num_tokens + job.room) - job.first_token // LAYOUT.page_size
-        pages = worker.take(needed, job, Use.IN_FLIGHT)
-        if not pages:
+        end = self.layout.num_blocks(job.num_tokens + job.room)
+        needed = len(job.order.places(range(job.order.first_block, end)))
+        if not worker.has_room(needed):
             return
+        pages = worker.take(needed, job, Use.IN_FLIGHT)
+        state = worker.take_state(job, Use.IN_FLIGHT)
         try:
             ticket = worker.endpoint.receiver.reserve(
                 job.id,
@@ -174,11 +189,12 @@ class HandoffWorld:
                 self.now,
                 TIMEOUT_S,
                 request_digest=job.id,
+                state=state,
             )
         except PeerUnreachable:
-            worker.give_back(pages)
+            worker.give_back(pages + state)
             return
-        job.target, job.remote = worker, pages
+        job.target, job.remote, job.remote_state = worker, pages, state
         self.tickets.append(ticket)
 
     def attach(self, ticket: Ticket) -> None:
@@ -189,12 +205,14 @@ class HandoffWorld:
     def compute(self, job: Job, upto: int) -> None:
         run_model(job, upto)
         job.source.endpoint.sender.computed(job.id, job.local, upto, self.now)
+        pass_by(job)
         self.poll()
 
     def finish(self, job: Job, final: Final) -> None:
         run_model(job, job.num_tokens)
         job.finished = True
-        job.source.endpoint.sender.finish(job.id, job.local, job.num_tokens, final, self.now)
+        pass_by(job)
+        job.source.endpoint.sender.finish(job.id, job.local, job.num_tokens, final, self.now, state=job.state)
         self.poll()
 
     # -------------------------------------------------------------------------- the network and its faults
@@ -212,8 +230,10 @@ class HandoffWorld:
         job = self.jobs[ticket.handoff_id - 1]
         assert job.target is not None
         p, d = job.source.endpoint.peer, ticket.receiver
-        tail_tokens = (job.num_tokens - 1) % LAYOUT.page_size + 1
-        digests = HostDigester(job.target.pool.memory, LAYOUT).digest(ticket.pages, tail_tokens)
+        tail_tokens = (job.num_tokens - 1) % self.layout.page_size + 1
+        digester = HostDigester(job.target.pool.memory, self.layout)
+        digests = digest_blocks(digester, self.layout, ticket.pages, tail_tokens)
+        digests += digester.digest(ticket.state, self.layout.page_size)
         final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
             "push": (p, d, Push(0, len(ticket.pages), 2)),
@@ -227,7 +247,7 @@ class HandoffWorld:
         self.network.messages.append(InFlightMessage(target.name, encode(message)))
 
     def restart(self, place: int) -> None:
-        self.workers[place] = worker = Worker(self.network, self.next_epoch())
+        self.workers[place] = worker = Worker(self.network, self.next_epoch(), self.layout)
         for epoch in self.fenced:
             worker.endpoint.fence(epoch, FENCED, self.now)
 

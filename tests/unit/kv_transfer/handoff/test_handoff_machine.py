@@ -1,5 +1,7 @@
 """Hypothesis plays two workers that hand off to each other, the router, and a network that does its worst.
 
+Models have one group of layers or several, with windows, and recurrent states.
+
 After every step: no page is lost or owned twice, no write is in flight to a page of another
 owner, and every page that a request decodes from holds exactly what was computed for it. In the
 end, when the network heals, every handoff is over and every page is back.
@@ -13,21 +15,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
+from kv_transfer import KVLayout
 from tests.kv_network import InFlightMessage
 from tests.kv_workers import (
-    LAYOUT,
-    NUM_PAGES,
+    LAYOUTS,
     Job,
     Use,
     choose,
     page_view,
+    pass_by,
     run_model,
+    state_kv,
     token_kv,
 )
 from tests.unit.kv_transfer.handoff.handoff_world import HandoffWorld
@@ -47,6 +52,8 @@ _STEPS = st.sampled_from(
         "start reserve attach chunk finish",
         "start reserve attach finish",
         "start finish reserve attach",
+        "start finish reserve attach flip arrive",
+        "start reserve attach chunk finish flip arrive",
     ]
 )
 _RUNNING_STEPS = st.sampled_from(
@@ -60,35 +67,43 @@ _RUNNING_STEPS = st.sampled_from(
         "start reserve attach decode stop",
         "start reserve attach stop",
         "start reserve attach stop resume decode",
+        "start reserve attach arrive decode stop flip arrive",
     ]
 )
+PIECES = st.sampled_from([0, -1, 1, 2])
 SELDOM = st.sampled_from([False] * 9 + [True])
 
 
 class HandoffMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = HandoffWorld()
+    @initialize(layout=st.sampled_from(LAYOUTS))
+    def start(self, layout: KVLayout) -> None:
+        self.world = HandoffWorld(layout)
+        self.layout = layout
+        self.groups = len(layout.groups)
 
     # ------------------------------------------------------------------ the engines and the router
 
     @rule(
         place=st.integers(0, 1),
-        pages=st.integers(1, 3),
+        blocks=st.integers(1, 4),
         tail=st.integers(0, 1),
         cached=st.integers(0, 2),
         steps=_STEPS,
+        piece=PIECES,
     )
-    def a_request_comes(self, place: int, pages: int, tail: int, cached: int, steps: str) -> None:
+    def a_request_comes(
+        self, place: int, blocks: int, tail: int, cached: int, steps: str, piece: int
+    ) -> None:
         """And is brought part of the way, so that most runs get to the interesting places."""
         worker = self.world.workers[place]
-        pages = min(pages, len(worker.free))
-        if not pages:
+        blocks = min(blocks, self.world.blocks(len(worker.free)))
+        if not blocks or not worker.has_room(blocks):
             return
-        first_token = min(cached, pages - 1) * LAYOUT.page_size
-        num_tokens = pages * LAYOUT.page_size - tail
-        job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [])
-        job.local = worker.take(pages, job, Use.SENDING)
+        first_token = min(cached, blocks - 1) * self.layout.page_size
+        num_tokens = blocks * self.layout.page_size - tail
+        job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [], [])
+        job.local = worker.take(blocks * self.groups, job, Use.SENDING)
+        job.state = worker.take_state(job, Use.SENDING)
         self.world.jobs.append(job)
         for step in steps.split():
             match step:
@@ -102,6 +117,16 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.world.compute(job, job.num_tokens // 2)
                 case "finish" if not job.sent:
                     self.world.finish(job, job.final())
+                case "flip":
+                    self._flip_a_bit(piece)
+                case "arrive":
+                    self.world.deliver_all()
+
+    def _flip_a_bit(self, piece: int) -> None:
+        """Of what the newest write brings."""
+        writes = self.world.network.writes
+        if writes and writes[-1].copies and writes[-1].target not in self.world.network.closed:
+            self.world.network.land(writes[-1], piece, flip_bit=True)
 
     @rule(
         place=st.integers(0, 1),
@@ -109,20 +134,25 @@ class HandoffMachine(RuleBasedStateMachine):
         cached=st.integers(0, 2),
         room=st.integers(0, 4),
         steps=_RUNNING_STEPS,
+        piece=PIECES,
     )
     def an_answer_runs_that_may_move(
-        self, place: int, num_tokens: int, cached: int, room: int, steps: str
+        self, place: int, num_tokens: int, cached: int, room: int, steps: str, piece: int
     ) -> None:
         """All of its tokens but the last have KV."""
         worker = self.world.workers[place]
-        pages = LAYOUT.num_blocks(num_tokens)
-        if pages > len(worker.free):
+        blocks = self.layout.num_blocks(num_tokens)
+        if not worker.has_room(blocks * self.groups):
             return
-        first_token = min(cached, pages - 1) * LAYOUT.page_size
-        job = Job(len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [], runs=True, room=room)
-        job.local = worker.take(pages, job, Use.RUNNING)
+        first_token = min(cached, blocks - 1) * self.layout.page_size
+        job = Job(
+            len(self.world.jobs) + 1, num_tokens, first_token, place, worker, [], [], runs=True, room=room
+        )
+        job.local = worker.take(blocks * self.groups, job, Use.RUNNING)
+        job.state = worker.take_state(job, Use.RUNNING)
         self.world.jobs.append(job)
         run_model(job, num_tokens - 1)
+        pass_by(job)
         for step in steps.split():
             match step:
                 case "start" if not job.opened:
@@ -137,6 +167,10 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.world.stop(job)
                 case "resume" if job.stopped and not job.ended:
                     self.world.resume(job)
+                case "flip":
+                    self._flip_a_bit(piece)
+                case "arrive":
+                    self.world.deliver_all()
 
     @precondition(lambda self: self.world.decoding())
     @rule(index=INDEX)
@@ -192,7 +226,8 @@ class HandoffMachine(RuleBasedStateMachine):
         job = choose(index, self.world.jobs[-4:])
         if at_sender:
             self.world.workers[job.place].endpoint.sender.abort(job.id, self.world.now)
-            job.stopped = False  # it goes on at once: nothing that it writes now will be decoded from
+            # It goes on at once, if it has no state: nothing that it writes now will be decoded from.
+            job.stopped = job.stopped and bool(job.state)
         else:
             self.world.workers[1 - job.place].endpoint.receiver.abort(job.id, self.world.now)
         self.world.poll()
@@ -201,7 +236,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @rule(index=INDEX)
     def a_decoding_request_ends(self, index: int) -> None:
         job = choose(index, self.world.held())
-        self.world.workers[1 - job.place].give_back(job.remote)
+        self.world.workers[1 - job.place].give_back(job.lent)
 
     @rule()
     def the_router_hears_of_new_transports(self) -> None:
@@ -232,8 +267,12 @@ class HandoffMachine(RuleBasedStateMachine):
         self.world.poll()
 
     @precondition(lambda self: self.world.network.writes)
-    @rule(index=INDEX, fate=st.sampled_from(["land"] * 3 + ["complete"] * 3 + ["fail", "flip a bit"]))
-    def a_write_meets_its_fate(self, index: int, fate: str) -> None:
+    @rule(
+        index=INDEX,
+        fate=st.sampled_from(["land"] * 3 + ["complete"] * 3 + ["fail", "flip a bit"]),
+        piece=PIECES,
+    )
+    def a_write_meets_its_fate(self, index: int, fate: str, piece: int) -> None:
         write = choose(index, self.world.network.writes)
         match fate:
             case "complete":
@@ -243,7 +282,7 @@ class HandoffMachine(RuleBasedStateMachine):
             case "land" | "flip a bit" if write.target in self.world.network.closed:
                 self.world.network.fail(write)
             case "land" | "flip a bit" if write.copies:
-                self.world.network.land(write, flip_bit=fate == "flip a bit")
+                self.world.network.land(write, piece, flip_bit=fate == "flip a bit")
         self.world.poll()
 
     @precondition(lambda self: self.world.tickets)
@@ -294,8 +333,9 @@ class HandoffMachine(RuleBasedStateMachine):
     @invariant()
     def no_page_is_lost_or_owned_twice(self) -> None:
         for worker in self.world.workers:
-            assert len(worker.free) + len(worker.used) == NUM_PAGES
-            assert not worker.free & worker.used.keys()
+            free = worker.free | worker.free_states
+            assert len(free) + len(worker.used) == worker.pool.num_pages
+            assert not free & worker.used.keys()
 
     @invariant()
     def no_write_is_in_flight_to_a_page_of_somebody_else(self) -> None:
@@ -304,7 +344,7 @@ class HandoffMachine(RuleBasedStateMachine):
             if write.target not in targets:
                 continue
             for copy in write.copies:
-                owner = targets[write.target].used.get(copy.remote // LAYOUT.page_bytes)
+                owner = targets[write.target].used.get(copy.remote // self.layout.page_bytes)
                 assert owner is not None, "a free page is being written"
                 assert owner[1] in (Use.IN_FLIGHT, Use.QUARANTINED), "a page in use here is being written"
                 assert owner[0].source.transport is write.source
@@ -312,13 +352,22 @@ class HandoffMachine(RuleBasedStateMachine):
     @invariant()
     def what_is_decoded_from_is_what_was_computed(self) -> None:
         for worker in self.world.workers:
-            for page, (job, use) in worker.used.items():
-                if use is not Use.HELD:
-                    continue
-                begin = job.first_token + job.remote.index(page) * LAYOUT.page_size
-                for token in range(begin, min(begin + LAYOUT.page_size, job.handed)):
-                    arrived = page_view(worker.pool, page)[:, token - begin]
-                    np.testing.assert_array_equal(arrived, token_kv(job, token))
+            for job in {job for job, use in worker.used.values() if use is Use.HELD}:
+                arrived = worker.pool.bytes[job.remote_state]
+                np.testing.assert_array_equal(arrived, state_kv(job, job.handed))
+                self._expect_pages(job)
+
+    def _expect_pages(self, job: Job) -> None:
+        """Of the tokens that one from the last handed one on sees."""
+        assert job.target is not None
+        size = self.layout.page_size
+        blocks = range(job.order.first_block, self.layout.num_blocks(job.handed))
+        for page, place in zip(job.remote, job.order.places(blocks), strict=False):
+            block, group = divmod(place, self.groups)
+            seen = self.layout.groups[group].first_needed(job.handed - 1)
+            for token in range(max(seen, block * size), min((block + 1) * size, job.handed)):
+                arrived = page_view(job.target.pool, page)[:, token - block * size]
+                np.testing.assert_array_equal(arrived, token_kv(job, token, group))
 
     def teardown(self) -> None:
         """The network heals. Whatever is still going on must come to an end, with every page returned."""
