@@ -25,7 +25,8 @@ class AttentionBackend(Protocol):
         """Write keys and values into the pool, then compute causal attention of each token over its request.
 
         `qkv` is `[T, heads + 2 * kv_heads, head_dim]`, queries and keys not yet rotated; it may be
-        overwritten. Returns `[T, heads, head_dim]`.
+        overwritten. Returns `[T, heads, head_dim]`. Of latents, `qkv` is `[T, heads + 1, row]`, finished, and
+        the result `[T, heads, rank]`.
         """
 
 

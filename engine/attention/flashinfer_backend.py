@@ -1,33 +1,82 @@
 """Attention on NVIDIA GPUs.
 
-A mixed batch takes two kernels: flashinfer's (FA3 on Hopper) for prompt chunks, and our own for decodes,
-which are bound by reading their contexts. One kernel for all rows is slower than the two in sequence.
-Windows, soft caps and scales are the kernels'; sinks are added to the divisor of each result.
+A mixed batch takes two kernels: one for prompt chunks, and our own for decodes, which are bound by reading
+their contexts. One kernel for all rows is slower than the two in sequence. Windows, soft caps and scales are
+the kernels'; sinks are added to the divisor of each result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from engine.attention.decode_planner import DecodePlanner
-from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
-from engine.attention.flashinfer_kernels import Heads
-from engine.attention.paged_decodes import DecodeAttention
-from engine.batch.batch import Batch
+from engine.attention.latent_kernels import LatentKernels
+from engine.attention.paged_decodes import DecodeAttention, DecodeKernel
+from engine.attention.paged_kernels import PagedKernels
+from engine.batch.batch import Batch, Ints
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
-from engine.kernels.decode_attention import DecodeWorkspace
-from engine.kernels.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
-from engine.layers.flashinfer_ops import Positions
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops import Rotation
 
 __all__ = ["FlashInferAttention"]
+
+
+class _Chunks(Protocol):
+    """Attention of prompt chunks, for the layers that attend by one rule: see `ChunkAttention`."""
+
+    def prepare(
+        self, query_indptr: Ints, context_lens: Ints, block_tables: Sequence[BlockTables]
+    ) -> None: ...
+
+    def run(
+        self,
+        table: int,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float],
+    ) -> None: ...
+
+
+class _AttentionKernels(Protocol):
+    """What depends on what the pool stores for a token: keys and values, or latents."""
+
+    planner: DecodePlanner
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head's result."""
+
+    def chunks(self, rule: LayerAttention) -> _Chunks: ...
+
+    def decodes(self, rule: LayerAttention) -> DecodeKernel: ...
+
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        rotation: Rotation | None,
+        slots: torch.Tensor,
+        queries: torch.Tensor,
+    ) -> None:
+        """See `GraphableAttention.store`."""
+
+
+def _kernels(
+    pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], max_requests: int
+) -> _AttentionKernels:
+    rank = layers[0].latent_rank
+    if rank is None:
+        return PagedKernels(pool, num_heads, max_requests=max_requests)
+    return LatentKernels(pool, num_heads, rank, max_requests=max_requests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +85,7 @@ class _Rule:
 
     groups: list[int]
     """Numbers of the groups that have such layers: those differ in their pages alone."""
-    chunks: ChunkAttention
+    chunks: _Chunks
     decodes: DecodeAttention
 
 
@@ -55,21 +104,15 @@ class FlashInferAttention:
     ) -> None:
         self._pool = pool
         self._num_heads = num_heads
-        device, page_size = pool.tensor.device, pool.page_size
-        heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
-        chunk_workspace = ChunkWorkspace(pool, heads)
-        self._planner = DecodePlanner(
-            multiprocessors=chunk_workspace.multiprocessors, num_kv_heads=heads.kv, page_size=page_size
-        )
-        parts = self._planner.most_parts(max_requests)
-        decode_workspace = DecodeWorkspace(parts, max_requests, heads.query, heads.kv, heads.dim, device)
+        device = pool.tensor.device
+        self._kernels = _kernels(pool, num_heads, layers, max_requests)
         without_sinks = [replace(layer, sinks=None) for layer in layers]
         groups = [group for group, _ in pool.places]
         rules = {
             rule: _Rule(
                 sorted({group for group, other in zip(groups, without_sinks, strict=True) if other == rule}),
-                ChunkAttention(pool, heads, chunk_workspace, rule),
-                DecodeAttention(self._planner, decode_workspace, rule, device),
+                self._kernels.chunks(rule),
+                DecodeAttention(self._kernels.planner, self._kernels.decodes(rule), device),
             )
             for rule in dict.fromkeys(without_sinks)
         }
@@ -103,7 +146,7 @@ class FlashInferAttention:
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         queries = qkv[:, : self._num_heads]
         self.store(layer, qkv, rotation, self._slots[self._layers[layer].group], queries)
-        out = torch.empty(queries.shape, dtype=qkv.dtype, device=qkv.device)
+        out = queries.new_empty(*queries.shape[:2], self._kernels.value_dim)
         self.attend(layer, queries, out)
         return out
 
@@ -115,10 +158,7 @@ class FlashInferAttention:
         slots: torch.Tensor,
         queries: torch.Tensor,
     ) -> None:
-        assert rotation is None or isinstance(rotation, Positions), "its operations are those of GPUs"
-        angles = None if rotation is None else (rotation.table, rotation.positions)
-        scales = self._scales[layer] if self._pool.fp8 else None
-        rotate_store(qkv, angles, self._pool.layer(layer), slots, queries, scales)
+        self._kernels.store(layer, qkv, rotation, slots, queries)
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         pages, rows = self._pool.layer(layer), self._num_chunk_rows

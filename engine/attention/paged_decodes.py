@@ -7,6 +7,7 @@ computes another step after the array is rewritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -16,23 +17,61 @@ from engine.batch.step_inputs import Ints
 from engine.kernels.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["DecodeAttention"]
+__all__ = ["DecodeAttention", "DecodeKernel", "PagedDecodes"]
+
+
+class DecodeKernel(Protocol):
+    """Attends with q `[R, heads, ..]`, a token of each request, to one layer of the pool; into `out`."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        plan: DecodePlan[torch.Tensor],
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float],
+    ) -> None: ...
+
+
+class PagedDecodes:
+    """The kernel for keys and values. A `DecodeKernel`."""
+
+    def __init__(self, workspace: DecodeWorkspace, rule: LayerAttention) -> None:
+        """`rule`: without sinks. All layers of a pool share the workspace."""
+        self._workspace = workspace
+        self._rule = rule
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        plan: DecodePlan[torch.Tensor],
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float],
+    ) -> None:
+        rule = self._rule
+        attend(
+            q,
+            pages,
+            plan,
+            self._workspace,
+            out,
+            scale=rule.scale * scales[0],
+            window=rule.window,
+            soft_cap=rule.soft_cap,
+            sinks=sinks,
+            value_scale=scales[1],
+        )
 
 
 class DecodeAttention:
     """Of the layers that attend by one rule."""
 
-    def __init__(
-        self,
-        planner: DecodePlanner,
-        workspace: DecodeWorkspace,
-        rule: LayerAttention,
-        device: torch.device,
-    ) -> None:
-        """`rule`: without sinks. All layers of a pool share the planner and the workspace."""
+    def __init__(self, planner: DecodePlanner, kernel: DecodeKernel, device: torch.device) -> None:
         self._planner = planner
-        self._workspace = workspace
-        self._rule = rule
+        self._kernel = kernel
         self._device = device
         self._plans: list[DecodePlan[torch.Tensor]] = []
         self._graph_ints: list[torch.Tensor] = []
@@ -71,24 +110,12 @@ class DecodeAttention:
         sinks: torch.Tensor | None,
         scales: tuple[float, float] = (1.0, 1.0),
     ) -> None:
-        """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
+        """Attend with q `[R, heads, ..]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
 
         `table`: which of the planned ones has the layer's pages. `sinks`: [heads] float32. `scales`: of the
         stored keys and values.
         """
-        rule = self._rule
-        attend(
-            q,
-            pages,
-            self._plans[table],
-            self._workspace,
-            out,
-            scale=rule.scale * scales[0],
-            window=rule.window,
-            soft_cap=rule.soft_cap,
-            sinks=sinks,
-            value_scale=scales[1],
-        )
+        self._kernel(q, pages, self._plans[table], out, sinks, scales)
 
     def _planned(self, decodes: Sequence[Decodes]) -> list[DecodePlan[Ints]]:
         first = self._planner.plan(decodes[0])

@@ -72,12 +72,25 @@ def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> s
         return f"it needs a GPU, not {pool.tensor.device}"
     if pool.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {pool.dtype}"
-    if _latent(layers):
-        return "Baton has no kernels for latent attention"
-    if pool.head_dim not in _HEAD_DIMS:
-        return f"it has no kernels for heads of {pool.head_dim} features"
+    obstacle = _obstacle_of_heads(pool, layers)
+    if obstacle is not None:
+        return obstacle
     if find_spec("flashinfer") is None:
         return "it is not installed (pip install 'baton-llm[gpu]')"
     if (installed := version("flashinfer-python")) != FLASHINFER:
         return f"{installed} is installed, and Baton calls {FLASHINFER} (see pyproject.toml)"
     return None
+
+
+def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
+    rank = layers[0].latent_rank
+    if rank is None:
+        dim = pool.head_dim
+        return None if dim in _HEAD_DIMS else f"it has no kernels for heads of {dim} features"
+    from engine.attention.latent_kernels import latent_shape  # Triton ships only with torch's CUDA builds
+    from engine.kernels.latent_attention import suits
+
+    if pool.fp8 is not None:
+        return "Baton has no kernels for latents in 8 bits"
+    shape = latent_shape(pool, rank)
+    return None if suits(shape) else f"Baton has no kernels for latents of {rank} + {shape.rotated} features"

@@ -52,9 +52,9 @@ class _Buffers:
     slots: torch.Tensor
     """[G, T]: where keys and values go in each group; rows of padding have the pool's scratch page."""
     queries: torch.Tensor
-    """[T, heads, head_dim]: from a graph to the attention behind it."""
+    """[T, heads, features of a query]: from a graph to the attention behind it."""
     attended: torch.Tensor
-    """[T, heads, head_dim]: from the attention to the graph behind it."""
+    """[T, heads, features of a value]: from the attention to the graph behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,12 @@ class PiecewiseGraphs:
         self._groups = groups
         weight, part = model.embed.weight, model.part
         ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
-        heads = torch.zeros(largest, part.num_heads, part.head_dim, dtype=weight.dtype, device=weight.device)
+        queries, attended = (
+            torch.zeros(largest, part.num_heads, features, dtype=weight.dtype, device=weight.device)
+            for features in (part.query_dim, part.value_dim)
+        )
         slots = torch.full_like(ids, scratch_slot).repeat(max(groups) + 1, 1)
-        self._buffers = _Buffers(ids, ids.clone(), slots, heads, torch.zeros_like(heads))
+        self._buffers = _Buffers(ids, ids.clone(), slots, queries, attended)
         self._chains: dict[int, _Chain] = {}
         self._capture(token_sizes(largest)[::-1], progress)
         self._sizes = sorted(self._chains)

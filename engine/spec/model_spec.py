@@ -204,6 +204,16 @@ class ModelSpec:
         return self.head_dim if self.latent is None else self.latent.rotated
 
     @property
+    def query_dim(self) -> int:
+        """Features of a head's queries, as attention takes them."""
+        return self.head_dim if self.latent is None else self.latent.row
+
+    @property
+    def value_dim(self) -> int:
+        """Features of a head's results of attention."""
+        return self.head_dim if self.latent is None else self.latent.rank
+
+    @property
     def attention_scale(self) -> float:
         """Factor of the products of queries and keys."""
         return self.head_dim**-0.5 if self.attention.scale is None else self.attention.scale
