@@ -9,7 +9,7 @@ import torch
 from engine.batch.batch import Batch
 from engine.layers.ops import Rotation
 
-__all__ = ["AttentionBackend", "GraphableAttention"]
+__all__ = ["AttentionBackend", "GraphableAttention", "PiecewiseAttention"]
 
 
 class AttentionBackend(Protocol):
@@ -32,11 +32,24 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class GraphableAttention(AttentionBackend, Protocol):
-    """A backend whose steps can be captured in CUDA graphs.
+    """A backend whose decodes can be captured in CUDA graphs.
 
-    In graphs of decodes, `forward` is captured: it reads the step's metadata from buffers with fixed
-    addresses. In graphs of other steps, `store` is captured and `attend` is not.
+    A captured `forward` reads the step's metadata from buffers with fixed addresses.
     """
+
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
+        """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""
+
+    def prepare_capture(self, batch_size: int) -> None:
+        """Point `forward` at those buffers while a decode graph of this size is captured."""
+
+    def prepare_replay(self, batch: Batch, batch_size: int) -> None:
+        """Fill those buffers with `batch`, padded to `batch_size` decodes."""
+
+
+@runtime_checkable
+class PiecewiseAttention(GraphableAttention, Protocol):
+    """A backend that other steps can be captured around: `store` is captured and `attend` is not."""
 
     def store(
         self,
@@ -52,12 +65,3 @@ class GraphableAttention(AttentionBackend, Protocol):
 
     def attend(self, layer: int, queries: torch.Tensor, out: torch.Tensor) -> None:
         """The rest of `forward`, for all rows of the prepared step; `out` is contiguous."""
-
-    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
-        """Allocate the buffers that captured graphs of up to `max_batch` decodes read."""
-
-    def prepare_capture(self, batch_size: int) -> None:
-        """Point `forward` at those buffers while a decode graph of this size is captured."""
-
-    def prepare_replay(self, batch: Batch, batch_size: int) -> None:
-        """Fill those buffers with `batch`, padded to `batch_size` decodes."""

@@ -67,7 +67,7 @@ class _AttentionKernels(Protocol):
         slots: torch.Tensor,
         queries: torch.Tensor,
     ) -> None:
-        """See `GraphableAttention.store`."""
+        """See `PiecewiseAttention.store`."""
 
 
 def _kernels(

@@ -116,7 +116,7 @@ class _Chunks:
         shared = [owners, indices, query_indptr, first.indptr, last_fills]
         arrays = [*shared, *(tables.pages for tables in block_tables)]
         sent = send([array.astype(np.int32) for array in arrays], self._pool.tensor.device)
-        self._plans = [ChunkPlan(*sent[: len(shared)], pages) for pages in sent[len(shared) :]]
+        self._plans = [ChunkPlan._make([*sent[: len(shared)], pages]) for pages in sent[len(shared) :]]
 
     def run(
         self,

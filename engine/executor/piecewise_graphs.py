@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from common.progress import Progress
-from engine.attention.base import GraphableAttention
+from engine.attention.base import PiecewiseAttention
 from engine.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
@@ -79,7 +79,7 @@ class PiecewiseGraphs:
     def __init__(
         self,
         model: CausalLM,
-        attention: GraphableAttention,
+        attention: PiecewiseAttention,
         *,
         largest: int,
         scratch_slot: int,
@@ -188,7 +188,7 @@ def _microseconds(chain: _Chain) -> int:
 class _Storing:
     """Replaces attention in a chain: stores keys and values in the pool, and queries in the buffers."""
 
-    def __init__(self, attention: GraphableAttention, buffers: _Buffers, groups: Sequence[int]) -> None:
+    def __init__(self, attention: PiecewiseAttention, buffers: _Buffers, groups: Sequence[int]) -> None:
         self._attention = attention
         self._buffers = buffers
         self._groups = groups
@@ -204,7 +204,7 @@ class _Cutter(_Storing):
     """The same during capture: ends the current graph and begins the next."""
 
     def __init__(
-        self, attention: GraphableAttention, buffers: _Buffers, groups: Sequence[int], pool: Any
+        self, attention: PiecewiseAttention, buffers: _Buffers, groups: Sequence[int], pool: Any
     ) -> None:
         super().__init__(attention, buffers, groups)
         self._pool = pool

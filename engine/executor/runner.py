@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import torch
 
 from common.progress import Progress, silent
-from engine.attention import AttentionBackend, GraphableAttention, attention_for
+from engine.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
 from engine.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
@@ -33,8 +33,7 @@ from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
-from engine.recurrence.stateful_attention import StatefulAttention
-from engine.recurrence.torch_recurrence import TorchRecurrence
+from engine.recurrence.select import with_states
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import SCORE_TENSORS, Scored, logit_blocks, score
@@ -341,9 +340,7 @@ class ModelRunner:
             self._model.layer_attention(),
             max_requests=config.max_decode_rows,
         )
-        if pool.states is None:
-            return attention
-        return StatefulAttention(attention, TorchRecurrence(pool.states))
+        return attention if pool.states is None else with_states(attention, pool.states, pool.dtype)
 
     @torch.inference_mode()
     def _pages_and_slots_that_fit(self, config: EngineConfig, wanted_slots: int) -> tuple[int, int]:
@@ -392,18 +389,18 @@ class ModelRunner:
                         progress=progress,
                     )
                 )
-            if config.cuda_graph_max_tokens:
-                ways.append(
-                    PiecewiseGraphs(
-                        self._model,
-                        attention,
-                        largest=config.cuda_graph_max_tokens,
-                        scratch_slot=self.kv.scratch_page * config.page_size,
-                        groups=[group for group, _ in self.kv.places],
-                        communicator=self.communicator,
-                        progress=progress,
-                    )
+        if isinstance(attention, PiecewiseAttention) and config.cuda_graph_max_tokens:
+            ways.append(
+                PiecewiseGraphs(
+                    self._model,
+                    attention,
+                    largest=config.cuda_graph_max_tokens,
+                    scratch_slot=self.kv.scratch_page * config.page_size,
+                    groups=[group for group, _ in self.kv.places],
+                    communicator=self.communicator,
+                    progress=progress,
                 )
+            )
         return [*ways, Eager(self._model, attention)]
 
 

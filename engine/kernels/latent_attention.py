@@ -70,7 +70,8 @@ def suits(shape: LatentShape) -> bool:
 
 def decode_blocks(heads: int) -> int:
     """Thread blocks for each part of a context."""
-    return triton.cdiv(heads, _MOST_HEADS)
+    blocks: int = triton.cdiv(heads, _MOST_HEADS)
+    return blocks
 
 
 def attend_decodes(
@@ -85,8 +86,8 @@ def attend_decodes(
 ) -> None:
     """Attend with one token of each request, q `[R, heads, rank + rotated]`; into `out` `[R, heads, rank]`.
 
-    `pages`: one layer of the pool, `[page, 2, 1, token, (rank + rotated) / 2]`. Tokens of q and `out` may have
-    any stride.
+    `pages`: one layer of the pool, `[page, 2, 1, token, (rank + rotated) / 2]`. Tokens of q and `out` may
+    have any stride.
     """
     heads = q.shape[1]
     rows = max(_FEWEST_ROWS, min(_MOST_HEADS, triton.next_power_of_2(heads)))

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import AttentionBackend, GraphableAttention
 from engine.batch.batch import Batch
 from engine.layers.ops import Rotation
-from engine.recurrence.torch_recurrence import TorchRecurrence
 
-__all__ = ["StatefulAttention"]
+__all__ = ["GraphableRecurrence", "GraphableStateful", "Recurrence", "StatefulAttention"]
+
+
+class Recurrence(Protocol):
+    """The layers with a state; a step calls `prepare` once, then `recur` once a layer."""
+
+    def prepare(self, batch: Batch) -> None: ...
+
+    def recur(
+        self,
+        layer: int,
+        mixed: torch.Tensor,
+        log_decay: torch.Tensor,
+        beta: torch.Tensor,
+        kernel: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `RecurrentAttention.recur`."""
+
+
+class GraphableRecurrence(Recurrence, Protocol):
+    """One whose decodes can be captured in CUDA graphs: see `GraphableAttention`."""
+
+    def init_graphs(self, max_batch: int) -> None: ...
+
+    def prepare_capture(self, batch_size: int) -> None: ...
+
+    def prepare_replay(self, batch: Batch, batch_size: int) -> None: ...
 
 
 class StatefulAttention:
     """An `AttentionBackend` that also computes the layers with a state: a `RecurrentAttention`."""
 
-    def __init__(self, attention: AttentionBackend, recurrence: TorchRecurrence) -> None:
+    def __init__(self, attention: AttentionBackend, recurrence: Recurrence) -> None:
         self._attention = attention
         self._recurrence = recurrence
 
@@ -35,3 +62,24 @@ class StatefulAttention:
         kernel: torch.Tensor,
     ) -> torch.Tensor:
         return self._recurrence.recur(layer, mixed, log_decay, beta, kernel)
+
+
+class GraphableStateful(StatefulAttention):
+    """The same as a `GraphableAttention`."""
+
+    def __init__(self, attention: GraphableAttention, recurrence: GraphableRecurrence) -> None:
+        super().__init__(attention, recurrence)
+        self._graphable = attention, recurrence
+
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
+        attention, recurrence = self._graphable
+        attention.init_graphs(max_batch, max_model_len)
+        recurrence.init_graphs(max_batch)
+
+    def prepare_capture(self, batch_size: int) -> None:
+        for part in self._graphable:
+            part.prepare_capture(batch_size)
+
+    def prepare_replay(self, batch: Batch, batch_size: int) -> None:
+        for part in self._graphable:
+            part.prepare_replay(batch, batch_size)

@@ -12,7 +12,7 @@ import torch
 from engine.attention.decode_planner import DecodePlanner
 from engine.attention.torch_backend import TorchAttention
 from engine.batch.batch import Batch
-from engine.batch.decode_plan import Decodes
+from engine.batch.decode_plan import DecodePlan, Decodes
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from tests.unit.engine.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch
@@ -23,9 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 RANK, ROTATED, HEADS = 64, 32, 6
 RULE = LayerAttention(scale=0.11, latent_rank=RANK)
-SHAPE = Shape(
-    page_size=8, kv_heads=1, group=HEADS, head_dim=(RANK + ROTATED) // 2, dtype=torch.float32
-)
+SHAPE = Shape(page_size=8, kv_heads=1, group=HEADS, head_dim=(RANK + ROTATED) // 2, dtype=torch.float32)
 
 
 def attended(pool: KVPool, batch: Batch, rows: torch.Tensor, multiprocessors: int) -> torch.Tensor:
@@ -49,7 +47,8 @@ def attended(pool: KVPool, batch: Batch, rows: torch.Tensor, multiprocessors: in
     if n < batch.num_requests:
         rest = tables.block_tables.part(n, batch.num_requests)
         plan = planner.plan(Decodes(tables.context_lens[n:], rest))
-        decodes._plans = [plan._replace(**{f: torch.from_numpy(np.int32(v)) for f, v in plan._asdict().items()})]
+        tensors = [torch.from_numpy(np.int32(values)) for values in plan]
+        decodes._plans = [DecodePlan._make(tensors)]
         decodes.run(0, queries[first:], pool.layer(0), out[first:], None)
     return out
 
@@ -92,10 +91,8 @@ def test_a_decode_is_attended_to_alike_in_any_company() -> None:
     together = attended(pool, batch, rows, multiprocessors=1)
     [tables] = batch.groups
     for r in range(3):
-        own = replace(
-            tables, block_tables=tables.block_tables.part(r, r + 1), context_lens=tables.context_lens[r : r + 1]
-        )
-        alone = replace(
-            batch, context_lens=batch.context_lens[r : r + 1], groups=[own], query_indptr=np.array([0, 1])
-        )
-        torch.testing.assert_close(attended(pool, alone, rows[r : r + 1], 1)[0], together[r], atol=2e-6, rtol=0)
+        context = tables.context_lens[r : r + 1]
+        own = replace(tables, block_tables=tables.block_tables.part(r, r + 1), context_lens=context)
+        alone = replace(batch, context_lens=context, groups=[own], query_indptr=np.array([0, 1]))
+        result = attended(pool, alone, rows[r : r + 1], multiprocessors=1)
+        torch.testing.assert_close(result[0], together[r], atol=2e-6, rtol=0)

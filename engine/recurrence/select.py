@@ -1,0 +1,33 @@
+"""Selection of what computes the layers with a recurrent state."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from engine.attention.base import AttentionBackend, GraphableAttention
+from engine.kv_cache.state_pool import StatePool
+from engine.recurrence.stateful_attention import GraphableStateful, StatefulAttention
+from engine.recurrence.torch_recurrence import TorchRecurrence
+
+__all__ = ["with_states"]
+
+logger = logging.getLogger(__name__)
+
+
+def with_states(attention: AttentionBackend, pool: StatePool, dtype: torch.dtype) -> StatefulAttention:
+    """`attention`, and the fastest recurrence for the pool's device and activations in `dtype`."""
+    if not pool.layer(0)[0].is_cuda:
+        return StatefulAttention(attention, TorchRecurrence(pool))
+    from engine.recurrence.triton_recurrence import (  # Triton ships only with torch's CUDA builds
+        TritonRecurrence,
+        suits_kernels,
+    )
+
+    if not suits_kernels(pool.spec, dtype):
+        logger.warning("delta nets run in plain torch, which is many times slower: %s, %s", pool.spec, dtype)
+        return StatefulAttention(attention, TorchRecurrence(pool))
+    if isinstance(attention, GraphableAttention):
+        return GraphableStateful(attention, TritonRecurrence(pool))
+    return StatefulAttention(attention, TritonRecurrence(pool))

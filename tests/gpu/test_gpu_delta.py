@@ -1,0 +1,69 @@
+"""Gated delta nets on the GPU, in the shape of Qwen3.5's and Qwen3-Next's heads, against plain torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.core.request_state import NO_SLOT
+from engine.kv_cache.state_pool import StatePool
+from engine.recurrence.torch_recurrence import TorchRecurrence
+from engine.spec.delta_spec import DeltaSpec
+from tests.unit.engine.recurrence.test_triton_recurrence import batch_of
+
+SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)
+SLOTS = 12
+N = NO_SLOT
+CASES = {
+    "decodes": [(1, 3, 3, N, 0), (1, N, 5, N, 0), (1, 1, 2, N, 0)],
+    "a long prompt": [(3000, N, 4, N, 0)],
+    "checkpoints": [(1000, 2, 3, 6, 800), (64, 4, 4, 7, 64), (2, 5, 5, 8, 1)],
+    "chunks and decodes": [(65, 1, 1, 2, 64), (5, N, 3, N, 0), (1, 4, 4, N, 0), (1, N, 5, N, 0)],
+}
+
+
+def pool(dtype: torch.dtype) -> StatePool:
+    size = -(-SPEC.state_bytes(dtype.itemsize) // 256) * 256
+    made = StatePool(torch.zeros(SLOTS + 1, size, dtype=torch.uint8, device="cuda"), SPEC, dtype)
+    torch.manual_seed(0)
+    for part in made.layer(0):
+        part.copy_(torch.randn(part.shape) * 0.1)
+    return made
+
+
+def error(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("requests", CASES.values(), ids=CASES)
+def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, int, int, int, int]]) -> None:
+    """The oracle computes in float32 from the same 16-bit inputs."""
+    from engine.recurrence.triton_recurrence import TritonRecurrence
+
+    batch = batch_of(requests)
+    batch = replace(batch, input_ids=batch.input_ids.cuda())
+    rows = len(batch.input_ids)
+    mixed = torch.randn(rows, SPEC.mixed_size + 64, device="cuda").bfloat16()[:, : SPEC.mixed_size]
+    decays = -torch.rand(rows, SPEC.value_heads, device="cuda") * 0.2
+    beta = torch.rand(rows, SPEC.value_heads, device="cuda")
+    kernel = (torch.randn(SPEC.mixed_size, 1, SPEC.kernel, device="cuda") * 0.5).bfloat16()
+    ours, theirs = pool(torch.bfloat16), pool(torch.float32)
+    for mine, wanted in zip(ours.layer(0), theirs.layer(0), strict=True):
+        wanted.copy_(mine)
+    kernels, oracle = TritonRecurrence(ours), TorchRecurrence(theirs)
+    kernels.prepare(batch)
+    oracle.prepare(batch)
+
+    expected = oracle.recur(0, mixed.float(), decays, beta, kernel.float())
+    result = kernels.recur(0, mixed, decays, beta, kernel)
+
+    assert error(result, expected) < 8e-3
+    for mine, wanted in zip(ours.layer(0), theirs.layer(0), strict=True):
+        assert error(mine[:SLOTS], wanted[:SLOTS]) < 8e-3
+    again = pool(torch.bfloat16)
+    kernels = TritonRecurrence(again)
+    kernels.prepare(batch)
+    assert torch.equal(kernels.recur(0, mixed, decays, beta, kernel), result)
+    assert torch.equal(again.layer(0)[0], ours.layer(0)[0])

@@ -1,0 +1,123 @@
+"""The kernels for gated delta nets, interpreted, against the same in plain torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch.batch import Batch, StateBatch
+from engine.core.request_state import NO_SLOT
+from engine.kv_cache.state_pool import StatePool
+from engine.recurrence.torch_recurrence import TorchRecurrence
+from engine.spec.delta_spec import DeltaSpec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
+)
+
+SPEC = DeltaSpec(layers=frozenset({0, 1}), key_heads=2, value_heads=4, key_dim=16, value_dim=32, kernel=4)
+SLOTS = 9
+
+
+def pool(seed: int) -> StatePool:
+    size = -(-SPEC.state_bytes(4) // 64) * 64
+    made = StatePool(torch.zeros(SLOTS + 1, size, dtype=torch.uint8), SPEC, torch.float32)
+    torch.manual_seed(seed)
+    for layer in range(2):
+        for part in made.layer(layer):
+            part.copy_(torch.randn(part.shape))
+    return made
+
+
+def batch_of(requests: list[tuple[int, int, int, int, int]]) -> Batch:
+    """Of each request: its rows, the slots read and written, the slot saved and the rows until then."""
+    lengths, *states = np.array(requests, dtype=np.int64).T
+    indptr = np.concatenate(([0], np.cumsum(lengths)))
+    unused: Any = None
+    return Batch(
+        input_ids=torch.zeros(int(indptr[-1]), dtype=torch.int64),
+        positions=unused,
+        num_chunks=int((lengths > 1).sum()),
+        query_indptr=indptr,
+        context_lens=lengths,
+        groups=[],
+        sample_rows=unused,
+        sample_slots=unused,
+        scored_rows=unused,
+        pending_rows=unused,
+        pending_slots=unused,
+        states=StateBatch(*states),
+    )
+
+
+def inputs(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A view of a larger row, as a merged projection has it; log decays, rates, convolution."""
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.randn(rows, SPEC.mixed_size + 8, generator=generator)[:, : SPEC.mixed_size]
+    decays = -torch.rand(rows, SPEC.value_heads, generator=generator) * 0.3
+    beta = torch.rand(rows, SPEC.value_heads, generator=generator)
+    return mixed, decays, beta, torch.randn(SPEC.mixed_size, 1, SPEC.kernel, generator=generator)
+
+
+N = NO_SLOT
+CASES = {
+    "decodes": [(1, 3, 3, N, 0), (1, N, 5, N, 0), (1, 1, 2, N, 0)],
+    "a prompt": [(150, N, 4, N, 0)],
+    "a chunk behind another": [(70, 4, 4, N, 0)],
+    "fewer rows than the convolution sees": [(2, 4, 4, N, 0), (3, N, 1, N, 0)],
+    "checkpoints": [(100, 2, 3, 6, 80), (64, 4, 4, 7, 64), (2, 5, 5, 8, 1)],
+    "chunks and decodes": [(65, 1, 1, 2, 64), (5, N, 3, N, 0), (1, 4, 4, N, 0), (1, N, 5, N, 0)],
+}
+
+
+@pytest.mark.parametrize("requests", CASES.values(), ids=CASES)
+def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, int, int, int, int]]) -> None:
+    from engine.recurrence.triton_recurrence import TritonRecurrence
+
+    ours, theirs, batch = pool(1), pool(1), batch_of(requests)
+    kernels, oracle = TritonRecurrence(ours), TorchRecurrence(theirs)
+    kernels.prepare(batch)
+    oracle.prepare(batch)
+    for layer in range(2):
+        given = inputs(len(batch.input_ids), seed=layer)
+        expected = oracle.recur(layer, *given)
+        torch.testing.assert_close(kernels.recur(layer, *given), expected, atol=2e-5, rtol=1e-4)
+        for mine, wanted in zip(ours.layer(layer), theirs.layer(layer), strict=True):
+            torch.testing.assert_close(mine, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_equal_tokens_without_decay_do_not_overflow() -> None:
+    """Powers of the system that is solved have entries up to 10^17, its inverse has none above 1."""
+    from engine.recurrence.triton_recurrence import TritonRecurrence
+
+    batch = batch_of([(64, N, 1, N, 0)])
+    mixed, decays, beta, kernel = inputs(64)
+    given = mixed[:1].expand(64, -1).contiguous(), decays * 0, beta * 0 + 1, kernel
+    results = []
+    for recurrence in (TritonRecurrence(pool(1)), TorchRecurrence(pool(1))):
+        recurrence.prepare(batch)
+        results.append(recurrence.recur(0, *given))
+    torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
+
+
+def test_a_padded_graph_step_changes_the_slots_of_its_requests_alone() -> None:
+    from engine.recurrence.triton_recurrence import TritonRecurrence
+
+    ours, theirs = pool(1), pool(1)
+    kernels, oracle = TritonRecurrence(ours), TorchRecurrence(theirs)
+    batch = batch_of([(1, 3, 3, N, 0), (1, N, 5, N, 0)])
+    kernels.init_graphs(8)
+    kernels.prepare_capture(4)
+    kernels.prepare_replay(batch, 4)
+    oracle.prepare(batch)
+    mixed, decays, beta, kernel = inputs(4)
+    expected = oracle.recur(0, mixed[:2], decays[:2], beta[:2], kernel)
+    result = kernels.recur(0, mixed, decays, beta, kernel)
+    torch.testing.assert_close(result[:2], expected, atol=2e-5, rtol=1e-4)
+    for mine, wanted in zip(ours.layer(0), theirs.layer(0), strict=True):
+        torch.testing.assert_close(mine[:SLOTS], wanted[:SLOTS], atol=2e-5, rtol=1e-4)
