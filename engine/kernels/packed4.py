@@ -25,6 +25,17 @@ _BYTES: Final = 512
 _WARPS: Final = 2
 
 
+class _Tiling(NamedTuple):
+    """Of `packed4_matmul`."""
+
+    rows: int
+    features: int
+    depth: int
+    """Bytes of a weight's row that are expanded at once."""
+    warps: int
+    stages: int
+
+
 class Packed4(NamedTuple):
     """Matrices [E, N, K] of 4-bit values in groups of 32, 64 or 128 columns."""
 
@@ -65,11 +76,10 @@ def packed4_matmul(
     out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
     if not num_rows:
         return out
-    rows = num_rows / num_experts
-    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    tile_features = 32 if num_rows * num_features < 132 * 16 * 64 else 128
-    tiles = row_tiles(num_rows, num_experts, starts, tile_rows)
-    _matmul[(tiles * triton.cdiv(num_features, tile_features),)](
+    tiling = _tiling(num_rows, num_features, num_experts)
+    tiles = row_tiles(num_rows, num_experts, starts, tiling.rows)
+    half_width = packed.width // 2
+    _matmul[(tiles * triton.cdiv(num_features, tiling.features),)](
         x,
         packed.codes,
         packed.scale,
@@ -83,19 +93,30 @@ def packed4_matmul(
         depth=2 * half,
         groups=packed.scale.shape[2],
         width=packed.width,
+        at_once=max(1, tiling.depth // half_width),
         integers=packed.zero is not None,
         num_experts=num_experts,
         columns=triton.next_power_of_2(num_experts),
         per_token=per_token,
         grouped=starts is not None,
         gathered=order is not None,
-        tile_rows=tile_rows,
-        tile_features=tile_features,
+        tile_rows=tiling.rows,
+        tile_features=tiling.features,
         swizzle=SWIZZLE,
-        num_warps=4,
-        num_stages=4,
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
     )
     return out
+
+
+def _tiling(num_rows: int, num_features: int, num_experts: int) -> _Tiling:
+    """Few rows are bound by expanding weights, which a tile of more rows does once for all of them."""
+    rows = num_rows / num_experts
+    if rows > 96:
+        return _Tiling(rows=128, features=128, depth=64, warps=8, stages=3)
+    tile_rows = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    features = 32 if num_rows * num_features < 132 * 16 * 64 else 64 if tile_rows == 16 else 128
+    return _Tiling(tile_rows, features, depth=64, warps=4, stages=4)
 
 
 def packed4_matvec(x: torch.Tensor, packed: Packed4, bias: torch.Tensor | None) -> torch.Tensor:
@@ -172,6 +193,14 @@ def _factor(scale, integers: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _spread(of_groups, half: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[N, G], a number of each group, for each of its codes: [N, G * half]."""
+    rows: tl.constexpr = of_groups.shape[0]
+    groups: tl.constexpr = of_groups.shape[1]
+    return tl.broadcast_to(of_groups[:, :, None], (rows, groups, half)).reshape(rows, groups * half)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,
@@ -186,6 +215,7 @@ def _matmul(  # type: ignore[no-untyped-def]
     depth: tl.constexpr,
     groups: tl.constexpr,
     width: tl.constexpr,
+    at_once: tl.constexpr,
     integers: tl.constexpr,
     num_experts: tl.constexpr,
     columns: tl.constexpr,
@@ -217,23 +247,30 @@ def _matmul(  # type: ignore[no-untyped-def]
     inside = row < end
     feature = feature_tile * tile_features + tl.arange(0, tile_features)
     present = feature < num_features
-    k = tl.arange(0, half)
-    x_ptrs = x_ptr + source[:, None] * depth + k[None, :]
-    codes_ptrs = codes_ptr + (chosen * num_features + feature[None, :]) * (depth // 2) + k[:, None]
-    of_group = (chosen * num_features + feature) * groups
+    # Codes of consecutive groups are contiguous; the columns of their values are so within half a group.
+    k = tl.arange(0, at_once * half)
+    column = tl.max_contiguous(tl.multiple_of(k // half * width + k % half, half), half)
+    group = tl.arange(0, at_once)
+    of_feature = chosen * num_features + feature[:, None]
+    x_ptrs = x_ptr + source[:, None] * depth + column[None, :]
+    codes_ptrs = codes_ptr + of_feature * (depth // 2) + k[None, :]
+    of_group = of_feature * groups + group[None, :]
     total = tl.zeros([tile_rows, tile_features], dtype=tl.float32)
-    for group in range(groups):
-        both = tl.load(codes_ptrs + group * half, mask=present[None, :], other=0)
-        low = tl.load(x_ptrs + group * width, mask=inside[:, None], other=0.0)
-        high = tl.load(x_ptrs + group * width + half, mask=inside[:, None], other=0.0)
+    for start in range(0, groups, at_once):
+        left = (k < (groups - start) * half)[None, :]
+        known = present[:, None] & (group < groups - start)[None, :]
+        both = tl.load(codes_ptrs + start * half, mask=present[:, None] & left, other=0)
+        low = tl.load(x_ptrs + start * width, mask=inside[:, None] & left, other=0.0)
+        high = tl.load(x_ptrs + start * width + half, mask=inside[:, None] & left, other=0.0)
         of_low, of_high = _value(both & 15, integers), _value(both >> 4, integers)
         if integers:
-            zero = _zero(tl.load(zero_ptr + of_group + group, mask=present, other=0))[None, :]
+            zero = _zero(tl.load(zero_ptr + of_group + start, mask=known, other=0))
+            zero = _spread(zero, half)
             of_low -= zero
             of_high -= zero
-        scale = _factor(tl.load(scale_ptr + of_group + group, mask=present, other=0), integers)[None, :]
-        total = tl.dot(low, (of_low * scale).to(low.dtype), total)
-        total = tl.dot(high, (of_high * scale).to(low.dtype), total)
+        scale = _spread(_factor(tl.load(scale_ptr + of_group + start, mask=known, other=0), integers), half)
+        total = tl.dot(low, (of_low * scale).to(low.dtype).T, total)
+        total = tl.dot(high, (of_high * scale).to(low.dtype).T, total)
     out_ptrs = out_ptr + row[:, None].to(tl.int64) * num_features + feature[None, :]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & present[None, :])
 

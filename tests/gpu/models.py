@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GPT2Config,
@@ -22,6 +24,7 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 VOCAB = 512
 
@@ -85,6 +88,35 @@ def build(name: str) -> PreTrainedModel:
                     n_group=4,
                     topk_group=2,
                     moe_intermediate_size=128,
+                )
+            )
+        case "deepseek":
+            model = DeepseekV3ForCausalLM(
+                DeepseekV3Config(
+                    **{**_SHAPE, "num_key_value_heads": 8},
+                    kv_lora_rank=512,
+                    q_lora_rank=128,
+                    qk_rope_head_dim=64,
+                    qk_nope_head_dim=64,
+                    v_head_dim=64,
+                    head_dim=64,
+                    first_k_dense_replace=3,
+                    n_routed_experts=8,
+                    num_experts_per_tok=2,
+                    n_group=1,
+                    topk_group=1,
+                    moe_intermediate_size=128,
+                )
+            )
+        case "qwen3.5":
+            model = Qwen3_5ForCausalLM(
+                Qwen3_5TextConfig(
+                    **{**_SHAPE, "num_hidden_layers": 4},
+                    head_dim=128,
+                    linear_num_key_heads=2,
+                    linear_num_value_heads=4,
+                    linear_key_head_dim=64,
+                    linear_value_head_dim=64,
                 )
             )
         case "gpt2":

@@ -12,7 +12,17 @@ from engine.executor.runner import ModelRunner
 from tests.gpu.driving import Forced, gpu_config, random_tokens, step
 from tests.gpu.models import save
 
-MODELS = ["llama-64", "llama-128", "qwen2", "qwen3", "mixtral", "qwen3-experts", "glm4-experts", "gpt2"]
+MODELS = [
+    "llama-64",
+    "llama-128",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "qwen3-experts",
+    "glm4-experts",
+    "gpt2",
+    "deepseek",
+]
 
 
 def deviation(predicted: torch.Tensor, expected: torch.Tensor) -> float:

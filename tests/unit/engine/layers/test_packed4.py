@@ -1,0 +1,57 @@
+"""Products with 4-bit weights by the kernel for GPUs, interpreted, against those of the values."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(("depth", "features"), [(192, 40), (512, 32)])
+def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
+    """Groups of the last step may be fewer than the kernel takes at once."""
+    from engine.kernels.packed4 import packed4_matmul
+    from engine.layers.formats.mxfp4 import Mxfp4
+    from engine.layers.formats.packed4_gpu import interleaved
+
+    torch.manual_seed(0)
+    experts = 3
+    stored = {
+        "blocks": torch.randint(0, 256, (experts, features, depth // 2), dtype=torch.uint8),
+        "scales": torch.randint(110, 130, (experts, features, depth // 32), dtype=torch.uint8),
+    }
+    method = Mxfp4(torch.float32)
+    packed = interleaved(method.codes(stored), None, stored["scales"])
+    chosen = torch.randint(0, experts, (tokens,)).sort().values
+    starts = torch.searchsorted(chosen, torch.arange(experts + 1)).int()
+    order = torch.randperm(tokens).int()
+    x = torch.randn(tokens, depth)
+
+    product = packed4_matmul(x, packed, starts=starts, order=order)
+
+    expected = torch.einsum("tk,tnk->tn", x[order.long()], method.dense(stored)[chosen])
+    torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [32, 128])
+def test_integers_with_zero_points_equal_their_values(width: int) -> None:
+    from engine.kernels.packed4 import packed4_matmul
+    from engine.layers.formats.packed4_gpu import interleaved
+
+    torch.manual_seed(0)
+    features, depth = 24, 384
+    codes = torch.randint(0, 16, (features, depth), dtype=torch.uint8)
+    zero = torch.randint(0, 16, (features, depth // width)).float()
+    scale = torch.rand(features, depth // width)
+    x = torch.randn(5, depth)
+
+    product = packed4_matmul(x, interleaved(codes, zero, scale))
+
+    values = (codes.view(features, -1, width) - zero.unsqueeze(2)) * scale.unsqueeze(2)
+    torch.testing.assert_close(product, x @ values.flatten(1).t(), rtol=1e-4, atol=1e-3)
