@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.layers.linear_layer import weight
 from engine.layers.ops import Ops
@@ -21,19 +20,20 @@ class Convolution(nn.Module):
 
 
 class Decay(nn.Module):
-    """How much of its state each value head keeps at a token, from a projection of that token.
+    """How much of its state each value head keeps at a token, and how much it learns, from projections.
 
     In float32 whatever the model's dtype: the decays of all tokens multiply.
     """
 
-    def __init__(self, heads: int) -> None:
+    def __init__(self, heads: int, ops: Ops) -> None:
         super().__init__()
+        self._ops = ops
         self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
 
-    def forward(self, a: Tensor) -> Tensor:
-        """a [T, heads] -> the logarithm of the decay, float32, at most 0."""
-        return -self.A_log.exp() * functional.softplus(a.float() + self.dt_bias)
+    def forward(self, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """rates [T, 2 * heads] -> logarithms of decays, and learning rates: see `Ops.delta_rates`."""
+        return self._ops.delta_rates(rates, self.A_log, self.dt_bias)
 
 
 class GatedNorm(nn.Module):
@@ -46,5 +46,4 @@ class GatedNorm(nn.Module):
         self._ops = ops
 
     def forward(self, heads: Tensor, gate: Tensor) -> Tensor:
-        normed = self._ops.rms_norm(heads, self.weight, self._eps)
-        return (normed * functional.silu(gate.float())).to(heads.dtype)
+        return self._ops.gated_norm(heads, gate, self.weight, self._eps)

@@ -10,6 +10,7 @@ from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
+from engine.kernels.delta_gates import delta_rates, gated_norm
 from engine.kernels.gate import gate
 from engine.kernels.routing import route_tokens
 from engine.kernels.weighted_sum import weighted_sum
@@ -53,6 +54,12 @@ class FlashInferOps(Ops):
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         rmsnorm(heads, weight, eps, out=heads)
+
+    def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+        return delta_rates(rates, a_log, dt_bias)
+
+    def gated_norm(self, heads: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return gated_norm(heads, gate, weight, eps)
 
     def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
         eligible = scores_of(logits, bias, spec)[1].contiguous() if spec.groups > 1 else None

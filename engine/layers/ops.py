@@ -73,6 +73,18 @@ class Ops:
         """Normalise each of `heads` [T, H, D], a slice of a larger tensor, in place."""
         heads.copy_(self.rms_norm(heads, weight, eps))
 
+    def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a delta net, from `rates` [T, 2H], learning rates first: the logarithms of how much of its state
+        each head keeps at a token, at most 0, and its learning rates, both [T, H] float32.
+        """
+        beta, decay = rates.float().chunk(2, dim=1)
+        return -a_log.exp() * functional.softplus(decay + dt_bias), beta.sigmoid()
+
+    def gated_norm(self, heads: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """`rms_norm` of each of `heads` [T, H, D], times SiLU of `gate`."""
+        normed = self.rms_norm(heads, weight, eps)
+        return (normed * functional.silu(gate.float())).to(heads.dtype)
+
     def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
         """`routing.route`. `live` [1]: how many rows of `logits` are tokens; the rest is padding."""
         return route(logits, bias, spec)

@@ -63,7 +63,7 @@ class GatedDeltaNet(nn.Module):
             bias=False,
         )
         self.convolution = Convolution(delta.mixed_size, delta.kernel)
-        self.decay = Decay(delta.value_heads)
+        self.decay = Decay(delta.value_heads, layers.ops)
         self.norm = GatedNorm(delta.value_dim, spec.norm_eps, layers.ops)
         self.out = layers.sum_linear(
             "linear_attn.out_proj",
@@ -74,10 +74,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attn: RecurrentAttention) -> Tensor:
         mixed, gate = self.mixed_and_gate(x).split(self._sizes, dim=1)
-        beta, decay = self.rates(x).chunk(2, dim=1)
-        heads = attn.recur(
-            self.index, mixed, self.decay(decay), beta.float().sigmoid(), self.convolution.weight
-        )
+        heads = attn.recur(self.index, mixed, *self.decay(self.rates(x)), self.convolution.weight)
         output: Tensor = self.out(self.norm(heads, gate.unflatten(1, self._heads)).flatten(1))
         return output
 

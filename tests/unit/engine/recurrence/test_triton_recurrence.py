@@ -121,3 +121,22 @@ def test_a_padded_graph_step_changes_the_slots_of_its_requests_alone() -> None:
     torch.testing.assert_close(result[:2], expected, atol=2e-5, rtol=1e-4)
     for mine, wanted in zip(ours.layer(0), theirs.layer(0), strict=True):
         torch.testing.assert_close(mine[:SLOTS], wanted[:SLOTS], atol=2e-5, rtol=1e-4)
+
+
+def test_rates_and_gated_norms_equal_those_of_plain_torch() -> None:
+    from engine.kernels.delta_gates import delta_rates, gated_norm
+    from engine.layers.ops import Ops
+
+    heads, tokens = 6, 5
+    rates = torch.randn(tokens, 2 * heads) * 20
+    parameters = torch.randn(heads), torch.randn(heads)
+    for mine, wanted in zip(
+        delta_rates(rates, *parameters), Ops().delta_rates(rates, *parameters), strict=True
+    ):
+        torch.testing.assert_close(mine, wanted, atol=1e-6, rtol=1e-5)
+    given = torch.randn(tokens, heads, 24)
+    gate = torch.randn(tokens, heads * 24 + 7)[:, : heads * 24].unflatten(1, (heads, 24))
+    weight = torch.randn(24)
+    torch.testing.assert_close(
+        gated_norm(given, gate, weight, 1e-6), Ops().gated_norm(given, gate, weight, 1e-6)
+    )
