@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.kernels.add_norm import add_norm
 from engine.kernels.delta_gates import delta_rates, gated_norm
 from engine.kernels.gate import gate
+from engine.kernels.latent_rows import latent_rows
 from engine.kernels.routing import route_tokens
 from engine.kernels.weighted_sum import weighted_sum
 from engine.layers.ops import Ops, Rotation
@@ -54,6 +55,21 @@ class FlashInferOps(Ops):
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         rmsnorm(heads, weight, eps, out=heads)
+
+    def latent_rows(
+        self,
+        absorbed: Tensor,
+        queries: Tensor,
+        latents: Tensor,
+        weight: Tensor,
+        eps: float,
+        rotation: Rotation,
+        *,
+        interleaved: bool,
+    ) -> Tensor:
+        assert isinstance(rotation, Positions)
+        angles = rotation.table, rotation.positions
+        return latent_rows(absorbed, queries, latents, weight, eps, *angles, interleaved=interleaved)
 
     def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
         return delta_rates(rates, a_log, dt_bias)

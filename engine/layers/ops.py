@@ -73,6 +73,31 @@ class Ops:
         """Normalise each of `heads` [T, H, D], a slice of a larger tensor, in place."""
         heads.copy_(self.rms_norm(heads, weight, eps))
 
+    def latent_rows(
+        self,
+        absorbed: Tensor,
+        queries: Tensor,
+        latents: Tensor,
+        weight: Tensor,
+        eps: float,
+        rotation: Rotation,
+        *,
+        interleaved: bool,
+    ) -> Tensor:
+        """Queries, and the latent of each token as it is stored: [T, H + 1, rank + R].
+
+        From `absorbed` [T, H, rank] and `queries` [T, H, R], which are still to be rotated, and from
+        `latents` [T, rank + R], of which the first part is still to be normalised and the rest rotated.
+        `interleaved`: the pairs that are rotated together are neighbours; afterwards they are R / 2 apart.
+        """
+        rank = absorbed.shape[2]
+        normed = self.rms_norm(latents[:, :rank].contiguous(), weight, eps)
+        rotated = torch.cat((queries, latents[:, None, rank:]), dim=1)
+        if interleaved:
+            rotated = rotated.view(*rotated.shape[:2], -1, 2).transpose(2, 3).flatten(2)
+        rotated = rotation.turn(rotated.contiguous())
+        return torch.cat((torch.cat((absorbed, normed[:, None]), dim=1), rotated), dim=2)
+
     def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
         """Of a delta net, from `rates` [T, 2H], learning rates first: the logarithms of how much of its state
         each head keeps at a token, at most 0, and its learning rates, both [T, H] float32.

@@ -80,6 +80,7 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.index = index
         self.latent = latent
+        self._ops = layers.ops
         self.num_heads = spec.num_heads
         hidden, rank = spec.hidden_size, latent.query_rank
         stored = layers.quantization
@@ -113,16 +114,18 @@ class LatentAttention(nn.Module):
         latent = self.latent
         keys, values = self.expansion.matrices()
         row = self.row(x)
-        normed = self.norm(row[:, : latent.rank].contiguous())
         if self.query_latent is not None and self.query_norm is not None:
             x = self.query_norm(self.query_latent(x))
         queries = self.queries(x).view(len(x), self.num_heads, latent.query_dim)
-        rotated = torch.cat((queries[:, :, latent.unrotated :], row[:, None, latent.rank :]), dim=1)
-        if latent.interleaved:
-            rotated = rotated.view(*rotated.shape[:2], -1, 2).transpose(2, 3).flatten(2)
-        rotated = rotation.turn(rotated.contiguous())
-        absorbed = torch.einsum("thn,hnr->thr", queries[:, :, : latent.unrotated], keys)
-        rows = torch.cat((torch.cat((absorbed, normed[:, None]), dim=1), rotated), dim=2)
+        rows = self._ops.latent_rows(
+            torch.einsum("thn,hnr->thr", queries[:, :, : latent.unrotated], keys),
+            queries[:, :, latent.unrotated :],
+            row,
+            self.norm.weight,
+            _EPS,
+            rotation,
+            interleaved=latent.interleaved,
+        )
         attended = torch.einsum("thr,hvr->thv", attn.forward(self.index, rows, None), values)
         output: Tensor = self.out(attended.flatten(1))
         return output
