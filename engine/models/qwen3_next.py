@@ -74,7 +74,8 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, attn: RecurrentAttention) -> Tensor:
         mixed, gate = self.mixed_and_gate(x).split(self._sizes, dim=1)
-        heads = attn.recur(self.index, mixed, *self.decay(self.rates(x)), self.convolution.weight)
+        log_decay, beta = self.decay(self.rates(x))
+        heads = attn.recur(self.index, mixed, log_decay, beta, self.convolution.weight)
         output: Tensor = self.out(self.norm(heads, gate.unflatten(1, self._heads)).flatten(1))
         return output
 
