@@ -1,0 +1,43 @@
+"""Routing by the kernels for GPUs, interpreted, against routing in plain torch."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+import pytest
+import torch
+
+from engine.layers.routing import route
+from engine.spec.expert_spec import ExpertSpec
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
+)
+
+
+@pytest.mark.parametrize("tokens", [3, 100, 2100])
+def test_tokens_reach_the_experts_that_plain_torch_chooses(tokens: int) -> None:
+    """The most tokens are so many blocks that their counts are summed in a launch of their own."""
+    from engine.kernels.routing import route_tokens
+
+    spec = ExpertSpec(count=6, per_token=2, intermediate_size=8, normalized=True)
+    logits = torch.randn(tokens, 6)
+
+    routing = route_tokens(
+        logits,
+        None,
+        None,
+        torch.tensor([tokens], dtype=torch.int32),
+        per_token=2,
+        sigmoid=False,
+        normalized=True,
+        scale=1.0,
+    )
+
+    expected = route(logits, None, spec)
+    torch.testing.assert_close(routing.weights, expected.weights)
+    assert torch.equal(routing.starts.long(), expected.starts)
+    assert torch.equal(routing.order[routing.places.flatten().long()], torch.arange(2 * tokens).int())
+    for begin, end in pairwise(expected.starts.tolist()):  # within an expert, any order
+        assert torch.equal(routing.order[begin:end].sort().values.long(), expected.order[begin:end])
