@@ -72,14 +72,16 @@ class ChunkAttention:
             dtypes = pool.dtype, pool.tensor.dtype
             return PagedKernel(kernel, heads, pool.page_size, dtypes, workspace.partial_results, rule)
 
-        kernel = Kernel.FA3 if workspace.hopper else Kernel.FA2
         # FA3 reads pages of 8 bits only with queries of 8 bits.
         by_fa3 = workspace.hopper and pool.fp8 is None
         self._split = paged(Kernel.FA2)
         self._paged = self._whole = paged(Kernel.FA3) if by_fa3 else self._split
-        # FA3 loads rows in bulk but has to collect pages token by token; FA2 does the same for both.
-        dtypes = pool.dtype, pool.dtype
-        self._ragged = RaggedKernel(kernel, heads, 1, dtypes, workspace.partial_results, rule)
+        # FA3 loads rows in bulk but has to collect pages token by token. FA2 does the same for both, and would
+        # take the padding of a copy for context: without FA3 there are no copies.
+        self._ragged: RaggedKernel | None = None
+        if workspace.hopper:
+            dtypes = pool.dtype, pool.dtype
+            self._ragged = RaggedKernel(Kernel.FA3, heads, 1, dtypes, workspace.partial_results, rule)
         self._gathering: _Gathering | None = None
         self._tables: list[Tables] = []
 
@@ -97,8 +99,8 @@ class ChunkAttention:
         padded = -(-(context_lens + RaggedKernel.TILE) // self._pool.page_size)
         num_rows = int(padded.sum()) * self._pool.page_size
         readers = float(lengths @ context_lens) / float(context_lens.sum())
-        if num_rows <= self._copy.shape[1] and readers >= _WORTH_A_COPY:
-            self._plan_copy(query_indptr, context_lens, block_tables, padded)
+        if self._ragged and num_rows <= self._copy.shape[1] and readers >= _WORTH_A_COPY:
+            self._plan_copy(self._ragged, query_indptr, context_lens, block_tables, padded)
         else:
             self._plan_pages(query_indptr, context_lens, block_tables)
 
@@ -117,7 +119,7 @@ class ChunkAttention:
         the share of the tokens in the softmax. `scales`: of the stored keys and values.
         """
         lse = None if sinks is None else torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        if self._gathering is None:
+        if self._gathering is None or self._ragged is None:
             self._paged.run(self._tables[table], q, pages, out, lse, key_scale=scales[0])
         else:
             rows = self._copy[:, : self._gathering.num_rows]
@@ -144,6 +146,7 @@ class ChunkAttention:
 
     def _plan_copy(
         self,
+        ragged: RaggedKernel,
         query_indptr: Ints,
         context_lens: Ints,
         block_tables: Sequence[BlockTables],
@@ -160,7 +163,7 @@ class ChunkAttention:
         query_rows, kv_rows, sent_fills, *sent = send(
             [batch.query_indptr, batch.kv_indptr, _int32(fills), *sources], self._pool.tensor.device
         )
-        self._ragged.plan(batch, query_rows, kv_rows)
+        ragged.plan(batch, query_rows, kv_rows)
         self._gathering = _Gathering(sent, sent_fills, int(first[-1]) * page_size)
 
 

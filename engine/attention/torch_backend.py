@@ -320,10 +320,7 @@ def _attend(
 
     `heads`: the shape in which sinks broadcast.
     """
-    # On GPUs latents with kernels never come here. Of the others' values, which are narrower than keys, and
-    # of rows of a few features, torch's kernels for 16 bits fail on views of pages.
-    if q.is_cuda and rule.latent_rank is not None and q.dtype != torch.float32:
-        return _attend(q.float(), keys.float(), values.float(), mask, rule, heads).to(q.dtype)
+    # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
     narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
     if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)

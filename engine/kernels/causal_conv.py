@@ -75,7 +75,7 @@ def convolve_chunks(
         taps=weight.shape[2],
         rows=rows,
         block=_FEATURES,
-        num_warps=4,
+        num_warps=8,
     )
 
 
