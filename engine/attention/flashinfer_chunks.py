@@ -76,8 +76,8 @@ class ChunkAttention:
         by_fa3 = workspace.hopper and pool.fp8 is None
         self._split = paged(Kernel.FA2)
         self._paged = self._whole = paged(Kernel.FA3) if by_fa3 else self._split
-        # FA3 loads rows in bulk but has to collect pages token by token. FA2 does the same for both, and would
-        # take the padding of a copy for context: without FA3 there are no copies.
+        # FA3 loads rows in bulk but has to collect pages token by token. FA2 does the same for both, and
+        # would take the padding of a copy for context: without FA3 there are no copies.
         self._ragged: RaggedKernel | None = None
         if workspace.hopper:
             dtypes = pool.dtype, pool.dtype
