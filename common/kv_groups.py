@@ -6,11 +6,22 @@ The engine allocates by these rules, KV transfer sends by them, the router sizes
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["NO_PAGE", "ONE_GROUP", "KVGroup", "full_group", "group_layers", "kept_pages", "kept_places"]
+__all__ = [
+    "NO_PAGE",
+    "ONE_GROUP",
+    "KVGroup",
+    "RequestPages",
+    "full_group",
+    "group_layers",
+    "kept_pages",
+    "kept_places",
+]
 
 _MOST_GROUPS: Final = 8
 """More groups would waste fewer layers, but make pages small and block tables long."""
@@ -48,6 +59,43 @@ def full_group(num_layers: int) -> tuple[KVGroup, ...]:
 
 ONE_GROUP: Final = full_group(1)
 """For those that ask for pages alone, of a model whose layers all attend to the whole context."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPages:
+    """Most pages that a request takes at a time, by its length. Engines admit and routers place by it."""
+
+    page_size: int = 1
+    most_blocks: tuple[int, ...] = (sys.maxsize,)
+    """Of each group: of how many blocks a request has pages at most while its prompt is computed."""
+
+    @classmethod
+    def of_groups(cls, page_size: int, groups: Sequence[KVGroup], largest_chunk: int | None) -> RequestPages:
+        """`largest_chunk`: of a prompt; None: prompts may be computed whole."""
+
+        def most(window: int | None) -> int:
+            # With the chunk in flight, and the next one.
+            if window is None or largest_chunk is None:
+                return sys.maxsize
+            return -(-(window + 2 * largest_chunk) // page_size) + 1
+
+        return cls(page_size, tuple(most(group.window) for group in groups))
+
+    def of_blocks(self, blocks: int) -> int:
+        return sum([min(blocks, most) for most in self.most_blocks])
+
+    def of(self, num_tokens: int) -> int:
+        return self.of_blocks(-(-num_tokens // self.page_size))
+
+    def largest_request(self, num_pages: int, limit: int) -> int:
+        """Tokens, at most `limit`, of the largest request that fits."""
+        most = -(-limit // self.page_size)
+        blocks = bisect_right(range(most + 1), num_pages, key=self.of_blocks) - 1
+        return min(limit, blocks * self.page_size)
+
+    def tokens_in(self, num_pages: int, length: int) -> int:
+        """Tokens of as many requests of `length` tokens as fit beside each other, with a share of one."""
+        return num_pages * length // self.of(length)
 
 
 def group_layers(windows: Sequence[int | None], context: int) -> tuple[KVGroup, ...]:

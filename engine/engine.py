@@ -7,6 +7,7 @@ It has one caller, on one thread. Every worker has the same engine with the same
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,8 +68,11 @@ class Engine:
         )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
-        self.max_tokens = self.kv.needs.largest_request(num_pages, config.max_model_len)
+        self.max_tokens = self.kv.needs.of_request.largest_request(num_pages, config.max_model_len)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
+        slots = self.kv.states.pool.num_pages if self.kv.states is not None else sys.maxsize
+        self.max_running = min(config.scheduler.max_running_requests, slots)
+        """Requests that may run at a time: each takes a slot, if the model has recurrent states."""
         self.scheduler = Scheduler(
             config.scheduler,
             self.kv,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.config import PATIENCE
 from engine.device.defaults import PREFILL_CHUNK
 from router.config.choices import Mode, Routing
@@ -43,8 +44,12 @@ class Deployment:
     patience: float = PATIENCE
     device: DeviceCosts = H200_8B
     link: LinkCosts = NVLINK
+    groups: tuple[KVGroup, ...] = ONE_GROUP
+    """Of the model's layers."""
     kv_tokens: int = 832_000
-    """KV pool of each worker, in tokens."""
+    """KV pool of each worker, in tokens with a page in every group."""
+    max_running: int = 512
+    """Requests that a worker computes at a time."""
 
     @property
     def name(self) -> str:
@@ -71,7 +76,9 @@ class Deployment:
             radix_cache=self.radix_cache,
             patience=self.patience,
             page_size=page_size,
-            num_pages=self.kv_tokens // page_size,
+            groups=self.groups,
+            num_pages=self.kv_tokens // page_size * len(self.groups),
+            max_running=self.max_running,
         )
         roles = (Preference.PREFILL,) * self.prefill + (Preference.DECODE,) * self.decode
         if self.mode is Mode.MIXED:

@@ -54,6 +54,8 @@ class DeviceCosts:
     """To read the KV of one token of a decode's context."""
     pair: float = 1.1e-9
     """Attention, per pair of a prompt token and a token that it attends to."""
+    windows: tuple[tuple[int, float], ...] = ()
+    """Windows of layers, in tokens, each with the share of layers that have it; the others have none."""
     step: float = 0.5e-3
     """Everything else on the device."""
     prompts: float = 1.0e-3
@@ -71,8 +73,15 @@ class DeviceCosts:
 
     def seconds(self, work: StepWork) -> float:
         rows = -(-(work.prompt_tokens + work.decodes) // self.padding) * self.padding
-        seconds = self.step + self.of_matrices(rows) + self.context * work.context_tokens
-        return seconds + (self.prompts + self.pair * work.attention if work.prompt_tokens else 0.0)
+        context = self._attended(work.context_tokens, work.decodes)
+        pairs = self._attended(work.attention, work.prompt_tokens)
+        seconds = self.step + self.of_matrices(rows) + self.context * context
+        return seconds + (self.prompts + self.pair * pairs if work.prompt_tokens else 0.0)
+
+    def _attended(self, tokens: float, rows: int) -> float:
+        """Of `tokens` before `rows` rows together, those that a layer attends to, averaged over layers."""
+        behind = [share * max(0.0, tokens - rows * window) for window, share in self.windows]
+        return tokens - sum(behind)
 
     def of_matrices(self, rows: float) -> float:
         points = self.matrices

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.kv_groups import ONE_GROUP
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.config import EngineConfig
 from engine.core.plan import StepPlan
 from engine.engine import Engine
@@ -39,13 +39,19 @@ class Clock:
 
 
 def simulated_engine(
-    config: EngineConfig, costs: StepCosts, clock: Clock, *, hooks: Hooks = NO_HOOKS, seed: int = 1
+    config: EngineConfig,
+    costs: StepCosts,
+    clock: Clock,
+    *,
+    groups: tuple[KVGroup, ...] = ONE_GROUP,
+    hooks: Hooks = NO_HOOKS,
+    seed: int = 1,
 ) -> Engine:
     """The real engine on a device that is only a formula. Every token it samples is the same.
 
-    `seed`: of small random deviations from `costs`.
+    `groups`: of the model's layers. `seed`: of small random deviations from `costs`.
     """
-    runner: Any = _Runner(costs, clock, seed)
+    runner: Any = _Runner(costs, clock, groups, seed)
     return Engine(config, hooks=hooks, runner=runner, clock=clock.now)
 
 
@@ -56,19 +62,20 @@ def end_of_step(engine: Engine) -> float:
     return ends
 
 
+@dataclass(frozen=True, slots=True)
 class _Spec:
-    vocab_size = 1 << 60
-    eos_token_ids = ()
-    kv_groups = ONE_GROUP
+    kv_groups: tuple[KVGroup, ...]
+    vocab_size: int = 1 << 60
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class _Runner:
     """Implements the runner interface of an engine."""
 
-    spec = _Spec()
     num_state_slots = 0
 
-    def __init__(self, costs: StepCosts, clock: Clock, seed: int) -> None:
+    def __init__(self, costs: StepCosts, clock: Clock, groups: tuple[KVGroup, ...], seed: int) -> None:
+        self.spec = _Spec(groups)
         self._costs = costs
         self._clock = clock
         self._noise = random.Random(seed)

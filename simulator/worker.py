@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+from common.kv_groups import ONE_GROUP, KVGroup
 from engine.config import PATIENCE, EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured, StepOutput
 from engine.core.kv_manager import Reservation
@@ -42,7 +43,9 @@ class WorkerSettings:
     tpot_target_s: float | None = None
     """In place of `step_target_s`: see `SchedulerConfig`."""
     pause_target_s: float | None = None
+    groups: tuple[KVGroup, ...] = ONE_GROUP
     num_pages: int = 52_000
+    """Of all groups together."""
     page_size: int = 16
     max_running: int = 512
     radix_cache: bool = False
@@ -120,8 +123,10 @@ class SimWorker:
         self.number = number
         self.settings = settings
         self._clock = Clock()
-        self.engine = simulated_engine(settings.engine_config(), costs, self._clock, hooks=self, seed=number)
-        self.load = WorkerLoad(settings.page_size, settings.max_running)
+        self.engine = simulated_engine(
+            settings.engine_config(), costs, self._clock, groups=settings.groups, hooks=self, seed=number
+        )
+        self.load = WorkerLoad(self.engine.kv.needs.of_request, settings.max_running)
         """The router's account of this worker."""
         self.num_commands = 0
         """That were sent."""

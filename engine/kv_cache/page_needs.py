@@ -5,15 +5,13 @@ A block table is flat: page g of block i is at place i * (number of groups) + g.
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.kv_groups import NO_PAGE, KVGroup, kept_places
+from common.kv_groups import NO_PAGE, KVGroup, RequestPages, kept_places
 
 __all__ = ["PageNeeds", "Windowed"]
 
@@ -36,25 +34,20 @@ class PageNeeds:
         self.page_size = page_size
         self.groups = tuple(groups)
         self.stride = len(groups)
+        self.of_request = RequestPages.of_groups(page_size, groups, largest_chunk)
         self.windowed = [
-            Windowed(number, group, *self._reach(group.window, largest_chunk))
+            Windowed(number, group, -(-group.window // page_size) + 1, self.of_request.most_blocks[number])
             for number, group in enumerate(groups)
             if group.window is not None
         ]
         self.num_full = self.stride - len(self.windowed)
-
-    def _reach(self, window: int, largest_chunk: int | None) -> tuple[int, int]:
-        kept = -(-window // self.page_size) + 1
-        if largest_chunk is None:
-            return kept, sys.maxsize
-        return kept, -(-(window + 2 * largest_chunk) // self.page_size) + 1
 
     def blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
     def pages(self, blocks: int) -> int:
         """Most pages that a request holds while its prompt of this many blocks is computed here."""
-        return blocks * self.num_full + sum(min(blocks, windowed.most) for windowed in self.windowed)
+        return self.of_request.of_blocks(blocks)
 
     def growth(self, num_tokens: NDArray[np.int64], tokens: NDArray[np.int64]) -> NDArray[np.int64]:
         """Pages that requests of `num_tokens` take while they decode `tokens` more."""
@@ -63,11 +56,6 @@ class PageNeeds:
         for windowed in self.windowed:
             pages += np.minimum(blocks, np.maximum(windowed.kept - num_tokens // self.page_size, 0))
         return pages
-
-    def largest_request(self, num_pages: int, limit: int) -> int:
-        """Tokens, at most `limit`, of the largest request that fits."""
-        blocks = bisect_right(range(self.blocks(limit) + 1), num_pages, key=self.pages) - 1
-        return min(limit, blocks * self.page_size)
 
     def first_block(self, group: KVGroup, position: int) -> int:
         """The first block with a token that the one before `position` sees."""

@@ -177,5 +177,5 @@ def _in_flight(worker: WorkerView, pace: Pace) -> float:
 
 
 def _fits(request: RequestView, worker: WorkerView) -> bool:
-    pages = -(-(request.prompt_tokens + request.expected_output) // worker.page_size)
+    pages = worker.room.pages.of(request.prompt_tokens + request.expected_output)
     return pages <= worker.available_pages

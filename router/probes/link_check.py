@@ -17,7 +17,7 @@ from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.errors import RouterError
 from router.probes.worker_probe import MakeAttempt
 from router.workers.registry import Registry
-from router.workers.session import WorkerSession
+from router.workers.session import WorkerSession, request_pages
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
@@ -125,7 +125,8 @@ def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:
     """Tokens that fit every worker, in one chunk."""
     longest = _LONGEST
     for info in workers:
-        longest = min(longest, info.chunked_prefill_size or longest, info.num_pages * info.page_size // 2)
+        half = request_pages(info).largest_request(info.num_pages // 2, longest)
+        longest = min(half, info.chunked_prefill_size or longest)
         longest = min(longest, info.max_model_len - _SAMPLING.max_tokens - 1)
     return max(longest, 1)
 

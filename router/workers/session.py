@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, WorkerLost
@@ -28,7 +29,7 @@ from rpc.channel import Endpoint, connect
 from rpc.session import BEAT_S, ROUTER_METADATA
 from rpc.status import RpcUnreachable, translate
 
-__all__ = ["WorkerSession"]
+__all__ = ["WorkerSession", "request_pages"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,12 @@ _LONGEST_TURN_S: Final = 0.15
 _PROBE_S: Final = 5.0
 _AT_ONCE: Final = 32
 """Events handled before yielding to other tasks, so that first events are not delayed by the last."""
+
+
+def request_pages(info: worker_pb2.WorkerInfo) -> RequestPages:
+    """Pages that a request takes on this worker."""
+    size = max(info.page_size, 1)
+    return RequestPages(size, tuple(info.most_blocks)) if info.most_blocks else RequestPages(size)
 
 
 class WorkerSession:
@@ -64,7 +71,7 @@ class WorkerSession:
         """The role that the router uses the worker for; initially `info.role`."""
         self.key: Final = f"{worker_id}@{next(_numbers)}"
         """Unique over all sessions."""
-        self.load = WorkerLoad(max(info.page_size, 1), info.max_running_requests, router)
+        self.load = WorkerLoad(request_pages(info), info.max_running_requests, router)
         self.num_sent = 0
         """Commands so far."""
         self.num_cut = 0

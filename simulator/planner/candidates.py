@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from common.kv_groups import KVGroup, RequestPages
 from engine.device.defaults import PREFILL_CHUNK
 from engine.spec.model_spec import ModelSpec
 from router.config.choices import Mode
@@ -82,15 +83,18 @@ def candidates(
     """
     found: list[Candidate] = []
     reasons: list[str] = []
+    groups = model.kv_groups
+    pages = RequestPages.of_groups(_PAGE, groups, _MIXED_CHUNK)
     ranks = 1
     while ranks <= min(gpus, _MOST_RANKS):
         if gpus % ranks == 0 and model.num_heads % ranks == 0:
             costs = costs_of(model, gpu, ranks)
-            if costs.kv_tokens < longest + _PAGE:
-                room = max(costs.kv_tokens, 0)
+            num_pages = max(costs.kv_tokens, 0) // _PAGE * len(groups)
+            if pages.of(longest + _PAGE) > num_pages:
+                room = pages.largest_request(num_pages, longest)
                 reasons.append(f"{ranks} GPU{'s' * (ranks > 1)} a worker leave KV room for {room:,} tokens")
             else:
-                found += _of_ranks(costs, gpus // ranks, ranks, targets, radix_cache)
+                found += _of_ranks(costs, groups, gpus // ranks, ranks, targets, radix_cache)
         ranks *= 2
     if not found:
         raise DoesNotFit(f"{'; '.join(reasons)}; the longest request has {longest:,}")
@@ -98,7 +102,12 @@ def candidates(
 
 
 def _of_ranks(
-    costs: WorkerCosts, workers: int, ranks: int, targets: Targets, radix_cache: bool
+    costs: WorkerCosts,
+    groups: tuple[KVGroup, ...],
+    workers: int,
+    ranks: int,
+    targets: Targets,
+    radix_cache: bool,
 ) -> Iterator[Candidate]:
     def candidate(mode: Mode, prefill: int, chunk: int, step_s: float | None = None) -> Candidate:
         deployment = Deployment(
@@ -111,7 +120,9 @@ def _of_ranks(
             radix_cache=radix_cache,
             device=costs.device,
             link=costs.link,
+            groups=groups,
             kv_tokens=costs.kv_tokens,
+            max_running=costs.max_running,
         )
         return Candidate(deployment, ranks, chunk, step_s, costs.basis)
 

@@ -7,11 +7,13 @@ which steps become compute-bound. The efficiency at each distance from that ridg
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from engine.kv_cache.slot_count import wanted_slots
 from engine.spec.model_spec import ModelSpec
 from simulator.device import H200_8B, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
@@ -38,6 +40,7 @@ LLAMA_8B: Final = ModelSpec(
 
 _BYTES: Final = 2
 """Bytes of a weight and of a KV value: bfloat16."""
+_MAX_RUNNING: Final = 512
 _FEW_ROWS: Final = (2, 4, 8, 16, 32)
 """Rows at which experts are reached that fewer rows do not reach."""
 _MEMORY_SHARE: Final = 0.9
@@ -62,22 +65,35 @@ class WorkerCosts:
     link: LinkCosts
     kv_tokens: int
     """Capacity of its KV pool; 0 or less: the weights do not fit."""
+    max_running: int
+    """Requests that it computes at a time."""
     basis: Basis
 
 
 def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
     """Costs of a worker with this many tensor-parallel ranks."""
-    measured = ranks == 1 and gpu == H200 and _shape(model) == _shape(LLAMA_8B)
+    measured = ranks == 1 and gpu == H200 and _shape(model) == _shape(LLAMA_8B) and not _windows(model)
     kv_bytes = kv_bytes_per_token(model)
     per_rank = kv_bytes * max(1, model.num_kv_heads // ranks) / model.num_kv_heads
     room = _MEMORY_SHARE * gpu.memory_bytes - weight_bytes(model) / ranks - _ACTIVATIONS
+    room, max_running = _share_with_states(model, ranks, room)
     link = LinkCosts(
         bytes_per_s=ranks * NVLINK.bytes_per_s * gpu.link_bytes_per_s / H200.link_bytes_per_s,
         latency_s=NVLINK.latency_s,
         kv_bytes_per_token=kv_bytes,
     )
     device = H200_8B if measured else _scaled(model, gpu, ranks, per_rank)
-    return WorkerCosts(device, link, int(room / per_rank), Basis.MEASURED if measured else Basis.ESTIMATED)
+    basis = Basis.MEASURED if measured else Basis.ESTIMATED
+    return WorkerCosts(device, link, int(room / per_rank), max_running, basis)
+
+
+def _share_with_states(model: ModelSpec, ranks: int, room: float) -> tuple[float, int]:
+    """Bytes of a rank for pages, and how many requests have slots for their recurrent states beside them."""
+    if model.delta is None:
+        return room, _MAX_RUNNING
+    of_slot = model.delta.state_bytes(_BYTES) / ranks
+    slots = min(wanted_slots(None, _MAX_RUNNING), int(max(room, 0.0) / 2 / of_slot))
+    return room - slots * of_slot, min(slots, _MAX_RUNNING)
 
 
 def kv_bytes_per_token(model: ModelSpec) -> int:
@@ -91,7 +107,9 @@ def weight_bytes(model: ModelSpec) -> float:
 
 def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
     """`kv_bytes`: bytes of KV per token, on one rank."""
-    arithmetic = (model.num_layers * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
+    arithmetic = (
+        (len(model.attention_layers) * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
+    )
     layers = model.num_layers / LLAMA_8B.num_layers
     context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * H200.bytes_per_s / gpu.bytes_per_s
     return DeviceCosts(
@@ -100,12 +118,20 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
             for rows, seconds in _matrices(model, gpu, ranks)
         ),
         context=H200_8B.context * context,
+        windows=_windows(model),
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
         step=H200_8B.step * layers,
         prompts=H200_8B.prompts * layers,
         host=H200_8B.host,
         host_prompts=H200_8B.host_prompts,
     )
+
+
+def _windows(model: ModelSpec) -> tuple[tuple[int, float], ...]:
+    """Windows, each with the share of the layers with attention that have it."""
+    layers = model.attention_layers
+    counts = Counter(window for layer in layers if (window := model.window(layer)) is not None)
+    return tuple((window, count / len(layers)) for window, count in counts.items())
 
 
 def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:

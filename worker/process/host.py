@@ -276,7 +276,8 @@ class WorkerHost:
             dtype=config.engine.dtype,
             transport=config.transport or "",
             chunked_prefill_size=config.engine.scheduler.largest_chunk(engine.max_tokens) or 0,
-            max_running_requests=config.engine.scheduler.max_running_requests,
+            max_running_requests=engine.max_running,
+            most_blocks=engine.kv.needs.of_request.most_blocks,
             step_target_s=config.engine.scheduler.step_target_s or 0.0,
             pause_target_s=config.engine.scheduler.pause_s or 0.0,
             cuda_graph_max_bs=config.engine.cuda_graph_max_batch,
@@ -286,7 +287,7 @@ class WorkerHost:
             node=config.node,
             settings=settings_line(
                 config.engine,
-                pool_tokens=engine.kv.pool.num_pages * config.engine.page_size,
+                pool_tokens=engine.kv.needs.of_request.tokens_in(engine.kv.pool.num_pages, engine.max_tokens),
                 context=engine.max_tokens,
                 free_bytes=_free_memory(config.engine.device),
             ),

@@ -33,7 +33,7 @@ from router.placement.view import WorkerId
 from router.workers.circuit_breaker import CircuitState
 from router.workers.heartbeat_monitor import Liveness
 from router.workers.registry import Registry
-from router.workers.session import WorkerSession
+from router.workers.session import WorkerSession, request_pages
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
@@ -45,6 +45,8 @@ MakePolicy = Callable[[str], PlacementPolicy]
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """TPOT target of placement if --itl-target-ms is not given or 0, by device."""
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
+_TYPICAL_TOKENS: Final = 4096
+"""Of a prompt. Longer ones have less KV a token, if layers have windows."""
 """Assumed link until the link check and handoffs have measured the bandwidth."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
@@ -85,7 +87,8 @@ class Selector:
     def cluster(self) -> ClusterModel:
         """Needs a connected worker."""
         info = self._registry.sessions()[0].info
-        return ClusterModel(kv_bytes_per_token=info.peer.page_bytes // max(info.page_size, 1), link=_LINK)
+        sent = info.peer.page_bytes * request_pages(info).of(_TYPICAL_TOKENS)
+        return ClusterModel(kv_bytes_per_token=sent // _TYPICAL_TOKENS, link=_LINK)
 
     def is_ready(self) -> bool:
         """Whether there are ready workers that can compute a sequence."""

@@ -16,10 +16,11 @@ from enum import Enum
 from typing import Final
 
 from common.block_hash import BlockHash
+from common.kv_groups import RequestPages
 from router.placement.account.cached_prefixes import CachedPrefixes
 from router.placement.account.decaying_rate import DecayingRate
 from router.placement.account.others import NOBODY, Others
-from router.placement.account.room import Room
+from router.placement.account.room import ONE_TOKEN_PAGES, Room
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Phase", "Task", "WorkerLoad"]
@@ -113,12 +114,14 @@ class WorkerLoad:
     those are counted here until a report covers them. Every method costs O(1), except `prompts`.
     """
 
-    def __init__(self, page_size: int = 1, max_running: int = 0, router: str = "") -> None:
-        """`router`: the name of this router, whose part of a report is older than the tasks."""
+    def __init__(self, pages: RequestPages = ONE_TOKEN_PAGES, max_running: int = 0, router: str = "") -> None:
+        """`pages`: that a request takes. `router`: the name of this router, whose part of a report is older
+        than the tasks."""
         self._router = router
-        self.page_size: Final = page_size
+        self.pages: Final = pages
+        self.page_size: Final = pages.page_size
         self.max_running: Final = max_running
-        self.cached: Final = CachedPrefixes(page_size)
+        self.cached: Final = CachedPrefixes(self.page_size)
         self.given: Final = DecayingRate()
         """Prompt tokens to compute, without cached ones."""
         self.version = 0
@@ -174,7 +177,7 @@ class WorkerLoad:
 
     def sent(self, command: int, task: Task) -> None:
         """The task was sent as command number `command` of the session."""
-        pages = self._pages(task.tokens)
+        pages = self.pages.of(task.tokens)
         self._unseen.append((command, pages))
         self._unseen_pages += pages
         self.version += 1
@@ -205,7 +208,7 @@ class WorkerLoad:
         self._sums[phase].tasks += sign
         self._sums[phase].tokens += sign * task.tokens
         if phase is Phase.PROMISED:
-            self._promised_pages += sign * self._pages(task.tokens)
+            self._promised_pages += sign * self.pages.of(task.tokens)
             return
         self.requests += sign
         self.tokens += sign * task.uncached
@@ -216,9 +219,6 @@ class WorkerLoad:
                 self._prompts[task] = None
             else:
                 del self._prompts[task]
-
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
 
     # ------------------------------------------------------------------------------ reports
 
@@ -235,7 +235,7 @@ class WorkerLoad:
 
     def reserved(self, pages: int, tokens: int) -> None:
         """Record that a request of `tokens` tokens reserved this many pages; the others were cached."""
-        share = pages / max(self._pages(tokens), 1)
+        share = pages / max(self.pages.of(tokens), 1)
         self._fresh_share += _WEIGHT * (min(share, 1.0) - self._fresh_share)
         self.version += 1
 
@@ -301,7 +301,7 @@ class WorkerLoad:
         promised = self._sums[Phase.PROMISED].tasks + len(self._unseen)
         pages = self._promised_pages + self._unseen_pages
         return Room(
-            page_size=self.page_size,
+            pages=self.pages,
             max_running=self.max_running,
             total_pages=reported.total_pages,
             free_pages=reported.free_pages,

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Room"]
+from common.kv_groups import RequestPages
+
+__all__ = ["ONE_TOKEN_PAGES", "Room"]
+
+ONE_TOKEN_PAGES: Final = RequestPages()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """A worker's last report, and the requests sent since that the report does not cover."""
 
-    page_size: int = 1
+    pages: RequestPages = ONE_TOKEN_PAGES
+    """That a request takes."""
     max_running: int = 0
     """Requests that the worker computes concurrently; 0: unknown."""
     total_pages: int = 0
@@ -46,14 +52,14 @@ class Room:
 
         False only while pages that it needs are quarantined: the worker itself refuses what exceeds its pool.
         """
-        return min(-(-tokens // self.page_size), self.total_pages) <= self.usable_pages
+        return min(self.pages.of(tokens), self.total_pages) <= self.usable_pages
 
     def pages_for(self, tokens: int) -> int:
         """Pages for a request of this many tokens: those that are not cached, and one to grow into.
 
         At most all usable ones: a request that fills the pool alone must not wait for more.
         """
-        pages = math.ceil(-(-tokens // self.page_size) * self.fresh_share) + 1
+        pages = math.ceil(self.pages.of(tokens) * self.fresh_share) + 1
         return min(pages, self.usable_pages)
 
     def has_room(self, tokens: int) -> bool:

@@ -39,7 +39,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class WorkerInfo(_message.Message):
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    MOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -92,7 +93,8 @@ class WorkerInfo(_message.Message):
     predecessor: str
     settings_digest: str
     shares_prefixes: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ...) -> None: ...
+    most_blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("name", "epoch", "metadata", "base_address", "page_bytes", "num_pages", "device_index", "layout_hash")

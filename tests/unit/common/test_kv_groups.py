@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv_groups import full_group, group_layers, kept_pages
+from common.kv_groups import KVGroup, RequestPages, full_group, group_layers, kept_pages
 
 
 def sizes(windows: list[int | None], context: int = 131_072) -> list[tuple[str, int]]:
@@ -56,3 +58,25 @@ def test_the_pages_kept_are_those_with_a_token_that_the_next_one_sees(
     pages = kept_pages(groups, page_size, num_tokens)
     # A page may hold only tokens that no later one sees where the window ends at its boundary.
     assert len(kept) <= pages <= len(kept) + len(groups)
+
+
+def test_pages_of_a_request_are_counted_for_every_group_and_for_windows_only_once() -> None:
+    pages = RequestPages.of_groups(4, (KVGroup((0,)), KVGroup((1,), 8)), largest_chunk=16)
+    assert pages.of(20) == 5 + 5
+    assert pages.of(4000) == 1000 + 11
+    assert RequestPages.of_groups(4, (KVGroup((0,), 8),), largest_chunk=None).of(4000) == 1000
+
+
+@given(st.integers(0, 300), st.integers(1, 2000), st.sampled_from([None, 1, 6]))
+def test_the_largest_request_fits_and_the_next_block_does_not(
+    num_pages: int, limit: int, window: int | None
+) -> None:
+    pages = RequestPages.of_groups(4, (KVGroup((0,)), KVGroup((1,), window)), largest_chunk=8)
+    largest = pages.largest_request(num_pages, limit)
+    assert pages.of(largest) <= num_pages
+    assert largest == limit or pages.of(largest + 1) > num_pages
+
+
+def test_as_many_tokens_fit_as_requests_of_a_length_have() -> None:
+    assert RequestPages(16).tokens_in(100, 160) == 1600
+    assert RequestPages(16, (sys.maxsize, 10)).tokens_in(110, 1600) == 1600

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.spec.delta_spec import DeltaSpec
 from engine.spec.model_spec import ModelSpec
 from router.cli.plan import run
 from router.config.choices import Mode
@@ -82,6 +83,28 @@ def test_a_larger_model_takes_longer_in_proportion_to_its_weights() -> None:
 def test_two_ranks_are_faster_than_one_but_not_twice() -> None:
     one, two = (costs_of(LLAMA_70B, GPUS["b200"], ranks).device.seconds(DECODES) for ranks in (1, 2))
     assert one / 2 < two < 0.8 * one
+
+
+def test_layers_with_windows_attend_to_their_windows_alone() -> None:
+    attention = replace(LLAMA_8B.attention, windows=(1024, None) * 16)
+    costs = costs_of(replace(LLAMA_8B, attention=attention), H200, 1)
+    assert costs.basis is Basis.ESTIMATED
+    without = replace(costs.device, windows=())
+    long, seen = (StepWork(0, 0.0, 64, 64.0 * tokens) for tokens in (8192, (8192 + 1024) / 2))
+    assert costs.device.seconds(long) == pytest.approx(without.seconds(seen))
+    short = StepWork(0, 0.0, 64, 64 * 500.0)
+    assert costs.device.seconds(short) == without.seconds(short)
+
+
+def test_recurrent_states_take_memory_and_limit_the_requests_that_run() -> None:
+    delta = DeltaSpec(
+        layers=frozenset(range(24)), key_heads=16, value_heads=64, key_dim=128, value_dim=128, kernel=4
+    )
+    plain, stateful = (
+        costs_of(model, GPUS["h100"], 1) for model in (LLAMA_8B, replace(LLAMA_8B, delta=delta))
+    )
+    assert plain.max_running == 512
+    assert stateful.max_running < 512
 
 
 # ---------------------------------------------------------------------------------- candidates

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from common.kv_groups import RequestPages
 from common.metric_export import MetricNames, exported
 from router.dispatch.cluster_metrics import ClusterLoad
 from router.dispatch.metrics import RouterMetrics
@@ -97,7 +98,7 @@ def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
 
 
 def session(running: int, waiting: int, free_pages: int) -> Any:
-    load = WorkerLoad(page_size=16)
+    load = WorkerLoad(RequestPages(16))
     report = worker_pb2.Load(running=running, waiting=waiting, free_pages=free_pages, total_pages=100)
     load.report(report, 0)
     return SimpleNamespace(load=load, info=worker_pb2.WorkerInfo(num_pages=100))

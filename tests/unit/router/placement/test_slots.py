@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.kv_groups import RequestPages
 from router.placement import (
     AdaptivePlacement,
     ClusterModel,
@@ -91,7 +92,7 @@ def test_with_all_slots_taken_a_request_goes_where_one_becomes_free_first() -> N
 
 @pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.INCOMING])
 def test_a_request_takes_a_slot_before_it_decodes(phase: Phase) -> None:
-    model, load = ClusterModel(kv_bytes_per_token=131_072, link=LINK), WorkerLoad(16)
+    model, load = ClusterModel(kv_bytes_per_token=131_072, link=LINK), WorkerLoad(RequestPages(16))
     model.add(WorkerFacts(id="a", chunk_tokens=2048, total_pages=1000, page_size=16, max_running=1), load)
     (seen,) = model.view(0.0).workers
     assert (seen.max_running, seen.has_slot) == (1, True)

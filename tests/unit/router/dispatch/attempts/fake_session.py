@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Event, Listener, Loss, Message, WorkerLost
@@ -38,7 +39,7 @@ class FakeSession:
         self.role = info.role
         self.liveness = Liveness.GOOD
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _: None
-        self.load = WorkerLoad(info.page_size, max_running_requests)
+        self.load = WorkerLoad(RequestPages(info.page_size), max_running_requests)
         self.breaker = CircuitBreaker()
         self.alive = True
         self.commands: deque[worker_pb2.Command] = deque()

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.kv_groups import RequestPages
 from router.placement.account.load import Phase, Task, WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
@@ -38,7 +39,7 @@ def test_a_task_that_ended_leaves_no_load() -> None:
 
 
 def test_pages_of_what_was_sent_count_until_a_report_covers_them() -> None:
-    load = WorkerLoad(page_size=16)
+    load = WorkerLoad(RequestPages(16))
     sent(load, 1, 160)
     sent(load, 4, 16)
     load.report(report(free_pages=100), 0)
@@ -52,7 +53,7 @@ def test_pages_of_what_was_sent_count_until_a_report_covers_them() -> None:
 
 
 def test_a_promise_counts_until_it_ends() -> None:
-    load = WorkerLoad(page_size=16)
+    load = WorkerLoad(RequestPages(16))
     promise = load.promise(32)
     load.report(report(), 1_000)  # no report covers what was not sent
     assert (load.room().promised, load.room().promised_pages, load.incoming) == (1, 3, 1)
@@ -62,7 +63,7 @@ def test_a_promise_counts_until_it_ends() -> None:
 
 
 def test_the_share_of_pages_that_are_not_cached_follows_the_last_reservations() -> None:
-    load = WorkerLoad(page_size=16)
+    load = WorkerLoad(RequestPages(16))
     load.report(report(free_pages=5), 0)
     assert not load.room().has_room(160)
     for _ in range(50):
@@ -122,7 +123,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.current = [Account(WorkerLoad(PAGE, 8)) for _ in range(3)]
+        self.current = [Account(WorkerLoad(RequestPages(PAGE), 8)) for _ in range(3)]
         self.accounts = list(self.current)
         self.entries: list[Entry] = []
 
@@ -186,7 +187,7 @@ class LoadMachine(RuleBasedStateMachine):
 
     @rule(place=st.integers(0, 2))
     def the_stream_breaks_and_the_worker_answers_again(self, place: int) -> None:
-        self.current[place] = Account(WorkerLoad(PAGE, 8))
+        self.current[place] = Account(WorkerLoad(RequestPages(PAGE), 8))
         self.accounts.append(self.current[place])
 
     @rule(place=st.integers(0, 2), behind=st.integers(0, 3), free=st.integers(0, 100))

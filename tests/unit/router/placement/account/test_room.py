@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.kv_groups import RequestPages
 from router.placement.account.room import Room
 
-EMPTY = Room(page_size=16, max_running=8, total_pages=100, free_pages=100)
+EMPTY = Room(pages=RequestPages(16), max_running=8, total_pages=100, free_pages=100)
 rooms = st.builds(
     Room,
-    page_size=st.sampled_from([1, 16]),
+    pages=st.sampled_from([RequestPages(), RequestPages(16), RequestPages(4, (sys.maxsize, 3, 3))]),
     max_running=st.integers(0, 8),
     total_pages=st.integers(0, 100),
     free_pages=st.integers(0, 100),
@@ -56,7 +58,7 @@ def test_pages_that_are_cached_need_no_room() -> None:
 
 
 def test_a_worker_without_a_report_counts_as_having_room() -> None:
-    assert Room(page_size=16, promised=100, promised_pages=100).has_room(10_000)
+    assert Room(pages=RequestPages(16), promised=100, promised_pages=100).has_room(10_000)
 
 
 @pytest.mark.parametrize(
@@ -98,5 +100,12 @@ def test_more_load_never_makes_room(worker: Room, tokens: int, field: str) -> No
 def test_an_idle_worker_with_all_its_pages_has_room_for_all_that_fits(
     pages: int, page_size: int, tokens: int
 ) -> None:
-    worker = Room(page_size=page_size, max_running=1, total_pages=pages, free_pages=pages)
+    worker = Room(pages=RequestPages(page_size), max_running=1, total_pages=pages, free_pages=pages)
     assert worker.has_room(min(tokens, pages * page_size))
+
+
+def test_a_group_with_a_window_takes_pages_for_its_window_alone() -> None:
+    windows = replace(EMPTY, pages=RequestPages(16, (sys.maxsize, 5)))
+    assert windows.pages_for(160) == 10 + 5 + 1
+    assert replace(windows, free_pages=16).has_room(160)
+    assert not replace(windows, free_pages=15).has_room(160)
