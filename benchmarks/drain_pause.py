@@ -135,9 +135,7 @@ async def _round(
 
 
 async def _follow(dispatcher: ClusterDispatcher, stream: _Stream, prompt: list[int]) -> None:
-    sampling = sampling_pb2.SamplingParams(
-        max_tokens=96, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
-    )
+    sampling = sampling_pb2.SamplingParams(max_tokens=96, temperature=0.0, ignore_eos=True, seed=1)
 
     def deliver(delta: Delta) -> bool:
         stream.tokens += delta.token_ids

@@ -38,7 +38,7 @@ _DETAILS: Final = "grpc-status-details-bin"
 
 
 class Sampling(TypedDict, total=False):
-    """Fields of SamplingOptions; missing fields have the server's defaults."""
+    """Fields of SamplingParams; missing fields have the server's defaults."""
 
     max_tokens: int
     min_tokens: int
@@ -51,11 +51,13 @@ class Sampling(TypedDict, total=False):
     presence_penalty: float
     frequency_penalty: float
     logprobs: int
+    prompt_logprobs: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     logit_bias: Mapping[int, float]
     grammar: sampling_pb2.Grammar
+    drafts: sampling_pb2.DraftHints
 
 
 class CallFailed(Exception):
@@ -153,7 +155,7 @@ class RouterClient:
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
         request = router_pb2.GenerateRequest(
-            request_id=request_id, sampling=router_pb2.SamplingOptions(**sampling)
+            request_id=request_id, sampling=sampling_pb2.SamplingParams(**sampling)
         )
         if isinstance(prompt, str):
             request.text = prompt

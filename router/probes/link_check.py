@@ -27,9 +27,7 @@ _SHORT: Final = 8
 """Tokens of the first prompt, which establishes the connection."""
 _LONGEST: Final = 2048
 """Most tokens of the second prompt, which is measured: some hundred megabytes of a large model's KV."""
-_SAMPLING: Final = sampling_pb2.SamplingParams(
-    max_tokens=3, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
-)
+_SAMPLING: Final = sampling_pb2.SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True, seed=1)
 """A few tokens, so that the prefill worker's report arrives before the last one."""
 _TELLING: Final = 64_000_000
 """Bytes. In a smaller transfer latency dominates, so its rate says nothing about the link."""

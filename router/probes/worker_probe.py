@@ -34,9 +34,7 @@ _LOOK_S: Final = 0.25
 _AGAIN_S: Final = 1.0
 _PROMPT: Final = tuple(range(8))
 """Token ids that exist in every vocabulary."""
-_SAMPLING: Final = sampling_pb2.SamplingParams(
-    max_tokens=2, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=1
-)
+_SAMPLING: Final = sampling_pb2.SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True, seed=1)
 """Two tokens, so that the decode worker decodes one from transferred KV."""
 
 MakeAttempt: TypeAlias = Callable[[Sequence, Pick], Attempt]

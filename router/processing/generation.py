@@ -145,10 +145,13 @@ class Generation:
         """What the request says about drafts; None: nothing. Raises InvalidRequest."""
         if not request.prediction:
             return None if request.speculative else sampling_pb2.DraftHints(off=True)
-        context = self.model.max_model_len
-        tokens: Sequence[int] = ()
-        if self.tokenizer.fewest_tokens(request.prediction) <= context:
-            tokens = await self.tokenizer.encode_rendered(request.prediction)
+        tokens, context = request.prediction, self.model.max_model_len
+        if not isinstance(tokens, str):
+            self.check_ids(tokens, "drafts.prediction", "prediction")
+        elif self.tokenizer.fewest_tokens(tokens) <= context:
+            tokens = await self.tokenizer.encode_rendered(tokens)
+        else:
+            tokens = ()
         if not 0 < len(tokens) <= context:
             raise InvalidRequest(
                 f"The prediction has more tokens than the context, which holds {context}.", param="prediction"
@@ -212,14 +215,14 @@ class Generation:
         self.check_ids(token_ids, param)
         return PreparedPrompt(token_ids, use, parser, counter, visible)
 
-    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
-        """Raise InvalidRequest unless these are token ids, and at least one."""
+    def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:
+        """Raise InvalidRequest unless these are token ids, and at least one. `noun`: what they are ids of."""
         if not token_ids:
-            raise InvalidRequest("The prompt is empty; it needs at least one token.", param=param)
+            raise InvalidRequest(f"The {noun} is empty; it needs at least one token.", param=param)
         vocab_size = self.model.vocab_size
         if min(token_ids) < 0 or max(token_ids) >= vocab_size:
             raise InvalidRequest(
-                f"The prompt has a token id out of range; this model's are 0 to {vocab_size - 1}.",
+                f"The {noun} has a token id out of range; this model's are 0 to {vocab_size - 1}.",
                 param=param,
             )
 

@@ -43,8 +43,8 @@ class GenerationRequest:
     """Deadline of the first token; 0: none. Only if the scheduling policy uses it."""
     timeout_s: float = 0.0
     """0: no deadline."""
-    prediction: str = ""
-    """The answer as the client expects it; it changes how fast tokens come, and none of them."""
+    prediction: str | Sequence[int] = ""
+    """Text or tokens of the answer as the client expects it. It changes no token, only how fast they come."""
     speculative: bool = True
     """False: no tokens are drafted."""
     timings: bool = False

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import orjson
 
-from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.small_model import Question
 
 __all__ = ["Answered", "Client", "GrpcClient", "HttpClient", "Refused", "check"]
@@ -40,7 +40,7 @@ class GrpcClient:
     async def ask(self, question: Question) -> AsyncIterator[Sequence[int]]:
         request = router_pb2.GenerateRequest(
             token_ids=router_pb2.TokenIds(ids=question.prompt),
-            sampling=router_pb2.SamplingOptions(
+            sampling=sampling_pb2.SamplingParams(
                 max_tokens=question.max_tokens,
                 temperature=question.temperature,
                 seed=question.seed,

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from router.config.settings import Mode
-from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.bounds import bounded
 from tests.faults.clients import Answered, GrpcClient, check
 from tests.faults.local_cluster import local_cluster
@@ -28,7 +28,7 @@ async def lose_interest(stub: router_pb2_grpc.RouterStub, question: Question, af
     """Tokens that came before the client hung up. After none, it hangs up while it waits for the first."""
     request = router_pb2.GenerateRequest(
         token_ids=router_pb2.TokenIds(ids=question.prompt),
-        sampling=router_pb2.SamplingOptions(max_tokens=question.max_tokens, temperature=0, ignore_eos=True),
+        sampling=sampling_pb2.SamplingParams(max_tokens=question.max_tokens, temperature=0, ignore_eos=True),
     )
     call = stub.Generate(request)
     received = 0

@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 from engine.loader.checkpoint import resolve
 from router.cli.open_files import allow_many_connections
 from router.frontend.http.protocol import BoundedProtocol
-from rpc.baton.v1 import router_pb2, router_pb2_grpc
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.bounds import bounded
 from tests.integration.frontends import Frontends, open_frontends
 
@@ -91,7 +91,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
 
 
 def a_request() -> router_pb2.GenerateRequest:
-    options = router_pb2.SamplingOptions(max_tokens=4, temperature=0.5, stop=["x"])
+    options = sampling_pb2.SamplingParams(max_tokens=4, temperature=0.5, stop=["x"])
     return router_pb2.GenerateRequest(
         request_id="a", model="small", text="Hello there", sampling=options, n=1
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Final
 
 from common.token_array import token_array
@@ -41,6 +41,13 @@ FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
 }
 
 _SCORES_A_MESSAGE: Final = 4096
+_UINT64: Final = (1 << 64) - 1
+
+_SCALARS: Final = {field.name for field in fields(SamplingParams)} - {
+    "stop_token_ids",
+    "logit_bias",
+    "grammar",
+}
 
 _GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
     sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
@@ -51,22 +58,15 @@ _GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
 
 
 def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Values are not validated here: the router has done it. Raises InvalidRequest for an unknown kind."""
+    """Fields of equal names; absent ones have the dataclass's defaults.
+
+    Values are not validated here: the router has done it. Raises InvalidRequest for an unknown kind.
+    """
+    given = {field.name: value for field, value in message.ListFields()}
+    scalars = {name: given[name] for name in given.keys() & _SCALARS}
     return SamplingParams(
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        seed=message.seed,
-        repetition_penalty=message.repetition_penalty,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        **scalars | {"max_tokens": message.max_tokens, "seed": message.seed & _UINT64},
         stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
         logit_bias=tuple(sorted(message.logit_bias.items())),
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
     )

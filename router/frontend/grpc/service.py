@@ -26,22 +26,6 @@ from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 
 __all__ = ["RouterService"]
 
-_PLAIN_OPTIONS: Final = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logprobs",
-    "prompt_logprobs",
-    "ignore_eos",
-)
-
 _MAX_ID_CHARACTERS: Final = 128
 
 _GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
@@ -139,27 +123,30 @@ def _checked_id(request_id: str) -> str:
 def _request(
     request: router_pb2.GenerateRequest, request_id: str, time_remaining: float | None
 ) -> GenerationRequest:
-    given = request.sampling
-    options = {name: getattr(given, name) for name in _PLAIN_OPTIONS if given.HasField(name)}
+    drafts = request.sampling.drafts
     return GenerationRequest(
         id=request_id,
         prompts=[prompt_of(request)],
-        options=SamplingOptions(
-            **options,
-            stop=tuple(given.stop),
-            stop_token_ids=tuple(given.stop_token_ids),
-            logit_bias=dict(given.logit_bias),
-            constraint=constraint_from_proto(given.grammar, "sampling.grammar")
-            if given.HasField("grammar")
-            else None,
-        ),
+        options=_options(request.sampling),
         model=request.model,
         n=request.n or 1,
         priority=request.priority,
         ttft_deadline_s=request.ttft_deadline_s,
         timeout_s=time_remaining or 0.0,
+        prediction=drafts.prediction,
+        speculative=not drafts.off,
         timings=request.return_timings,
     )
+
+
+def _options(sampling: sampling_pb2.SamplingParams) -> SamplingOptions:
+    """Fields of equal names. Raises InvalidRequest for an unknown kind of grammar."""
+    given = {field.name: value for field, value in sampling.ListFields()}
+    given.pop("drafts", None)
+    if grammar := given.pop("grammar", None):
+        given["constraint"] = constraint_from_proto(grammar, "sampling.grammar")
+    given |= {"stop": tuple(sampling.stop), "stop_token_ids": tuple(sampling.stop_token_ids)}
+    return SamplingOptions(**given | {"logit_bias": dict(sampling.logit_bias)})
 
 
 def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:

@@ -198,7 +198,7 @@ class GenerationBody(ConstrainedBody):
 
     def _options(self, **more: Any) -> SamplingOptions:
         """Absent and null both mean the default."""
-        given = {name: getattr(self, name) for name in _PLAIN_OPTIONS} | more
+        given = {name: getattr(self, name) for name in _SAME} | more
         return SamplingOptions(**{name: value for name, value in given.items() if value is not None})
 
     def _request(self, request_id: str, prompts: list[Prompt], options: SamplingOptions) -> GenerationRequest:
@@ -220,24 +220,8 @@ class GenerationBody(ConstrainedBody):
         )
 
 
-_PLAIN_OPTIONS: Final = (
-    "max_tokens",
-    "min_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-    "skip_special_tokens",
-    "constraint",
-)
+_SAME: Final = (SamplingOptions.__annotations__.keys() & GenerationBody.model_fields.keys()) | {"constraint"}
+"""Options that are fields of all bodies, under the same names."""
 
 
 class CompletionBody(GenerationBody):

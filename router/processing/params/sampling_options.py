@@ -99,8 +99,8 @@ class SamplingOptions:
     ) -> sampling_pb2.SamplingParams:
         """The parameters for workers; these options must have passed `check`.
 
-        `room` is the number of tokens that the context holds after the prompt, at least 1. Raises
-        InvalidRequest when more are asked for.
+        `seed` is an int64, and `room` the number of tokens that the context holds after the prompt, at least
+        1. Raises InvalidRequest when more are asked for.
         """
         max_tokens = room if self.max_tokens is None else self.max_tokens
         if self.cut_max_tokens:
@@ -113,44 +113,38 @@ class SamplingOptions:
                     param=name,
                     code="context_length_exceeded",
                 )
-        temperature, top_p, top_k = self.temperature, self.top_p, self.top_k
+        top_p, top_k = self.top_p, self.top_k
         if top_p == 0.0:  # in OpenAI's API: only the most likely token
             top_p, top_k = 1.0, 1
-        return sampling_pb2.SamplingParams(
-            max_tokens=max(max_tokens, 1),
-            min_tokens=self.min_tokens,
-            temperature=0.0 if temperature < _COLDEST else temperature,
-            top_p=top_p,
-            top_k=0 if top_k >= vocab_size else max(top_k, 0),
-            min_p=self.min_p,
-            seed=seed,
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            logit_bias=self.logit_bias,
-            logprobs=self.logprobs,
-            prompt_logprobs=self.prompt_logprobs,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            grammar=None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
-        )
+        resolved: dict[str, Any] = {
+            "max_tokens": max(max_tokens, 1),
+            "temperature": 0.0 if self.temperature < _COLDEST else self.temperature,
+            "top_p": top_p,
+            "top_k": 0 if top_k >= vocab_size else max(top_k, 0),
+            "seed": seed,
+            "grammar": None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
+        }
+        unchanged = {name: getattr(self, name) for name in _FOR_WORKERS - resolved.keys()}
+        return sampling_pb2.SamplingParams(**unchanged, **resolved)
 
 
 _FIELDS: Final[dict[str, Any]] = {
     name: (hint, ...) for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
 }
+_FOR_WORKERS: Final = (_FIELDS.keys() & set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)) - {"stop"}
+"""Options that workers get, under the same names."""
 _BOUNDED: Final[type[BaseModel]] = create_model("SamplingOptions", __config__=STRICT, **_FIELDS)
 """The same fields as a pydantic model."""
 
 
 def derive_seed(seed: int, index: int) -> int:
-    """The seed of the index-th completion of a prompt; that of the first is `seed` itself.
+    """The seed of the index-th completion of a prompt, as an int64; that of the first is `seed` modulo 2^64.
 
     SplitMix64's finalizer: neighbouring indices give unrelated seeds.
     """
-    if index == 0:
-        return seed & _UINT64
     mixed = (seed + index * 0x9E3779B97F4A7C15) & _UINT64
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _UINT64
-    return mixed ^ (mixed >> 31)
+    if index:
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _UINT64
+        mixed ^= mixed >> 31
+    return mixed - (1 << 64) if mixed >> 63 else mixed

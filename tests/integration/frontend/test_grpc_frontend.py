@@ -21,11 +21,16 @@ from rpc.baton.v1.router_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GetModelInfoRequest,
-    SamplingOptions,
     TokenIds,
 )
 from rpc.baton.v1.router_pb2_grpc import RouterStub
-from rpc.baton.v1.sampling_pb2 import FINISH_REASON_ABORT, FINISH_REASON_LENGTH, FINISH_REASON_STOP
+from rpc.baton.v1.sampling_pb2 import (
+    FINISH_REASON_ABORT,
+    FINISH_REASON_LENGTH,
+    FINISH_REASON_STOP,
+    DraftHints,
+    SamplingParams,
+)
 from tests.integration.frontends import Frontends, open_frontends, say
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
@@ -96,15 +101,21 @@ async def test_several_completions_come_interleaved_and_numbered(frontends: Fron
 async def test_options_that_are_left_out_have_openais_defaults(frontends: Frontends, router: Any) -> None:
     await collect(router.Generate(GenerateRequest(text="hi")))
     await collect(
-        router.Generate(GenerateRequest(text="hi", sampling=SamplingOptions(temperature=0, seed=-1)))
+        router.Generate(GenerateRequest(text="hi", sampling=SamplingParams(temperature=0, seed=-1)))
     )
     default, given = (call.sampling for call in frontends.dispatcher.calls)
     assert (default.temperature, default.top_p, default.max_tokens) == (1.0, 1.0, 255)
-    assert (given.temperature, given.seed) == (0.0, (1 << 64) - 1)
+    assert (given.temperature, given.seed) == (0.0, -1)
+
+
+async def test_a_prediction_is_passed_on_as_tokens(frontends: Frontends, router: Any) -> None:
+    sampling = SamplingParams(drafts=DraftHints(prediction=[5, 6], off=True))
+    await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
+    assert frontends.dispatcher.calls[0].sampling.drafts == sampling.drafts
 
 
 async def test_a_stop_string_ends_the_call(frontends: Frontends, router: Any) -> None:
-    sampling = SamplingOptions(stop=[" and"])
+    sampling = SamplingParams(stop=[" and"])
     responses = await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
     assert "".join(response.text for response in responses) == "Hello, wörld! 你好 👋🏽"
     assert responses[-1].finish_reason == FINISH_REASON_STOP
@@ -138,16 +149,17 @@ NAN = float("nan")
         *(
             (GenerateRequest(text="hi", sampling=sampling), grpc.StatusCode.INVALID_ARGUMENT, param)
             for sampling, param in [
-                (SamplingOptions(temperature=NAN), "temperature"),
-                (SamplingOptions(temperature=-1), "temperature"),
-                (SamplingOptions(top_p=2), "top_p"),
-                (SamplingOptions(min_p=float("inf")), "min_p"),
-                (SamplingOptions(top_k=-5), "top_k"),
-                (SamplingOptions(max_tokens=1 << 31), "max_tokens"),
-                (SamplingOptions(min_tokens=1 << 32 - 1), "min_tokens"),
-                (SamplingOptions(logprobs=21), "logprobs"),
-                (SamplingOptions(stop=[""]), "stop"),
-                (SamplingOptions(stop_token_ids=[49152]), "stop_token_ids"),
+                (SamplingParams(temperature=NAN), "temperature"),
+                (SamplingParams(temperature=-1), "temperature"),
+                (SamplingParams(top_p=2), "top_p"),
+                (SamplingParams(min_p=float("inf")), "min_p"),
+                (SamplingParams(top_k=-5), "top_k"),
+                (SamplingParams(max_tokens=1 << 31), "max_tokens"),
+                (SamplingParams(min_tokens=1 << 32 - 1), "min_tokens"),
+                (SamplingParams(logprobs=21), "logprobs"),
+                (SamplingParams(stop=[""]), "stop"),
+                (SamplingParams(stop_token_ids=[49152]), "stop_token_ids"),
+                (SamplingParams(drafts=DraftHints(prediction=[49152])), "drafts.prediction"),
             ]
         ),
     ],
@@ -289,7 +301,7 @@ async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
 
 async def test_logprobs_come_with_their_tokens(frontends: Frontends, router: Any) -> None:
     frontends.dispatcher.script = say(frontends.generation.tokenizer, TEXT)
-    sampling = SamplingOptions(logprobs=3)
+    sampling = SamplingParams(logprobs=3)
     responses = await collect(router.Generate(GenerateRequest(text="hi", sampling=sampling)))
     assert all(len(response.logprobs) == len(response.token_ids) for response in responses)
     assert len(responses[0].logprobs[0].top_ids) == 3

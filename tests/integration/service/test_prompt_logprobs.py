@@ -160,7 +160,7 @@ async def test_over_grpc(cluster: LocalCluster, small: SmallModel) -> None:
         stub = router_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call]
         request = router_pb2.GenerateRequest(
             token_ids=router_pb2.TokenIds(ids=prompt),
-            sampling=router_pb2.SamplingOptions(max_tokens=0, prompt_logprobs=2),
+            sampling=sampling_pb2.SamplingParams(max_tokens=0, prompt_logprobs=2),
         )
         responses = [response async for response in stub.Generate(request)]
     oracle, parts = Oracle(small, prompt), [r.prompt_logprobs for r in responses[:-1]]

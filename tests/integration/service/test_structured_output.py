@@ -165,7 +165,7 @@ async def test_grpc_takes_a_grammar(small: SmallModel) -> None:
         stub = router_pb2_grpc.RouterStub(channel)
 
         def generate(grammar: sampling_pb2.Grammar) -> Any:
-            sampling = router_pb2.SamplingOptions(grammar=grammar, max_tokens=50)
+            sampling = sampling_pb2.SamplingParams(grammar=grammar, max_tokens=50)
             return stub.Generate(router_pb2.GenerateRequest(text="fox", sampling=sampling))
 
         grammar = sampling_pb2.Grammar(kind=sampling_pb2.GRAMMAR_KIND_CHOICE, text='["yes", "no"]')

@@ -108,10 +108,10 @@ def test_a_top_k_that_keeps_every_token_is_off(top_k: int, sent: int) -> None:
 @given(st.integers(-(1 << 63), (1 << 64) - 1), st.integers(0, 127), st.integers(0, 127))
 def test_completions_of_one_prompt_have_different_seeds(seed: int, i: int, j: int) -> None:
     first, second = derive_seed(seed, i), derive_seed(seed, j)
-    assert 0 <= first < 1 << 64
+    assert -(1 << 63) <= first < 1 << 63
     assert (first == second) == (i == j)
 
 
 def test_the_first_completion_has_the_seed_that_was_asked_for() -> None:
     assert derive_seed(42, 0) == 42
-    assert derive_seed(-1, 0) == (1 << 64) - 1
+    assert derive_seed(-1, 0) == derive_seed((1 << 64) - 1, 0) == -1

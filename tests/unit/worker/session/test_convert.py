@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.sampling_params import TokenLogprobs
+from engine.core.sampling_params import SamplingParams, TokenLogprobs
+from engine.grammar.grammar import Grammar, GrammarKind
 from kv_transfer import Peer, Ticket
+from router.processing.params.constraint import Constraint
+from router.processing.params.sampling_options import SamplingOptions
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.convert import (
     logprobs_to_proto,
@@ -60,6 +65,46 @@ def test_a_peer_is_decoded_to_what_was_encoded(peer: Peer) -> None:
 def test_no_logprobs_is_not_zero_logprobs() -> None:
     assert sampling_from_proto(sampling_pb2.SamplingParams()).logprobs is None
     assert sampling_from_proto(sampling_pb2.SamplingParams(logprobs=0)).logprobs == 0
+
+
+def test_every_parameter_that_the_router_sends_reaches_the_engine() -> None:
+    sent = SamplingOptions(
+        min_tokens=3,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.5,
+        repetition_penalty=0.5,
+        logprobs=3,
+        prompt_logprobs=3,
+        presence_penalty=0.25,
+        frequency_penalty=-0.25,
+        stop_token_ids=(5, 4),
+        ignore_eos=True,
+        logit_bias={9: 0.5, 2: -1.0},
+        constraint=Constraint(Grammar(GrammarKind.REGEX, "a+"), "regex"),
+    ).resolve(prompt_tokens=1, room=7, seed=-1, vocab_size=100)
+    expected = SamplingParams(
+        max_tokens=7,
+        min_tokens=3,
+        temperature=0.5,
+        top_p=0.5,
+        top_k=3,
+        min_p=0.5,
+        seed=(1 << 64) - 1,
+        repetition_penalty=0.5,
+        presence_penalty=0.25,
+        frequency_penalty=-0.25,
+        logprobs=3,
+        prompt_logprobs=3,
+        stop_token_ids=(5, 4),
+        ignore_eos=True,
+        logit_bias=((2, -1.0), (9, 0.5)),
+        grammar=Grammar(GrammarKind.REGEX, "a+"),
+    )
+    default = SamplingParams(max_tokens=16)
+    assert all(getattr(expected, f.name) != getattr(default, f.name) for f in fields(SamplingParams))
+    assert sampling_from_proto(sent) == expected
 
 
 def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
