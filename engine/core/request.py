@@ -12,7 +12,8 @@ from common.block_key import BlockKey
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.core.waits import WaitMark, WaitReason
+from engine.core.scheduling_state import SchedulingState
+from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix import RadixNode
@@ -81,13 +82,6 @@ class Request:
     """How often it got a slot; a chunk belongs to one admission."""
     locked: RadixNode | None = None
     """The deepest cache node whose pages this request uses; locked against eviction."""
-    decodes_since: float | None = None
-    """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of
-    an answer that another worker began: when it would have come if its tokens met the target."""
-    handicap: float = 0.0
-    """Aging term of `turn`: grows with every prompt submitted before; -inf once preempted."""
-    num_expected: int = 0
-    """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
     block_keys: list[BlockKey] = field(default_factory=list)
@@ -98,11 +92,6 @@ class Request:
     """Tokens whose KV another worker sent from its cache."""
     promotion: PromotionWait | None = None
     """Since it waits for KV on a tier, until it is admitted."""
-    number: int = 0
-    """Counts submissions to one scheduler."""
-    tokens_before: int = 0
-    """Prompt tokens that had been admitted when it was submitted."""
-    wait_mark: WaitMark = ()
     waited: Mapping[WaitReason, float] = field(default_factory=dict)
     """Seconds until it was admitted, or until its KV was here, by reason."""
     preempted_for: WaitReason | None = None
@@ -113,6 +102,7 @@ class Request:
     paused: bool = False
     """Decoding is paused until the request continues, here or on another worker. It keeps its pages and its
     slot."""
+    scheduling: SchedulingState = field(default_factory=SchedulingState)
     matcher: Matcher | None = None
     """Follows `sampling.grammar`; set when an engine takes the request."""
     finish: FinishReason | None = None
@@ -150,9 +140,9 @@ class Request:
         return self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
 
     @property
-    def turn(self) -> float:
-        """Prefill order, lowest first: tokens still to compute plus the aging term `handicap`."""
-        return self.num_pending - self.num_expected + self.handicap
+    def schedule_key(self) -> float:
+        """Prefill order, lowest first: tokens that are expected to be computed, plus aging."""
+        return self.num_pending - self.scheduling.num_expected + self.scheduling.aging
 
     @property
     def deadline(self) -> float:

@@ -90,7 +90,7 @@ class Admission:
         """
         key = self._rules.admission_key(request)
         before = [*self._queues.reading, *self._queues.waiting.ahead_of(key)]
-        tokens = sum(r.num_pending - r.num_expected for r in [*before, request])
+        tokens = sum(r.num_pending - r.scheduling.num_expected for r in [*before, request])
         wait = tokens / prefill_rate
         if now + wait > request.deadline:
             raise DeadlineUnreachable(
@@ -135,15 +135,15 @@ class Admission:
             if lacking := self._take_pages(request, forecast, step):
                 return lacking
             if is_new:
-                request.waited = queues.waits.since(request.wait_mark, now)
+                request.waited = queues.waits.since(request.scheduling.wait_mark, now)
                 step.started.append(request)
             elif request.preempted_for is not None:
                 request.preempted_for = None
                 step.resumed.append(request)
             if key == -math.inf:
-                request.handicap = -math.inf
+                request.scheduling.aging = -math.inf
             queues.waiting.admitted(request, request.num_pending)
-            request.num_expected = 0
+            request.scheduling.num_expected = 0
             queues.start(request)
             forecast.admitted(request)
             admitted.append(request)
@@ -198,11 +198,11 @@ class _HeldBack:
     def decide(self, request: Request) -> bool:
         if self._kv.tiers is None or request.awaits_token:
             return False
-        known = self._decided.get(request.number)
+        known = self._decided.get(request.scheduling.number)
         if known is None:
             is_first = not any(self._decided.values())
             known = self._kv.tiers.holds_back(request, self._room, self._now, is_first=is_first)
-            self._decided[request.number] = known
+            self._decided[request.scheduling.number] = known
             self._room -= -(-request.num_tokens // self._kv.page_size)
         return known
 

@@ -37,7 +37,7 @@ def rules_for(config: SchedulerConfig, seed: int) -> PolicyRules:
     by_output = _least_output if config.victim is Victim.LEAST_OUTPUT else _last_admitted
     match config.policy:
         case Policy.SHORTEST:
-            return PolicyRules(attrgetter("turn"), by_output, _never, interleaves=True)
+            return PolicyRules(attrgetter("schedule_key"), by_output, _never, interleaves=True)
         case Policy.DEADLINE:
             return PolicyRules(attrgetter("deadline"), by_output, _never, interleaves=True)
         case Policy.PRIORITY:

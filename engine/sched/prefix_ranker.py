@@ -58,7 +58,7 @@ class PrefixRanker:
         self._version = -1
 
     def forget(self, request: Request) -> None:
-        self._lookups.pop(request.number, None)
+        self._lookups.pop(request.scheduling.number, None)
 
     def order(self, items: Sequence[_T], request_of: Callable[[_T], Request]) -> list[_T]:
         """`items` in order of admission; ties keep their order."""
@@ -71,7 +71,7 @@ class PrefixRanker:
         lookups, root = self._lookups, self._cache.root
         searches = _SEARCHES
         for request in requests:
-            known = lookups.get(request.number)
+            known = lookups.get(request.scheduling.number)
             if known is not None and not changed:
                 continue
             start = root
@@ -87,7 +87,7 @@ class PrefixRanker:
                     start = node
             if start is not root or searches:
                 searches -= start is root
-                lookups[request.number] = self._search(request, start)
+                lookups[request.scheduling.number] = self._search(request, start)
         if searches:
             self._version = self._cache.version
 
@@ -106,13 +106,13 @@ class PrefixRanker:
         return _Lookup(node, node.changes, node.depth, key, child, length, pages - node.depth)
 
     def _longest_first(self, requests: Sequence[Request]) -> list[int]:
-        known = [self._lookups.get(request.number) for request in requests]
+        known = [self._lookups.get(request.scheduling.number) for request in requests]
         return [-lookup.pages if lookup is not None else 0 for lookup in known]
 
     def _depth_first(self, requests: Sequence[Request]) -> list[int]:
         """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight)."""
         root = self._cache.root
-        known = [self._lookups.get(request.number) for request in requests]
+        known = [self._lookups.get(request.scheduling.number) for request in requests]
         nodes = [lookup.deepest if lookup is not None else root for lookup in known]
         requests_at = Counter(nodes)
         paths = {node: _path(node) for node in requests_at}

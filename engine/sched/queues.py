@@ -53,9 +53,9 @@ class Queues:
     def register(self, request: Request, now: float) -> None:
         """Register a new request, before it joins a queue."""
         self._number += 1
-        request.number = self._number
-        request.tokens_before = self.waiting.admitted_tokens
-        request.wait_mark = self.waits.mark(now)
+        request.scheduling.number = self._number
+        request.scheduling.tokens_before = self.waiting.admitted_tokens
+        request.scheduling.wait_mark = self.waits.mark(now)
 
     def start(self, request: Request) -> None:
         request.slot = self._slots.pop()
@@ -90,7 +90,7 @@ class Queues:
         self.num_preemptions += 1
         self._kv.release(request)
         self._vacate(request)
-        request.handicap = -math.inf
+        request.scheduling.aging = -math.inf
         request.preempted_for = reason
         self.waiting.add(request)
         if step is not None:

@@ -171,11 +171,11 @@ class Scheduler:
             )
         if len(self.waiting) >= self.config.max_waiting_requests:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
-        request.num_expected = self._admission.expected_tokens(request)
-        request.handicap = self._submitted / self.config.prompt_patience
+        request.scheduling.num_expected = self._admission.expected_tokens(request)
+        request.scheduling.aging = self._submitted / self.config.prompt_patience
         if request.ttft_target_s < math.inf:
             self._admission.check_deadline(request, now, prefill_rate)
-        self._submitted += request.num_pending - request.num_expected
+        self._submitted += request.num_pending - request.scheduling.num_expected
         self._queues.register(request, now)
         self.waiting.add(request)
 
@@ -186,7 +186,7 @@ class Scheduler:
         rest takes its turn among the other prompts.
         """
         if request.num_pending > 1:
-            request.handicap = self._submitted / self.config.prompt_patience
+            request.scheduling.aging = self._submitted / self.config.prompt_patience
             self._submitted += request.num_pending
         self._queues.register(request, now)
         self.adopted.append(request)
@@ -371,7 +371,7 @@ class Scheduler:
             for request in self._queues.reading:
                 self.kv.catch_up(request)
         self._queues.read()
-        unique = {request.number: request for request in candidates}
+        unique = {request.scheduling.number: request for request in candidates}
         return self._decodable(unique.values())
 
     def _prefill(self, num_decodes: int) -> list[Chunk]:
@@ -419,7 +419,7 @@ class Scheduler:
         if not len(waiting):
             reason = None
         elif reason is not None and step.started:
-            overtook = max(request.number for request in step.started) > waiting.oldest
+            overtook = max(request.scheduling.number for request in step.started) > waiting.oldest
             reason = WaitReason.POLICY if overtook else reason
         self._queues.waits.planned(reason, now)
 

@@ -24,7 +24,7 @@ _PLAIN_WEIGHT: Final = 0.3
 """Weight of the newest step in the time of a step without prompts, which changes with the decodes."""
 _DAMPING: Final = 0.5
 """Weight of the newest step with prompts in the time of a prompt token."""
-_DECODES_SINCE: Final = attrgetter("decodes_since")
+_DECODES_SINCE: Final = attrgetter("scheduling.decodes_since")
 
 
 class TPOTController:
@@ -74,8 +74,9 @@ class TPOTController:
         Must be called for every step, since it notes when a request begins to decode. O(decodes).
         """
         for request in decodes:
-            if request.decodes_since is None:  # what it has of its answer by now was as fast as it should be
-                request.decodes_since = now - self.held_s * (len(request.output) - 1)
+            if request.scheduling.decodes_since is None:
+                # What it has of its answer by now was as fast as it should be.
+                request.scheduling.decodes_since = now - self.held_s * (len(request.output) - 1)
         if not prompts or not decodes:
             return
         if self._plain_s >= self.held_s:

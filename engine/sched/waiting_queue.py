@@ -71,19 +71,19 @@ class WaitingQueue:
 
     def add(self, request: Request) -> None:
         is_new = request.num_cached is None
-        entry = _Entry(self._key(request), is_new, request.number, request)
+        entry = _Entry(self._key(request), is_new, request.scheduling.number, request)
         insort(self._entries, entry)
-        insort(self._by_arrival, (request.number, request))
-        self._of[request.number] = entry
+        insort(self._by_arrival, (request.scheduling.number, request))
+        self._of[request.scheduling.number] = entry
         self.num_preempted += not is_new
         if self._quantum is not None:
             self._join(request.tenant)
             insort(self._tenants[request.tenant], entry)
 
     def remove(self, request: Request) -> None:
-        entry = self._of.pop(request.number)
+        entry = self._of.pop(request.scheduling.number)
         del self._entries[bisect_left(self._entries, entry)]
-        del self._by_arrival[bisect_left(self._by_arrival, (request.number,))]
+        del self._by_arrival[bisect_left(self._by_arrival, (request.scheduling.number,))]
         self.num_preempted -= not entry.is_new
         if self._ranker is not None:
             self._ranker.forget(request)
@@ -103,7 +103,7 @@ class WaitingQueue:
         self.remove(request)
 
     def is_aged(self, request: Request) -> bool:
-        age = self.admitted_tokens - request.tokens_before
+        age = self.admitted_tokens - request.scheduling.tokens_before
         return self._aging_tokens is not None and age >= self._aging_tokens
 
     def ahead_of(self, key: float) -> Iterator[Request]:
@@ -118,7 +118,7 @@ class WaitingQueue:
         aged: set[int] = set()
         if self._by_arrival and self.is_aged(self._by_arrival[0][1]):
             old = [request for _, request in self._by_arrival if self.is_aged(request)]
-            aged = {request.number for request in old}
+            aged = {request.scheduling.number for request in old}
             yield from ((-math.inf, request) for request in old)
         for key, _, number, request in self._by_policy():
             if number not in aged:
@@ -148,7 +148,7 @@ class WaitingQueue:
                 heapq.heappop(rounds)
                 continue
             yield entry
-            served[tenant] += entry.request.num_pending - entry.request.num_expected
+            served[tenant] += entry.request.num_pending - entry.request.scheduling.num_expected
             heapq.heapreplace(rounds, (served[tenant] // quantum, turn, tenant))
 
     def _join(self, tenant: str) -> None:

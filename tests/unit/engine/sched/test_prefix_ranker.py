@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.core.scheduling_state import SchedulingState
 from engine.kv_cache.radix import RadixCache
 from engine.sched.prefix_ranker import PrefixRanker
 
@@ -22,7 +23,10 @@ events = st.one_of(
 
 
 def waiting(prompts: list[list[int]]) -> list[Request]:
-    return [Request(i, prompt, SamplingParams(max_tokens=1), number=i) for i, prompt in enumerate(prompts)]
+    return [
+        Request(i, prompt, SamplingParams(max_tokens=1), scheduling=SchedulingState(number=i))
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def cached_pages(cache: RadixCache, request: Request) -> int:

@@ -212,7 +212,7 @@ def test_cached_tokens_do_not_count_against_a_deadline() -> None:
 
     planned.scheduler.submit(again, now=0.0, prefill_rate=100.0)
 
-    assert again.num_expected == 1000 // PAGE * PAGE
+    assert again.scheduling.num_expected == 1000 // PAGE * PAGE
     with pytest.raises(DeadlineUnreachable):
         planned.scheduler.submit(request(2, 1040, ttft_target_s=0.9), now=0.0, prefill_rate=100.0)
 

@@ -171,8 +171,8 @@ def test_an_answer_that_came_in_the_middle_brings_neither_credit_nor_debt() -> N
     moved = answer(2000, produced=1900)
     device = Device(0.0095, 0.002, 2e-5, moved)
     device.step(pending=0)
-    assert moved.decodes_since is not None
-    saved = STEP_SHARE * TARGET * (len(moved.output) - 1) - (device.now - moved.decodes_since)
+    assert moved.scheduling.decodes_since is not None
+    saved = STEP_SHARE * TARGET * (len(moved.output) - 1) - (device.now - moved.scheduling.decodes_since)
     assert abs(saved) < 0.001
 
 
