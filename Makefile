@@ -10,14 +10,14 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo machines cluster-demo wheel test test-all test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo machines cluster-demo check-manifests wheel test test-all test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
 help:  ## Show this list
 	@echo "Baton serves language models on a cluster. Try: make demo"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, then a second)
 	@$(PYTHON) scripts/setup.py
@@ -59,6 +59,14 @@ test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in na
 test-clients: setup .clients/installed  ## Run SDKs, agents and load generators that people have against it (network, node, minutes)
 	$(BIN)/python -m pytest -m clients -v tests/clients $(ARGS)
 
+.manifests/installed: scripts/manifest_tools.txt
+	$(PYTHON) -m venv .manifests
+	.manifests/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/manifest_tools.txt
+	touch $@
+
+check-manifests: .manifests/installed  ## Validate deploy/kubernetes and deploy/docker against schemas (network, a minute)
+	.manifests/bin/python scripts/check_manifests.py
+
 wheel: setup  ## Build dist/baton_llm-*.whl, which deploy/cluster.yaml installs on every machine
 	rm -rf build dist
 	SOURCE_DATE_EPOCH=946684800 $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -85,5 +93,5 @@ proto: setup  ## Regenerate the gRPC stubs in rpc/baton from proto/
 	touch rpc/baton/__init__.py rpc/baton/v1/__init__.py
 
 clean:  ## Remove .venv and everything that tools left behind
-	rm -rf .venv .clients build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .clients .manifests build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
