@@ -43,6 +43,7 @@ from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
 from router.frontend.page.status import StatusReader
+from router.kv_events.feed import KVEventFeed, kv_event_feed
 from router.probes.link_check import LinkBroken, check_links
 from router.probes.worker_probe import WorkerProbe
 from router.processing.explanation import Explanation
@@ -116,9 +117,12 @@ class Serving:
         )
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics(config.mode.value)
-        registry = await self._workers(cluster, plans, metrics)
         name = config.served_model_name or checkpoint.name
-        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=self._tracing(name))
+        feed = await self._kv_events(name)
+        registry = await self._workers(cluster, plans, metrics, feed)
+        tracing = self._tracing(name)
+        on_end = tracing if feed is None else feed.before(tracing)
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
         drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
         follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
         self.stack.callback(follow.cancel)
@@ -177,10 +181,20 @@ class Serving:
             return lambda _sequence, _outcome, _at: None
         return self.stack.enter_context(TraceExporter(endpoint, model)).ended
 
-    async def _workers(self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics) -> Registry:
+    async def _kv_events(self, model: str) -> KVEventFeed | None:
+        if self.config.operation.kv_events is None:
+            return None
+        with taking("--kv-events or --kv-events-replay"):
+            return await self.stack.enter_async_context(kv_event_feed(self.config.operation, model))
+
+    async def _workers(
+        self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics, feed: KVEventFeed | None
+    ) -> Registry:
         """Connect to all workers, and start those that there are not. Raises ClusterError."""
 
         def on_change(member: Member, up: bool) -> None:
+            if feed is not None:
+                feed.worker_changed(member, up)
             metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
             if up:
                 self.display.done(member.handle.worker_id, "ready")

@@ -14,11 +14,12 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 import grpc
 
+from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
@@ -80,6 +81,8 @@ class WorkerSession:
         """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
         """Called with every step whose duration the worker reports."""
+        self.on_cache: Callable[[bool, Sequence[BlockHash]], None] = lambda _stored, _blocks: None
+        """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self._router = router
         self._monitor = monitor
         self._on_news = on_news
@@ -307,6 +310,7 @@ class WorkerSession:
             self.info.peer.CopyFrom(batch.peer)
         for change in batch.cache:
             (self.load.cached.stored if change.stored else self.load.cached.removed)(change.blocks)
+            self.on_cache(change.stored, change.blocks)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()

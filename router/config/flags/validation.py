@@ -6,6 +6,7 @@ A message names the flag, the value, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from ipaddress import ip_network
 from itertools import combinations
 from typing import Final
@@ -145,6 +146,33 @@ def _frontends(config: RouterConfig) -> Iterator[str]:
             yield f"{flag_name(one)} and {flag_name(other)} are both {ports[one]}; they need a port each"
 
 
+def _kv_events(config: RouterConfig) -> Iterator[str]:
+    operation = config.operation
+    if operation.kv_events is None:
+        for name in ("kv_events_replay", "kv_events_topic"):
+            if (value := getattr(operation, name)) is not None:
+                yield f"{flag_name(name)} {value} means nothing without --kv-events"
+        return
+    for name in ("kv_events", "kv_events_replay"):
+        endpoint = getattr(operation, name)
+        if endpoint is not None and not endpoint.startswith(("tcp://", "ipc://")):
+            yield f"{flag_name(name)} {endpoint} is no endpoint of ZeroMQ; use one such as tcp://*:5557"
+    if operation.kv_events == operation.kv_events_replay:
+        yield f"--kv-events and --kv-events-replay are both {operation.kv_events}; they need a port each"
+    if config.frontend.frontends > 1:
+        yield (
+            f"--kv-events {operation.kv_events} is for one process, but --frontends is"
+            f" {config.frontend.frontends}: each knows the tokens of its own requests only; leave one out"
+        )
+    if config.disable_radix_cache:
+        yield (
+            f"--kv-events {operation.kv_events} means nothing with --disable-radix-cache: no KV is cached;"
+            " leave one of them out"
+        )
+    if find_spec("zmq") is None:
+        yield f"--kv-events {operation.kv_events} needs a package: pip install 'baton-llm[kv-events]'"
+
+
 def _security(config: RouterConfig) -> Iterator[str]:
     access = config.access
     if (access.tls_cert is None) != (access.tls_key is None):
@@ -254,6 +282,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _ranks,
     _roles,
     _frontends,
+    _kv_events,
     _security,
     _memory,
     _tiers,

@@ -43,6 +43,23 @@ class OperationSettings:
             "names of Prometheus metrics; vllm: vLLM's names where it has the same metric",
         ),
     ] = MetricNames.BATON
+    kv_events: Annotated[
+        str | None,
+        Option(
+            _GROUP,
+            "publish which prefixes are cached, in vLLM's format over ZeroMQ, such as tcp://*:5557, for"
+            " gateways that route by them (default: no events)",
+            "ENDPOINT",
+        ),
+    ] = None
+    kv_events_replay: Annotated[
+        str | None,
+        Option(_GROUP, "where subscribers of --kv-events ask for batches that they missed", "ENDPOINT"),
+    ] = None
+    kv_events_topic: Annotated[
+        str | None,
+        Option(_GROUP, "topic of --kv-events (default: kv@HOST@MODEL, with this machine's name)", "TOPIC"),
+    ] = None
     explain_requests: Annotated[
         int, Option(_GROUP, "number of finished requests kept for `router explain`", "N")
     ] = 1000

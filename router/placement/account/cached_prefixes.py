@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from common.block_hash import BlockHash
 
@@ -27,6 +27,11 @@ class CachedPrefixes:
     def __len__(self) -> int:
         """Pages stored."""
         return len(self._stored)
+
+    @property
+    def blocks(self) -> Collection[BlockHash]:
+        """Pages stored, in no order."""
+        return self._stored
 
     def stored(self, blocks: Iterable[BlockHash]) -> None:
         self._stored.update(blocks)
