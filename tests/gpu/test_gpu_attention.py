@@ -52,7 +52,9 @@ def moved(pool: KVPool, batch: Batch, window: int | None, fp8: Fp8KV | None = No
         fp8=fp8,
     )
     for layer in range(LAYERS):
-        own = pool.tensor[:count, layer].nan_to_num() * (100 if fp8 else 1)
+        own = pool.tensor[:count, layer].nan_to_num()
+        if fp8:  # older versions of torch convert what is larger to NaN
+            own = (own * 100).clamp(-FP8_MAX, FP8_MAX)
         there.tensor[layer * count : (layer + 1) * count, 0].copy_(own)
     [tables] = batch.groups
     first = np.zeros_like(batch.context_lens)
