@@ -101,6 +101,11 @@ class Scaling:
         """Of which there are workers in this mode."""
         return self._supply.roles
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether it is known what the cluster is to have."""
+        return bool(self._wanted)
+
     def desired(self, role: WorkerRole) -> int:
         """Workers of this role that the cluster is to have, as last read."""
         return len(self._wanted_of(role))

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Final
 
 from common.garbage_collection import freeze_gc
@@ -28,6 +27,7 @@ from router.admin.scaling import Scaling
 from router.cli.loop_lag import watch_loop
 from router.cli.ports import taking
 from router.cli.progress import StartupDisplay
+from router.cli.scaling import begin_scaling
 from router.cli.sizes import sizes
 from router.cluster.nodes import residents
 from router.cluster.placement_notice import PlacementNotice
@@ -129,7 +129,7 @@ class Serving:
         roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
         self.stack.callback(roll.cancel)
         await self._ready(cluster, registry)
-        scaling = self._scaling(cluster, registry, drainer, metrics)
+        scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
         model = ServedModel(
             name=name,
             path=checkpoint.path,
@@ -224,22 +224,6 @@ class Serving:
             )
             cluster.leads = lambda: registry.leads
         return registry
-
-    def _scaling(
-        self, cluster: Cluster, registry: Registry, drainer: WorkerDrainer, metrics: RouterMetrics
-    ) -> Scaling:
-        scaling = Scaling(
-            cluster,
-            registry,
-            drainer,
-            drain_timeout_s=self.config.operation.drain_timeout,
-            on_gone=metrics.worker_gone,
-        )
-        for role in scaling.roles:
-            metrics.watch_workers(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
-        running = asyncio.create_task(scaling.run(), name="scaling")
-        self.stack.callback(running.cancel)
-        return scaling
 
     async def _ready(self, cluster: Cluster, registry: Registry) -> None:
         """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""

@@ -74,8 +74,7 @@ class Cluster:
         self.workers: list[RayWorker] = []
         """After `place`."""
         self.leads: Callable[[], bool] = lambda: True
-        """Whether this router, of those that are connected to the workers, is the one that kills hung ones.
-        """
+        """See `RayWorker`."""
         self.found_workers = False
         """Whether the workers were there before this router. Final after `place`."""
         self._found_group: FirstGroup | None = None
@@ -232,6 +231,10 @@ class Cluster:
                 wanted = wanted.resized(role, number, self.keeps_room).configured_as(number)
                 self._record.keep_wanted(role, wanted)
             names.update(wanted.worker_ids)
+        if not names:  # scaled to zero: a router learns from a worker what it can serve
+            one = WantedWorkers.first(WorkerRole.DECODE, 1).configured_as(counts[WorkerRole.DECODE])
+            self._record.keep_wanted(WorkerRole.DECODE, one)
+            names.update(one.worker_ids)
         return in_order(names)
 
     def handle(self, worker_id: str) -> RayWorker:

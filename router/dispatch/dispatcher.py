@@ -90,6 +90,8 @@ class ClusterDispatcher:
         """Running sequences, by request and index."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self.wakes_workers = False
+        """Whether a waiting sequence starts a worker when there is none."""
         self._draining = False
         self._workers_return = True
 
@@ -105,7 +107,8 @@ class ClusterDispatcher:
         return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
 
     def ready(self) -> bool:
-        return not self._draining and self._selector.is_ready()
+        """Whether new sequences are accepted; without a worker, if one is started for them."""
+        return not self._draining and (self._selector.is_ready() or self.wakes_workers)
 
     async def drain(self, timeout_s: float, *, workers_return: bool = True) -> int:
         """Refuse new sequences and wait for the running ones; returns how many are left.

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Final
 
 from common.ports import PortRange
+from router.config.flags.autoscale import WrongBounds, bounds_of
 from router.config.flags.environment import WrongEnvironment, environment_of
 from router.config.flags.origins import is_origin, origins_of
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
@@ -26,6 +27,7 @@ _MAX_PAGE_SIZE: Final = 1024
 _PORTS: Final = range(65536)
 _DURATIONS: Final = (
     "startup_timeout",
+    "autoscale_cooldown",
     "handoff_timeout",
     "failover_timeout",
     "worker_timeout",
@@ -83,6 +85,24 @@ def _workers(config: RouterConfig) -> Iterator[str]:
         environment_of(cluster.worker_env)
     except WrongEnvironment as error:
         yield f"--worker-env {error}"
+
+
+def _autoscale(config: RouterConfig) -> Iterator[str]:
+    try:
+        bounds = bounds_of(config.cluster.autoscale)
+    except WrongBounds as error:
+        yield f"--autoscale {error}"
+        return
+    counts = {"prefill": config.num_prefill_workers, "decode": config.decode_workers}
+    for role, own in bounds.items():
+        count = counts[role]
+        if not count:
+            yield f"--autoscale {role}: there are no {role} workers in --mode {config.mode.value}"
+        elif not own.least <= count <= own.most:
+            yield (
+                f"--{role}-workers {count} at the start is outside of --autoscale"
+                f" {role}={own.least}:{own.most}"
+            )
 
 
 def _nodes(config: RouterConfig) -> Iterator[str]:
@@ -279,6 +299,7 @@ def _positive(config: RouterConfig) -> Iterator[str]:
 _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _model,
     _workers,
+    _autoscale,
     _ranks,
     _roles,
     _frontends,

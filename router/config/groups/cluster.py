@@ -71,6 +71,20 @@ class ClusterSettings:
             "N",
         ),
     ] = None
+    autoscale: Annotated[
+        str | None,
+        Option(
+            _GROUP,
+            "bounds between which the number of workers follows the load, such as 'decode=1:4 prefill=1:2'"
+            " (default: fixed; `router scale` changes it). With 0 as the least, a request starts the first"
+            " worker and waits --failover-timeout for it",
+            "'ROLE=LEAST:MOST ...'",
+        ),
+    ] = None
+    autoscale_cooldown: Annotated[
+        float,
+        Option(_GROUP, "--autoscale: end a worker when it was superfluous for this time", "SECONDS"),
+    ] = 300.0
     worker_env: Annotated[
         str | None,
         Option(
