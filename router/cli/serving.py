@@ -31,6 +31,7 @@ from router.cli.scaling import begin_scaling
 from router.cli.sizes import sizes
 from router.cluster.nodes import residents
 from router.cluster.placement_notice import PlacementNotice
+from router.cluster.poison_board import PoisonBoard
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_worker import RayWorker
 from router.cluster.worker_plan import WorkerPlan
@@ -123,6 +124,8 @@ class Serving:
         tracing = self._tracing(name)
         on_end = tracing if feed is None else feed.before(tracing)
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
+        exchange = asyncio.create_task(PoisonBoard(dispatcher.poison_requests, cluster.ask).run())
+        self.stack.callback(exchange.cancel)
         drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
         follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
         self.stack.callback(follow.cancel)

@@ -266,16 +266,16 @@ class Cluster:
 
     async def wanted(self) -> dict[WorkerRole, WantedWorkers]:
         """The workers that the cluster is to have. Raises what Ray raises if it cannot say."""
+        found = {role: await self._asking.call(partial(self._record.wanted, role)) for role in self._plans}
+        return {role: wanted for role, wanted in found.items() if wanted is not None}
 
-        def read() -> dict[WorkerRole, WantedWorkers]:
-            found = {role: self._record.wanted(role) for role in self._plans}
-            return {role: wanted for role, wanted in found.items() if wanted is not None}
-
-        return await self._asking.call(read)
+    async def ask(self, use: Callable[[ClusterRecord], object]) -> object:
+        """What `use` returns, where it may block. Raises what Ray raises."""
+        return await self._asking.call(partial(use, self._record))
 
     async def want(self, role: WorkerRole, workers: WantedWorkers) -> None:
         """Let the cluster have these, for every router. Raises what Ray raises."""
-        await self._asking.call(partial(self._record.keep_wanted, role, workers))
+        await self.ask(lambda record: record.keep_wanted(role, workers))
 
     async def actors(self) -> set[str]:
         """Names of the workers that there are. Raises what Ray raises if it cannot say."""
@@ -330,7 +330,7 @@ class Cluster:
 
     async def keep_incarnation(self, incarnation: Incarnation) -> None:
         """Raises what Ray raises."""
-        await self._asking.call(partial(self._record.keep_incarnation, incarnation))
+        await self.ask(lambda record: record.keep_incarnation(incarnation))
 
     async def _reaches(self, node_id: str) -> bool:
         """Whether Ray answers, and its health checks reach that node."""

@@ -15,7 +15,7 @@ from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["ClusterRecord", "FirstGroup", "KeyValueStore"]
+__all__ = ["ClusterRecord", "FirstGroup", "KeyValueStore", "PoisonEntry"]
 
 _ANSWER_S: Final = 5.0
 _IDENTITY: Final = b"identity"
@@ -24,6 +24,7 @@ _MEMORY: Final = b"memory/"
 _INCARNATION: Final = b"incarnation/"
 _STOPPED: Final = b"stopped/"
 _WANTED: Final = b"workers/"
+_POISON: Final = b"poison/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,17 @@ class FirstGroup:
     """In the order of its bundles."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoisonEntry:
+    """A request that crashed workers."""
+
+    key: bytes
+    """Its fingerprint."""
+    sequence_id: str
+    until: float
+    """Wall clock, in seconds."""
+
+
 class KeyValueStore(Protocol):
     """The part of `ray._raylet.GcsClient` that is used here. Raises what Ray raises."""
 
@@ -47,6 +59,8 @@ class KeyValueStore(Protocol):
         ...
 
     def internal_kv_get(self, key: bytes, namespace: bytes, timeout: float) -> bytes | None: ...
+
+    def internal_kv_keys(self, prefix: bytes, namespace: bytes, timeout: float) -> list[bytes]: ...
 
     def internal_kv_del(self, key: bytes, del_by_prefix: bool, namespace: bytes, timeout: float) -> int: ...
 
@@ -117,6 +131,22 @@ class ClusterRecord:
         else:
             self._store.internal_kv_del(key, False, self._namespace, _ANSWER_S)
 
+    def keep_poison(self, entry: PoisonEntry) -> None:
+        self._put(_poison_key(entry), json.dumps([entry.sequence_id, entry.until]).encode())
+
+    def forget_poison(self, entry: PoisonEntry) -> None:
+        self._store.internal_kv_del(_poison_key(entry), False, self._namespace, _ANSWER_S)
+
+    def poison(self) -> list[PoisonEntry]:
+        """Of all routers, also those that are over."""
+        keys = self._store.internal_kv_keys(_POISON, self._namespace, _ANSWER_S)
+        found = ((key, self._get(key)) for key in keys)
+        return [
+            PoisonEntry(bytes.fromhex(key.removeprefix(_POISON).decode()), *json.loads(value))
+            for key, value in found
+            if value is not None  # removed meanwhile
+        ]
+
     def keep_incarnation(self, incarnation: Incarnation) -> None:
         """The last one of its worker that a router was connected to."""
         value = json.dumps([incarnation.epoch, incarnation.node]).encode()
@@ -143,6 +173,10 @@ class ClusterRecord:
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._store.internal_kv_put(key, value, True, self._namespace, _ANSWER_S)
+
+
+def _poison_key(entry: PoisonEntry) -> bytes:
+    return _POISON + entry.key.hex().encode()
 
 
 def _bytes(group: FirstGroup) -> bytes:

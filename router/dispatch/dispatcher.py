@@ -77,7 +77,7 @@ class ClusterDispatcher:
             at_workers=lambda: sum(session.load.queued_tokens for session in registry.sessions()),
             held_back=lambda: len(self._admission),
         )
-        self._poison_requests = PoisonRequests()
+        self.poison_requests: Final = PoisonRequests()
         self._admission = Admission(self._selector.check, self._retry_window)
         self._answers = RunningAttempts(self._selector.move_target)
         registry.watch(self._admission.admit_waiting)
@@ -270,7 +270,7 @@ class ClusterDispatcher:
             _log.info("retrying request %s (%d attempts left): %s", sequence.label, retries.left, failed)
             return
         if retries.is_poison:
-            self._poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
+            self.poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
             _log.error(
                 "request %s (%d prompt tokens, %d output tokens) crashed %s: not retried",
                 sequence.label,
@@ -284,7 +284,7 @@ class ClusterDispatcher:
 
     def _refuse_poison_requests(self, sequence: Sequence) -> None:
         """Raises Internal."""
-        known = self._poison_requests.find(sequence.prompt, sequence.sampling)
+        known = self.poison_requests.find(sequence.prompt, sequence.sampling)
         if known is not None:
             _log.warning("request %s is identical to %s, which crashed workers: refused", sequence.id, known)
             error = crashed_workers(known)

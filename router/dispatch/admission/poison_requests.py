@@ -26,24 +26,31 @@ class PoisonRequests:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.on_added: Callable[[bytes, str, float], object] = lambda _key, _id, _seconds: None
+        """Called with fingerprint, sequence id and seconds to remember, for the other routers."""
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        """Sequence id and expiry by fingerprint, oldest first."""
+        """Sequence id and expiry by fingerprint, in the order in which they became known."""
 
     def add(self, sequence_id: str, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> None:
         key = _fingerprint(prompt, sampling)
-        self._known[key] = (sequence_id, self._clock() + _MEMORY_S)
-        self._known.move_to_end(key)
+        self._known.pop(key, None)
+        self.learn(key, sequence_id, _MEMORY_S)
+        self.on_added(key, sequence_id, _MEMORY_S)
+
+    def learn(self, key: bytes, sequence_id: str, seconds: float) -> None:
+        """Remember a fingerprint of another router for that long, unless it is known."""
+        self._known.setdefault(key, (sequence_id, self._clock() + seconds))
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
 
     def find(self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> str | None:
         """Id of a remembered sequence with the same prompt and parameters.
 
-        O(prompt) while any is remembered.
+        O(prompt), and O(remembered), while any is remembered.
         """
         now = self._clock()
-        while self._known and next(iter(self._known.values()))[1] <= now:
-            self._known.popitem(last=False)
+        for key in [key for key, (_, expiry) in self._known.items() if expiry <= now]:
+            del self._known[key]
         if not self._known:
             return None
         known = self._known.get(_fingerprint(prompt, sampling))

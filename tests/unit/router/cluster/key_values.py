@@ -22,6 +22,9 @@ class KeyValues:
     def internal_kv_get(self, key: bytes, namespace: bytes, timeout: float) -> bytes | None:
         return self.values.get((namespace, key))
 
+    def internal_kv_keys(self, prefix: bytes, namespace: bytes, timeout: float) -> list[bytes]:
+        return [key for space, key in self.values if space == namespace and key.startswith(prefix)]
+
     def internal_kv_del(self, key: bytes, del_by_prefix: bool, namespace: bytes, timeout: float) -> int:
         gone = [
             known
