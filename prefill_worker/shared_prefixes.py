@@ -77,7 +77,7 @@ class SharedPrefixes:
 
     def on_step(self) -> None:
         """A step has completed: pages that were cached while it was in flight are final."""
-        for share in self._shares.values():
+        for share in list(self._shares.values()):
             if share.node is not None and not share.is_sent:
                 self._send(share)
 

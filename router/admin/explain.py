@@ -13,6 +13,8 @@ _REASONS = {
     "slots": "--max-running-requests were running",
     "policy": "the policy admitted others first",
     "transfer": "KV had to arrive first",
+    "promotion": "KV had to come up from a tier",
+    "pull": "KV had to come from another worker's cache",
 }
 _STAGES = {
     "router": "in the router, not sent to a worker",

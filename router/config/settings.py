@@ -257,6 +257,14 @@ class RouterConfig:
             _HANDOFF, "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests"
         ),
     ] = Transport.NIXL
+    pull_kv: Annotated[
+        bool,
+        Option(
+            _HANDOFF,
+            "copy cached KV from another worker where that is faster than computing it;"
+            " workers of --mode mixed then have a KV transport",
+        ),
+    ] = False
     handoff_timeout: Annotated[
         float,
         Option(
@@ -312,8 +320,13 @@ class RouterConfig:
 
     @property
     def uses_handoffs(self) -> bool:
-        """Whether KV moves between workers."""
+        """Whether requests move between workers with their KV."""
         return self.mode is not Mode.MIXED
+
+    @property
+    def has_transport(self) -> bool:
+        """Whether workers can send KV to each other."""
+        return self.uses_handoffs or self.pull_kv
 
     def for_role(self, *, prefill: bool) -> RouterConfig:
         """This configuration with the settings of one role in place of those for all workers."""

@@ -70,7 +70,7 @@ class ClusterDispatcher:
         self._config = config
         self._registry = registry
         self._metrics = metrics
-        self._selector = Selector(registry, policy or configured_policy(config))
+        self._selector = Selector(registry, policy or configured_policy(config), pulls=config.pull_kv)
         self.prefill_queue: Final = PrefillQueue(
             config.max_queued_tokens,
             config.max_queue_wait,

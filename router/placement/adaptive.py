@@ -75,7 +75,8 @@ class AdaptivePlacement(PlacementPolicy):
             prefill_worker, exception = decode_worker, "the decode worker has no room for the KV"
         others = sorted((c for i, c in enumerate(candidates) if i != chosen), key=lambda c: c.cost)
         why = Why("adaptive", (candidates[chosen], *others), exception)
-        return Placement(prefill_worker.id, decode_worker.id, why)
+        source = None if exception else candidates[chosen].source
+        return Placement(prefill_worker.id, decode_worker.id, why, source)
 
     def _candidates(
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]

@@ -43,6 +43,8 @@ class WorkerFacts:
     page_size: int
     max_running: int | None = None
     """Requests that it computes at a time; None: any number."""
+    shares_prefixes: bool = False
+    """Whether it may send cached KV to other workers, and take theirs."""
     prior: StepTime = PRIOR
 
 
@@ -170,6 +172,7 @@ class ClusterModel:
             incoming=load.incoming + others.incoming,
             incoming_tokens=load.incoming_tokens + others.queued_tokens,
             max_running=facts.max_running,
+            shares_prefixes=facts.shares_prefixes,
             prompt_rate=load.given.rate(now),
             available_pages=facts.total_pages if available is None else available,
             total_pages=facts.total_pages,

@@ -9,9 +9,10 @@ from typing import Final
 from router.placement.policy import Candidate
 from router.placement.predict import Pace, miss, pace_of, prefill_times
 from router.placement.slots import running_answers, slot_wait
+from router.placement.sources import Source, best_source
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
-__all__ = ["Estimates", "Reading"]
+__all__ = ["Estimates", "Reading", "source_for"]
 
 _TTFT_UNCERTAINTY: Final = 0.15
 """Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
@@ -36,6 +37,10 @@ class Reading:
     """Expected, of the prompts there already, that it would not have without this one."""
     delay: float
     """Of those prompts, in targets."""
+    tokens: int
+    """That it would compute of the prompt."""
+    source: Source | None
+    """Whose cached KV it would get first, if that is faster."""
 
 
 class Estimates:
@@ -65,8 +70,11 @@ class Estimates:
         return (tokens + queued) / pace.prefill_rate
 
     def reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> Reading:
-        tokens = request.prompt_tokens - request.cached_on(worker)
         pace = self.pace(worker)
+        tokens = request.prompt_tokens - request.cached_on(worker)
+        source = best_source(request, view, worker, pace.prefill_rate)
+        if source is not None:
+            tokens -= source.fresh_tokens
         before = [prompt.tokens for prompt in worker.prompts]
         wait = self._slot_wait(worker, view)
         times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
@@ -82,7 +90,9 @@ class Estimates:
                 )
                 misses += _LATE_WEIGHT * (max(1.0, (age + then) / target) - max(1.0, (age + now) / target))
                 delay += (then - now) / target
-        return Reading(worker, in_flight + times[-1], misses, delay)
+        if source is not None:  # it is queued behind the others when the KV has come
+            times[-1] = max(times[-1], source.pull_s + tokens / pace.prefill_rate)
+        return Reading(worker, in_flight + times[-1], misses, delay, tokens, source)
 
     def pair(
         self, request: RequestView, view: ClusterView, reading: Reading, decode_worker: WorkerView
@@ -90,7 +100,7 @@ class Estimates:
         """One worker computes the prompt and the first token, this or another one the rest."""
         prefill_worker = reading.worker
         local = prefill_worker.id == decode_worker.id
-        tokens = request.prompt_tokens - request.cached_on(prefill_worker)
+        tokens = reading.tokens
         tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
         if not local:
             more, longer = self._slowdown(prefill_worker, request, tokens)
@@ -105,7 +115,7 @@ class Estimates:
         if not _fits(request, decode_worker):
             misses += 1.0
         cost = misses + _DELAY_WEIGHT * (delay + reading.delay + late + slow)
-        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost)
+        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, reading.source)
 
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int
@@ -153,6 +163,12 @@ class Estimates:
         queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
         usual = worker.prompt_rate / pace.prefill_rate
         return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))
+
+
+def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Source | None:
+    """Whose cached KV a worker that was chosen otherwise should get before it computes the rest."""
+    worker = next(worker for worker in view.workers if worker.id == worker_id)
+    return best_source(request, view, worker, _pace(worker).prefill_rate) if request.stored else None
 
 
 def _pace(worker: WorkerView) -> Pace:

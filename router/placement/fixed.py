@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from router.placement.by_load import Choose, has_room, least_loaded, pick
+from router.placement.estimates import source_for
 from router.placement.policy import Handoffs, NoWorker, Placement, PlacementPolicy, QuarantinedPages, Why
 from router.placement.view import ClusterView, Preference, RequestView, WorkerId, WorkerView
 
@@ -22,7 +23,7 @@ class MixedPlacement(PlacementPolicy):
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         worker = self._turns.pick(view.workers, request)
-        return Placement(worker, worker, Why("mixed"))
+        return Placement(worker, worker, Why("mixed"), source_for(worker, request, view))
 
 
 class DisaggPlacement(PlacementPolicy):
@@ -48,10 +49,12 @@ class DisaggPlacement(PlacementPolicy):
         if not prefill or not decode:
             missing, turns = ("decode", self._prefill) if prefill else ("prefill", self._decode)
             worker = turns.pick(prefill or decode, request)
-            return Placement(worker, worker, Why(f"disagg: no {missing} worker is ready"))
+            why = Why(f"disagg: no {missing} worker is ready")
+            return Placement(worker, worker, why, source_for(worker, request, view))
         # By load: a choice that is made again must not advance the round-robin position.
         promised = pick(decode, request, least_loaded, 0).id
-        return Placement(self._prefill.pick(prefill, request), promised, Why("disagg"))
+        reader = self._prefill.pick(prefill, request)
+        return Placement(reader, promised, Why("disagg"), source_for(reader, request, view))
 
     def decode_worker(self, placement: Placement, request: RequestView, view: ClusterView) -> WorkerId:
         return self._decode.pick(_without(Preference.PREFILL, view.workers), request)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from router.placement.sources import Source
 from router.placement.view import ClusterView, RequestView, WorkerId, WorkerView
 
 __all__ = ["Candidate", "Handoffs", "NoWorker", "Placement", "PlacementPolicy", "QuarantinedPages", "Why"]
@@ -32,6 +33,8 @@ class Candidate:
     """Expected number of requests that miss a target because of this choice, this request included."""
     cost: float
     """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
+    source: Source | None = None
+    """Whose cached KV the prefill worker gets first; None: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Placement:
     prefill_worker: WorkerId
     decode_worker: WorkerId
     why: Why
+    source: Source | None = None
+    """Whose cached KV the prefill worker gets first; None: nobody's."""
 
     @property
     def is_local(self) -> bool:

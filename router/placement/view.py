@@ -95,6 +95,8 @@ class WorkerView:
     """Prompt tokens of those."""
     max_running: int | None = None
     """Requests that it computes at a time, each in a slot; None: any number."""
+    shares_prefixes: bool = False
+    """It can send cached KV to other workers, and take theirs."""
     prompt_rate: float = 0.0
     """Recent rate of prompt tokens assigned to this worker, per second."""
     available_pages: int
@@ -176,6 +178,8 @@ class RequestView:
     """When it arrived at the router; earlier than `ClusterView.now` if it is placed again."""
     cached: Mapping[WorkerId, int] = field(default_factory=dict)
     """Tokens of its prompt cached on each worker; workers without any may be absent."""
+    stored: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Of those tokens, the ones that a worker can send to another now, in whole pages."""
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
 

@@ -316,6 +316,7 @@ class WorkerSession:
             self._on_news()
         listeners, delivered = self._listeners, 0
         for events in (
+            batch.wanted,
             batch.started,
             batch.reserved,
             batch.resumed,

@@ -264,7 +264,9 @@ def _tiers(config: RouterConfig) -> Iterator[str]:
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:
-    if config.uses_handoffs and config.kv_transport is Transport.LOOPBACK:
+    if config.pull_kv and config.disable_radix_cache:
+        yield "--pull-kv means nothing with --disable-radix-cache: no KV is cached; leave one of them out"
+    if config.has_transport and config.kv_transport is Transport.LOOPBACK:
         yield (
             "--kv-transport loopback stays within one process, and workers are processes of their own;"
             " use nixl or ucxx"

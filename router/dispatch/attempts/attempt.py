@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 from router.dispatch.attempts.move import Move
 from router.dispatch.attempts.part import Part
+from router.dispatch.attempts.pull import Pull
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
@@ -60,6 +61,7 @@ class Attempt(ABC):
         self._computed_tokens = 0
         self._prompt_logprobs: list[sampling_pb2.PromptLogprobs] = []
         """Delivered with the first token: another attempt begins with the first of them again."""
+        self._pull: Pull | None = None
         self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
         self._resumed: Part | None = None  # the worker that recomputes the preempted request
 
@@ -80,6 +82,8 @@ class Attempt(ABC):
                 reminder.cancel()
             if self._move is not None:
                 self._move.cancel()
+            if self._pull is not None:
+                self._pull.end()
             for part in self._parts:
                 part.abort()
 
@@ -199,6 +203,9 @@ class Attempt(ABC):
             return
         try:
             match event.message:
+                case worker_pb2.Wanted() as wanted:
+                    if self._pull is not None:
+                        self._pull.share(wanted.ticket, self._sequence.prompt)
                 case worker_pb2.Preempted() as preempted:
                     self._preempt(part, preempted, event.at)
                 case worker_pb2.Resumed() as resumed:
@@ -221,6 +228,15 @@ class Attempt(ABC):
         part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
         part.session.listen(self._id, partial(self._on_event, part, handle))
         return part
+
+    def _submit(self, part: Part, *, hand_over: bool = False) -> None:
+        """Have a worker compute the prompt, after it has got what another one has cached of it."""
+        submit = worker_pb2.Submit(work=self._work(), hand_over=hand_over)
+        source = self._route.source
+        if source is not None and source.session.alive and source.session is not part.session:
+            self._pull = Pull(source, part.session.key, self._route.on_transfer)
+            submit.pull.CopyFrom(self._pull.request())
+        part.send(worker_pb2.Command(submit=submit))
 
     def _part(self, session: WorkerSession, request_id: int, tokens: int, phase: Phase) -> Part:
         load = session.load
@@ -317,7 +333,7 @@ class MixedAttempt(Attempt):
     def _begin(self) -> None:
         self._worker = self._assign(ROLE_DECODE, self._from_worker, Phase.PREFILL)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
-        self._worker.send(worker_pb2.Command(submit=worker_pb2.Submit(work=self._work())))
+        self._submit(self._worker)
 
     @property
     def awaited(self) -> WorkerSession:

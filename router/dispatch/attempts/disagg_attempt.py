@@ -37,8 +37,7 @@ class DisaggAttempt(Attempt):
     def _begin(self) -> None:
         self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, Phase.PREFILL_FOR_OTHER)
         self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
-        submit = worker_pb2.Submit(work=self._work(), hand_over=True)
-        self._prefill.send(worker_pb2.Command(submit=submit))
+        self._submit(self._prefill, hand_over=True)
 
     @property
     def awaited(self) -> WorkerSession:

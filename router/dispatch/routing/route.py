@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Claim", "OnTransfer", "Pick", "Route"]
+__all__ = ["CachedElsewhere", "Claim", "OnTransfer", "Pick", "Route"]
 
 Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 """Returns the worker for the prompt (ROLE_PREFILL) or for decoding. Raises AttemptFailed."""
@@ -17,6 +17,16 @@ Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
 
 OnTransfer: TypeAlias = Callable[[str, str, int, float], None]
 """(source, destination, bytes, seconds): KV was sent between two sessions; seconds with a write in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedElsewhere:
+    """KV that the worker which computes the prompt gets first."""
+
+    session: WorkerSession
+    """Of the worker that has it."""
+    num_tokens: int
+    """From the beginning of the prompt."""
 
 
 class Claim(Protocol):
@@ -39,6 +49,7 @@ class Route:
     """One worker computes everything: `pick(ROLE_DECODE)`."""
     why: str
     """The decision in one line, for logs and `router explain`."""
+    source: CachedElsewhere | None = None
     claim: Claim | None = None
     """Ends when the decode worker is picked."""
     on_transfer: OnTransfer = _ignore

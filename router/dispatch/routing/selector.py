@@ -9,7 +9,7 @@ from typing import Final
 
 from router.config.settings import RouterConfig
 from router.dispatch.failures import no_worker_ready, pages_quarantined
-from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.route import CachedElsewhere, Pick, Route
 from router.dispatch.sequence import Sequence
 from router.placement import (
     ClusterModel,
@@ -70,8 +70,12 @@ class Selector:
         registry: Registry,
         make_policy: MakePolicy,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        pulls: bool = False,
     ) -> None:
-        """`make_policy` is called once, when the first worker is known."""
+        """`make_policy` is called once, when the first worker is known. `pulls`: workers may get cached KV
+        from each other."""
+        self._pulls = pulls
         self._registry = registry
         self._make_policy = make_policy
         self._clock = clock
@@ -162,9 +166,18 @@ class Selector:
 
     def _route(self, sequence: Sequence, avoid: Set[str], placement: Placement) -> Route:
         prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
-        why = str(placement.why)
+        why, source = str(placement.why), None
+        if placement.source is not None:
+            why += f"; {placement.source}"
+            source = CachedElsewhere(self._known[placement.source.worker], placement.source.tokens)
         if placement.is_local:
-            return Route(lambda _: self._session(decode.key), is_local=True, why=why)
+            return Route(
+                lambda _: self._session(decode.key),
+                is_local=True,
+                why=why,
+                source=source,
+                on_transfer=self.cluster.transferred,
+            )
         claim = decode.load.promise(sequence.num_tokens)
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
@@ -182,6 +195,7 @@ class Selector:
             pick,
             is_local=False,
             why=why,
+            source=source,
             claim=claim,
             on_transfer=self.cluster.transferred,
             may_wait=self.policy.handoffs is not Handoffs.ANY_WAY or _order(prefill) < _order(decode),
@@ -201,8 +215,16 @@ class Selector:
             expected_output=self.cluster.expected_output(left),
             arrived=sequence.waterfall.arrival,
             cached={key: _cached_tokens(session, sequence) for key, session in self._known.items()},
+            stored={
+                key: session.load.cached.stored_tokens(sequence.blocks(session.load.page_size))
+                for key, session in self._known.items()
+                if self._shares(session)
+            },
             avoid={key for key, session in self._known.items() if session.worker_id in avoid},
         )
+
+    def _shares(self, session: WorkerSession) -> bool:
+        return self._pulls and session.info.shares_prefixes
 
     def _ready(self) -> list[WorkerSession]:
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
@@ -218,8 +240,8 @@ class Selector:
             key = session.key
             if key not in known:
                 known[key] = session
-                cluster.add(_facts(session), session.load)
-                if self.policy.predicts:
+                cluster.add(_facts(session, shares=self._shares(session)), session.load)
+                if self.policy.predicts or self._shares(session):
                     session.on_step = partial(_observe, cluster, key)
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)
@@ -249,7 +271,7 @@ def _order(session: WorkerSession) -> tuple[int, str]:
     return session.info.role, session.worker_id
 
 
-def _facts(session: WorkerSession) -> WorkerFacts:
+def _facts(session: WorkerSession, *, shares: bool) -> WorkerFacts:
     info = session.info
     return WorkerFacts(
         id=session.key,
@@ -260,4 +282,5 @@ def _facts(session: WorkerSession) -> WorkerFacts:
         total_pages=info.num_pages,
         page_size=max(info.page_size, 1),
         max_running=info.max_running_requests or None,
+        shares_prefixes=shares,
     )

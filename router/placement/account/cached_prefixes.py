@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from common.block_hash import BlockHash
 
@@ -54,10 +54,17 @@ class CachedPrefixes:
 
     def matching_tokens(self, blocks: Sequence[BlockHash]) -> int:
         """Tokens of the longest prefix that is cached, or will be. O(log blocks)."""
+        return self._longest(blocks, self._has)
+
+    def stored_tokens(self, blocks: Sequence[BlockHash]) -> int:
+        """Tokens of the longest prefix that is cached now. O(log blocks)."""
+        return self._longest(blocks, self._stored.__contains__)
+
+    def _longest(self, blocks: Sequence[BlockHash], has: Callable[[BlockHash], bool]) -> int:
         low, high = 0, len(blocks)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._has(blocks[middle - 1]):
+            if has(blocks[middle - 1]):
                 low = middle
             else:
                 high = middle - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from router.config.settings import Mode, RouterConfig, Routing
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream
+from router.placement import Link
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -61,7 +63,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(folder: Path, **engine: int) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, routing: Routing = Routing.PREFIX_AWARE, *, pull_kv: bool = False, **engine: int
+) -> AsyncIterator[Served]:
     async with AsyncExitStack() as stack:
         links = [
             await stack.enter_async_context(worker(folder, WorkerRole.DECODE, "loopback", **engine))
@@ -70,7 +74,7 @@ async def served(folder: Path, **engine: int) -> AsyncIterator[Served]:
         handles = [LocalWorker(name, ROLE_DECODE, link.host) for name, link in zip(NAMES, links, strict=True)]
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(20.0)
-        config = RouterConfig(model="tiny", mode=Mode.MIXED, routing=Routing.PREFIX_AWARE)
+        config = RouterConfig(model="tiny", mode=Mode.MIXED, routing=routing, pull_kv=pull_kv)
         yield Served(registry, ClusterDispatcher(config, registry, RouterMetrics("mixed")))
 
 
@@ -134,3 +138,18 @@ async def test_every_rule_places_requests(folder: Path, oracle: Oracle, routing:
             *(Served(cluster.registry, dispatcher).ask(prompt(seed)) for seed in range(6))
         )
         assert [answer for answer, _, _ in answers] == [oracle(prompt(seed), 4) for seed in range(6)]
+
+
+async def test_a_worker_gets_the_prefix_from_the_one_that_has_it_cached(
+    folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.dispatch.routing.selector._LINK", Link(math.inf, latency_s=0.0))
+    async with served(folder, Routing.ROUND_ROBIN, pull_kv=True) as cluster:
+        tokens = prompt(3)
+        _, first, _ = await cluster.ask(tokens)
+        await cluster.reported(first, 12)
+        longer = [*tokens, 5, 6, 7]
+        answer, second, cached = await cluster.ask(longer)
+        assert second != first
+        assert answer == oracle(longer, 4)
+        assert cached == 48

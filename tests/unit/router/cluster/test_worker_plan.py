@@ -65,6 +65,7 @@ def test_disagg_has_prefill_workers_first_each_with_a_name_of_its_own(checkpoint
 
 def test_mixed_mode_hands_nothing_over(checkpoint: Checkpoint) -> None:
     assert plan(checkpoint).transport is None
+    assert plan(checkpoint, pull_kv=True).transport == "nixl"
 
 
 def test_the_context_is_what_the_model_allows_unless_the_pool_is_smaller(checkpoint: Checkpoint) -> None:

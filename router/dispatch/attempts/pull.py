@@ -1,0 +1,46 @@
+"""Cached KV that one worker sends to another before that computes the rest of a prompt."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from router.dispatch.routing.route import CachedElsewhere, OnTransfer
+from router.dispatch.waterfall import busy_seconds
+from router.workers.events import Event
+from rpc.baton.v1 import worker_pb2
+
+__all__ = ["Pull"]
+
+
+class Pull:
+    """The source's part of an attempt. Whatever becomes of it, the receiver computes what it lacks."""
+
+    def __init__(self, source: CachedElsewhere, receiver: str, on_transfer: OnTransfer) -> None:
+        """`receiver`: key of its session."""
+        self._source = source
+        self._receiver = receiver
+        self._on_transfer = on_transfer
+        self._id = secrets.randbits(64)
+        source.session.listen(self._id, self._on_event)
+
+    def request(self) -> worker_pb2.Pull:
+        """For the command to the receiver, which answers with Wanted."""
+        peer = self._source.session.info.peer
+        return worker_pb2.Pull(handoff_id=self._id, source=peer, num_tokens=self._source.num_tokens)
+
+    def share(self, ticket: worker_pb2.Ticket, prompt: Sequence[int]) -> None:
+        """Pass the receiver's ticket to the source."""
+        if ticket.handoff_id == self._id and self._source.session.alive:
+            tokens = prompt[: ticket.num_tokens + 1]
+            share = worker_pb2.Share(ticket=ticket, tokens=tokens)
+            self._source.session.send(worker_pb2.Command(share=share))
+
+    def end(self) -> None:
+        """Ignore the source from now on."""
+        self._source.session.forget(self._id)
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event.message, worker_pb2.HandedOver):
+            seconds = busy_seconds((push.begin_s, push.end_s) for push in event.message.pushes)
+            self._on_transfer(self._source.session.key, self._receiver, event.message.bytes, seconds)

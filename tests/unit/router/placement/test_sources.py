@@ -1,0 +1,82 @@
+"""Whether a prefix is computed, or copied from the worker that has it cached."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.config.choices import Mode, Routing
+from router.placement import ClusterView, Health, Link, RequestView, Targets, policy_for
+from router.placement.sources import best_source
+from tests.unit.router.placement.views import loaded
+
+RATE = 1000.0
+"""Prompt tokens a second."""
+
+
+def request_with(tokens: int = 2000, **fields: Any) -> RequestView:
+    return RequestView(prompt_tokens=tokens, expected_output=8, arrived=0.0, **fields)
+
+
+def view_of(*workers: Any, bytes_per_s: float = 1e6, **fields: Any) -> ClusterView:
+    link = Link(bytes_per_s=bytes_per_s, latency_s=0.01)
+    return ClusterView(now=0.0, workers=workers, kv_bytes_per_token=100, link=link, **fields)
+
+
+def sharing(name: str, **load: Any) -> Any:
+    return loaded(name, shares_prefixes=True, **load)
+
+
+def test_a_prefix_comes_from_the_worker_that_has_most_of_it() -> None:
+    a, b, c = sharing("a"), sharing("b"), sharing("c")
+    request = request_with(stored={"b": 500, "c": 1000}, cached={"a": 100})
+    source = best_source(request, view_of(a, b, c), a, RATE)
+    assert source is not None
+    assert (source.worker, source.tokens, source.fresh_tokens) == ("c", 1000, 900)
+    assert source.pull_s == pytest.approx(0.01 + 900 * 100 / 1e6)
+    assert source.compute_s == pytest.approx(0.9)
+    assert "900 tokens from c" in str(source)
+
+
+def test_a_slow_link_leaves_the_prefix_to_be_computed() -> None:
+    a, b = sharing("a"), sharing("b")
+    request = request_with(stored={"b": 1000})
+    assert best_source(request, view_of(a, b, bytes_per_s=9e4), a, RATE) is None
+    links = {("b", "a"): Link(bytes_per_s=1e6, latency_s=0.01)}
+    assert best_source(request, view_of(a, b, bytes_per_s=9e4, links=links), a, RATE) is not None
+
+
+def test_a_short_prefix_is_not_worth_the_latency_of_a_link() -> None:
+    a, b = sharing("a"), sharing("b")
+    assert best_source(request_with(stored={"b": 10}), view_of(a, b), a, RATE) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [loaded("b"), sharing("b", health=Health.LATE), sharing("b", page_size=16)],
+    ids=["without a transport", "late", "of another page size"],
+)
+def test_no_prefix_comes_from_a_worker_that_cannot_send_it(other: Any) -> None:
+    request = request_with(stored={"b": 1008})
+    assert best_source(request, view_of(sharing("a"), other), sharing("a"), RATE) is None
+
+
+def test_no_prefix_comes_from_a_worker_on_which_the_request_has_failed() -> None:
+    a, b = sharing("a"), sharing("b")
+    request = request_with(stored={"b": 1000}, avoid=frozenset({"b"}))
+    assert best_source(request, view_of(a, b), a, RATE) is None
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_every_policy_names_the_source_of_a_prefix(mode: Mode) -> None:
+    busy, idle = sharing("a", tokens=10**6, requests=9), sharing("b")
+    policy = policy_for(mode, Routing.LEAST_LOADED, Targets(ttft_s=0.5, tpot_s=0.02))
+    request = request_with(20_000, stored={"a": 19_000}, cached={"a": 19_000})
+    placement = policy.place(request, view_of(busy, idle, bytes_per_s=1e10))
+    assert placement is not None
+    if placement.prefill_worker == "b":
+        assert placement.source is not None
+        assert placement.source.worker == "a"
+    else:
+        assert (mode, placement.source) == (Mode.ADAPTIVE, None)
