@@ -17,13 +17,14 @@ from router.frontend.page.worker_stats import WorkerFigures, WorkerStatsReader
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
 from router.workers.registry import Registry
+from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Status", "StatusReader"]
 
 Status = dict[str, Any]
 
 _LEVELS: Final = (0.5, 0.9, 0.99)
-_PAGE_STATES: Final = ("held", "cached", "in_flight", "quarantined", "free")
+_PAGE_STATES: Final = ("held", "cached", "in_flight", "quarantined", "leaving", "free")
 
 
 class StatusReader:
@@ -108,8 +109,18 @@ def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
             "output_tokens_per_s": figures.rate("generated_tokens"),
             "steps_per_s": figures.rate("steps"),
             "preemptions": stats.preemptions,
+            "tiers": [_tier(tier, stats.tiers.page_bytes) for tier in stats.tiers.tiers],
         }
     return described
+
+
+def _tier(tier: worker_pb2.KVTier, page_bytes: int) -> dict[str, Any]:
+    return {
+        "name": tier.name,
+        "bytes": tier.pages * page_bytes,
+        "capacity_bytes": tier.capacity * page_bytes,
+        "promoted_bytes": tier.promoted * page_bytes,
+    }
 
 
 def _link(prefill_worker: str, decode_worker: str, handoffs: Handoffs, now: float) -> dict[str, Any]:

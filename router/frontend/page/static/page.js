@@ -118,9 +118,20 @@ function card(worker) {
   const rates = { prompt: worker.prompt_tokens_per_s, out: worker.output_tokens_per_s };
   made.append(bar,
     element("p", "", `KV ${used}%`, element("span", "wide", ` of ${count(total)} pages`)),
+    ...worker.tiers.flatMap(tier),
     element("p", "", figure(worker.running, "running"), figure(worker.waiting, "waiting")),
     element("p", "", figure(rates.prompt, "in/s"), figure(rates.out, "out/s")));
   return made;
+}
+
+/** KV below the pool, and how much of it came back. */
+function tier({ name, bytes: used, capacity_bytes: capacity, promoted_bytes: promoted }) {
+  const bar = element("div", "bar tier");
+  const part = element("i", "cached");
+  part.style.width = `${(100 * used) / capacity}%`;
+  bar.append(part);
+  const came = promoted ? element("span", "wide", `, ${bytes(promoted)} came back`) : null;
+  return [bar, element("p", "", `${name} ${bytes(used)} of ${bytes(capacity)}`, came)];
 }
 
 function drawLinks(links, cards) {
