@@ -83,7 +83,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the router
 
     def open(self, session: RouterSession) -> None:
-        self._answers.outbox.open(session, self._engine.kv.blocks())
+        self._answers.outbox.open(session, self._engine.kv.contents())
 
     def close(self, session: RouterSession) -> None:
         """The router has disconnected: abort all its requests."""

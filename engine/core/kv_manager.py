@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
@@ -335,14 +334,14 @@ class KVManager:
         """Unlock what has arrived for waiting requests. False: there is none."""
         return self.arriving is not None and self.arriving.let_all_go()
 
-    def blocks(self) -> list[BlockHash]:
-        """Hashes of all blocks in the radix cache and on tiers; empty unless the cache keeps a journal."""
+    def contents(self) -> list[CacheChange]:
+        """All blocks in the radix cache and on tiers, as changes; empty unless the cache keeps a journal."""
         if self.tiers is not None:
-            return self.tiers.tiers.blocks()
-        return [] if self.cache is None else self.cache.blocks()
+            return self.tiers.tiers.contents()
+        return [] if self.cache is None else [CacheChange(True, self.cache.blocks())]
 
     def take_changes(self) -> list[CacheChange]:
-        """Changes of `blocks` since the last call, in order."""
+        """Changes of `contents` since the last call, in order."""
         if self.tiers is not None:
             return self.tiers.take_changes()
         return [] if self.cache is None else self.cache.take_changes()

@@ -31,6 +31,7 @@ class _Promotion:
     request: Request
     prefix: ArrivingPrefix
     keys: Sequence[BlockKey]
+    since: float
 
 
 class PageTiers:
@@ -107,7 +108,7 @@ class PageTiers:
         if lacking > room:
             return available > 0 and not is_first
         if depth < limit:
-            self._bring(request, depth, keys[depth : depth + available])
+            self._bring(request, depth, keys[depth : depth + available], now)
             holds = self.tiers.is_coming(keys[depth])
         if wait is None:
             if not holds:
@@ -129,7 +130,7 @@ class PageTiers:
         ended = self.tiers.ended(self._copier.poll(), now)
         self._pool.left(ended.freed)
         for job, sources in ended.promotions:
-            self._arrived(self._promotions.pop(job), sources)
+            self._arrived(self._promotions.pop(job), sources, now)
         self.tiers.plan(self._pool.num_free, now)
 
     def send(self, may_be_written: Callable[[Sequence[int]], bool]) -> None:
@@ -153,23 +154,24 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _bring(self, request: Request, depth: int, keys: Sequence[BlockKey]) -> None:
+    def _bring(self, request: Request, depth: int, keys: Sequence[BlockKey], now: float) -> None:
         """Order copies of blocks that follow `depth` cached pages, as far as there is room."""
         ready = self.tiers.ready(keys)
         if ready:
-            self._promote(request, depth, keys[:ready])
+            self._promote(request, depth, keys[:ready], now)
         self.tiers.load(keys[ready:])  # last, since it may take the place of copies that nothing reads
 
-    def _promote(self, request: Request, depth: int, keys: Sequence[BlockKey]) -> None:
+    def _promote(self, request: Request, depth: int, keys: Sequence[BlockKey], now: float) -> None:
         prefix = self._arriving.begin(request, depth, len(keys), request.id)
         if prefix is not None:
-            self._promotions[self.tiers.promote(keys, prefix.pages)] = _Promotion(request, prefix, keys)
+            self._promotions[self.tiers.promote(keys, prefix.pages)] = _Promotion(request, prefix, keys, now)
 
-    def _arrived(self, promotion: _Promotion, sources: Sequence[Tier]) -> None:
+    def _arrived(self, promotion: _Promotion, sources: Sequence[Tier], now: float) -> None:
         """`sources` of the pages that are verified, from the first on."""
         request, verified = promotion.request, len(sources)
         for tier in sources:
             request.promoted[tier] = request.promoted.get(tier, 0) + self._cache.page_size
+        request.promotion_s += now - promotion.since
         inserted = self._arriving.arrived(promotion.prefix, verified)
         self._cached(promotion.keys[verified - len(inserted.adopted) : verified], inserted)
         if request.promotion is not None and request.finish is None:

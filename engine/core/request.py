@@ -88,6 +88,8 @@ class Request:
     """Of its first pages, as far as they were computed; empty without KV tiers."""
     promoted: dict[Tier, int] = field(default_factory=dict)
     """Tokens whose KV came up for this request, by tier."""
+    promotion_s: float = 0.0
+    """How long the copies of that KV took, which may overlap with other waits."""
     pulled: int = 0
     """Tokens whose KV another worker sent from its cache."""
     promotion: PromotionWait | None = None

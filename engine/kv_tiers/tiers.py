@@ -66,8 +66,8 @@ class KVTiers:
         self._cached: dict[int, tuple[BlockKey, BlockHash]] = {}
         self._copied: set[BlockKey] = set()
         """Blocks that the radix cache has and a tier too."""
-        self._reported: dict[BlockKey, BlockHash] = {}
-        """All blocks that are anywhere."""
+        self._reported: dict[BlockKey, tuple[BlockHash, bool]] = {}
+        """All blocks that are anywhere, and whether the pool lacks them."""
         self._journal = CacheJournal()
         self._unsettled: list[BlockKey] = []
         """Cached while a step in flight may still be writing their pages."""
@@ -225,12 +225,17 @@ class KVTiers:
     # ------------------------------------------------------------------------------ reports
 
     def take_changes(self) -> list[CacheChange]:
-        """Blocks that have appeared in the pool or on a tier, or left all of them, since the last call."""
+        """Blocks that have appeared in the pool or on a tier, or left one, since the last call."""
         return self._journal.take()
 
-    def blocks(self) -> list[BlockHash]:
-        """All blocks that are in the pool or on a tier."""
-        return list(self._reported.values())
+    def contents(self) -> list[CacheChange]:
+        """All blocks that are in the pool or on a tier, as changes since there was nothing."""
+        return [
+            CacheChange(
+                True, [hash for hash, is_below in self._reported.values() if is_below is below], below
+            )
+            for below in (False, True)
+        ]
 
     def stats(self) -> TierStats:
         return TierStats(
@@ -376,12 +381,17 @@ class KVTiers:
         is_copied = key in self.host or key in self.disk
         is_cached = key in self._page_of
         (self._copied.add if is_copied and is_cached else self._copied.discard)(key)
+        known = self._reported.get(key)
         if not (is_copied or is_cached):
-            if (known := self._reported.pop(key, None)) is not None:
-                self._journal.removed([known])
-        elif key not in self._reported:
-            copy = self.host.get(key) or self.disk.get(key)
-            known = copy.hash if hash is None and copy is not None else hash
-            assert known is not None
-            self._reported[key] = known
-            self._journal.stored([known])
+            if known is not None:
+                del self._reported[key]
+                self._journal.removed([known[0]])
+            return
+        if known is not None:
+            hash = known[0]
+        elif hash is None and (copy := self.host.get(key) or self.disk.get(key)) is not None:
+            hash = copy.hash
+        assert hash is not None
+        if known != (hash, not is_cached):
+            self._reported[key] = hash, not is_cached
+            self._journal.stored([hash], below=not is_cached)

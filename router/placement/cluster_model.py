@@ -25,6 +25,8 @@ from router.placement.view import (
 
 __all__ = ["ClusterModel", "WorkerFacts"]
 
+_TIER: Final = Link(bytes_per_s=10e9, latency_s=0.002)
+"""Assumed between a worker's tiers and its pool until promotions show the bandwidth."""
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
 """Weight of the newest answer in the mean length of answers."""
@@ -68,6 +70,7 @@ class ClusterModel:
         """`link`: assumed between any two workers until handoffs show the bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
         self._rates = TransferRates(link)
+        self._tiers = TransferRates(_TIER)
         self._step_times = StepTimes()
         self._workers: dict[WorkerId, _Worker] = {}
         self._mean_output = _FIRST_GUESS
@@ -83,6 +86,7 @@ class ClusterModel:
         self._workers.pop(worker_id, None)
         self._step_times.remove(worker_id)
         self._rates.forget(worker_id)
+        self._tiers.forget(worker_id)
 
     def expected_output(self, max_tokens: int) -> int:
         """Expected tokens of an answer: the mean of those that were completed, at most `max_tokens`."""
@@ -121,6 +125,10 @@ class ClusterModel:
         """A handoff ended: bytes written, and seconds during which writes were in progress."""
         self._rates.observe(source, destination, num_bytes, seconds)
 
+    def promoted(self, worker: WorkerId, tokens: int, seconds: float) -> None:
+        """KV of this many tokens came up from a worker's tiers."""
+        self._tiers.observe(worker, worker, tokens * self._kv_bytes_per_token, seconds)
+
     def view(self, now: float, health: Mapping[WorkerId, Health] | None = None) -> ClusterView:
         """`health`: of the workers that can be used now; None: all are, and are well."""
         if health is None:
@@ -133,6 +141,8 @@ class ClusterModel:
             kv_bytes_per_token=self._kv_bytes_per_token,
             link=self._rates.link,
             links=self._rates.links,
+            tier=self._tiers.link,
+            tiers={worker: link for (worker, _), link in self._tiers.links.items()},
         )
 
     def _demand(self, now: float) -> Demand:

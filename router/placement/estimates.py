@@ -90,8 +90,13 @@ class Estimates:
                 )
                 misses += _LATE_WEIGHT * (max(1.0, (age + then) / target) - max(1.0, (age + now) / target))
                 delay += (then - now) / target
-        if source is not None:  # it is queued behind the others when the KV has come
-            times[-1] = max(times[-1], source.pull_s + tokens / pace.prefill_rate)
+        # It is queued behind the others when the KV has come.
+        comes_s = view.promotion_s(
+            worker.id, min(request.on_tiers.get(worker.id, 0), request.cached_on(worker))
+        )
+        comes_s = max(comes_s, 0.0 if source is None else source.pull_s)
+        if comes_s:
+            times[-1] = max(times[-1], comes_s + tokens / pace.prefill_rate)
         return Reading(worker, in_flight + times[-1], misses, delay, tokens, source)
 
     def pair(

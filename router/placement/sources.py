@@ -50,6 +50,7 @@ def best_source(
         if fresh <= 0 or other.page_size != worker.page_size:
             continue
         pull_s = view.link_between(other.id, worker.id).seconds(fresh * view.kv_bytes_per_token)
+        pull_s += view.promotion_s(other.id, min(request.on_tiers.get(other.id, 0), fresh))
         source = Source(other.id, tokens, fresh, pull_s, fresh / prefill_rate)
         if best is None or _saved(source) > _saved(best):
             best = source

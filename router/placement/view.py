@@ -163,6 +163,13 @@ class ClusterView:
     link: Link
     """The link between any two workers that are not in `links`."""
     links: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)
+    tier: Link = INSTANT
+    """Between the tiers and the pool of a worker that is not in `tiers`."""
+    tiers: Mapping[WorkerId, Link] = field(default_factory=dict)
+
+    def promotion_s(self, worker: WorkerId, tokens: int) -> float:
+        """Seconds until KV of this many tokens has come up from the worker's tiers."""
+        return self.tiers.get(worker, self.tier).seconds(tokens * self.kv_bytes_per_token) if tokens else 0.0
 
     def link_between(self, source: WorkerId, destination: WorkerId) -> Link:
         if source == destination:
@@ -180,6 +187,8 @@ class RequestView:
     """Tokens of its prompt cached on each worker; workers without any may be absent."""
     stored: Mapping[WorkerId, int] = field(default_factory=dict)
     """Of those tokens, the ones that a worker can send to another now, in whole pages."""
+    on_tiers: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Of the cached tokens, those that the worker has on a KV tier and not in its pool."""
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
 

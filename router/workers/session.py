@@ -309,7 +309,7 @@ class WorkerSession:
         if batch.HasField("peer"):
             self.info.peer.CopyFrom(batch.peer)
         for change in batch.cache:
-            (self.load.cached.stored if change.stored else self.load.cached.removed)(change.blocks)
+            self.load.cached.changed(change)
             self.on_cache(change.stored, change.blocks)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)

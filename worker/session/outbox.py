@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from common.block_hash import BlockHash
 from engine.core.events import Verified
 from engine.core.request import RequestId, TokenId
 from engine.kv_cache.journal import CacheChange
@@ -36,16 +35,17 @@ class Outbox:
     def sessions(self) -> Iterable[RouterSession]:
         return self._handled
 
-    def open(self, session: RouterSession, cached: Sequence[BlockHash] = ()) -> None:
+    def open(self, session: RouterSession, cached: Sequence[CacheChange] = ()) -> None:
         """Send load and cache reports to `session` from now on, the first one at once."""
         self._handled[session] = self._counted[session] = 0
         batch = self._batch(session)
         if self._peer is not None:
             batch.peer.CopyFrom(self._peer)
-        for first in range(0, len(cached), _BLOCKS_A_BATCH):
-            blocks = cached[first : first + _BLOCKS_A_BATCH]
-            change = worker_pb2.CacheChange(stored=True, blocks=blocks)
-            session.send(worker_pb2.EventBatch(cache=[change]))
+        for known in cached:
+            for first in range(0, len(known.blocks), _BLOCKS_A_BATCH):
+                blocks = known.blocks[first : first + _BLOCKS_A_BATCH]
+                change = worker_pb2.CacheChange(stored=True, blocks=blocks, below=known.below)
+                session.send(worker_pb2.EventBatch(cache=[change]))
 
     def close(self, session: RouterSession) -> None:
         for known in (self._handled, self._counted, self._batches):
@@ -82,7 +82,7 @@ class Outbox:
         for session in self._handled:
             cache = self._batch(session).cache
             for change in changes:
-                cache.add(stored=change.stored, blocks=change.blocks)
+                cache.add(stored=change.stored, blocks=change.blocks, below=change.below)
 
     def flush(self, step: int) -> None:
         """Send all collected events, as of `step`."""
@@ -154,6 +154,7 @@ class Outbox:
             queued_s=queued_s,
             waited=waited,
             promoted=elsewhere,
+            promotion_s=job.request.promotion_s,
         )
 
     def progress(self, job: Job, num_computed: int) -> None:

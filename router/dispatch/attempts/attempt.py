@@ -266,6 +266,8 @@ class Attempt(ABC):
         part.is_running = True
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
+        if came_up := sum(tokens for place, tokens in started.promoted.items() if place != "peer"):
+            self._route.on_promotion(part.session.key, came_up, started.promotion_s)
 
     def _preempt(self, part: Part, preempted: worker_pb2.Preempted, at: float) -> None:
         self._preempted, self._resumed, self._computed_tokens = part, None, 0

@@ -36,6 +36,14 @@ class Claim(Protocol):
         """Give the room back. False: that was done before."""
 
 
+OnPromotion: TypeAlias = Callable[[str, int, float], None]
+"""(session, tokens, seconds): KV came up from a worker's tiers."""
+
+
+def _ignore_promotion(session: str, tokens: int, seconds: float) -> None:
+    pass
+
+
 def _ignore(source: str, destination: str, num_bytes: int, seconds: float) -> None:
     pass
 
@@ -53,6 +61,7 @@ class Route:
     claim: Claim | None = None
     """Ends when the decode worker is picked."""
     on_transfer: OnTransfer = _ignore
+    on_promotion: OnPromotion = _ignore_promotion
     may_wait: bool = True
     """Whether the handoff may wait for free pages on the decode worker. Where every worker can be source and
     target, two workers with full pools could deadlock: each holds KV until the other frees pages."""

@@ -177,6 +177,7 @@ class Selector:
                 why=why,
                 source=source,
                 on_transfer=self.cluster.transferred,
+                on_promotion=self.cluster.promoted,
             )
         claim = decode.load.promise(sequence.num_tokens)
 
@@ -198,6 +199,7 @@ class Selector:
             source=source,
             claim=claim,
             on_transfer=self.cluster.transferred,
+            on_promotion=self.cluster.promoted,
             may_wait=self.policy.handoffs is not Handoffs.ANY_WAY or _order(prefill) < _order(decode),
         )
 
@@ -215,6 +217,11 @@ class Selector:
             expected_output=self.cluster.expected_output(left),
             arrived=sequence.waterfall.arrival,
             cached={key: _cached_tokens(session, sequence) for key, session in self._known.items()},
+            on_tiers={
+                key: tokens
+                for key, session in self._known.items()
+                if (tokens := session.load.cached.tier_tokens(sequence.blocks(session.load.page_size)))
+            },
             stored={
                 key: session.load.cached.stored_tokens(sequence.blocks(session.load.page_size))
                 for key, session in self._known.items()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from common.block_hash import BlockHash
+from rpc.baton.v1 import worker_pb2
 
 __all__ = ["CachedPrefixes"]
 
@@ -20,6 +21,8 @@ class CachedPrefixes:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self._stored: set[BlockHash] = set()
+        self._below: set[BlockHash] = set()
+        """Of those, the pages that are on a tier, and not in the pool."""
         self._expected: Counter[BlockHash] = Counter()
         """Pages of unfinished requests: concurrent requests with a common prefix go to the worker that
         already computes it."""
@@ -33,11 +36,21 @@ class CachedPrefixes:
         """Pages stored, in no order."""
         return self._stored
 
-    def stored(self, blocks: Iterable[BlockHash]) -> None:
-        self._stored.update(blocks)
+    def changed(self, change: worker_pb2.CacheChange) -> None:
+        """The worker has reported a change."""
+        if change.stored:
+            self.stored(change.blocks, below=change.below)
+        else:
+            self.removed(change.blocks)
 
-    def removed(self, blocks: Iterable[BlockHash]) -> None:
+    def stored(self, blocks: Sequence[BlockHash], *, below: bool = False) -> None:
+        """`below`: on a tier, and not in the pool."""
+        self._stored.update(blocks)
+        (self._below.update if below else self._below.difference_update)(blocks)
+
+    def removed(self, blocks: Sequence[BlockHash]) -> None:
         self._stored.difference_update(blocks)
+        self._below.difference_update(blocks)
 
     def expect(self, blocks: Iterable[BlockHash]) -> None:
         """A prompt of these blocks is sent to the worker. Must be followed by one `forget`."""
@@ -59,6 +72,16 @@ class CachedPrefixes:
     def stored_tokens(self, blocks: Sequence[BlockHash]) -> int:
         """Tokens of the longest prefix that is cached now. O(log blocks)."""
         return self._longest(blocks, self._stored.__contains__)
+
+    def tier_tokens(self, blocks: Sequence[BlockHash]) -> int:
+        """Of `stored_tokens`, those that are not in the pool: a tier has them. O(log blocks).
+
+        The pool gives up the end of a sequence first.
+        """
+        if not self._below:
+            return 0
+        in_pool = self._longest(blocks, lambda block: block in self._stored and block not in self._below)
+        return self.stored_tokens(blocks) - in_pool
 
     def _longest(self, blocks: Sequence[BlockHash], has: Callable[[BlockHash], bool]) -> int:
         low, high = 0, len(blocks)

@@ -311,12 +311,14 @@ class EventBatch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
 
 class CacheChange(_message.Message):
-    __slots__ = ("stored", "blocks")
+    __slots__ = ("stored", "below", "blocks")
     STORED_FIELD_NUMBER: _ClassVar[int]
+    BELOW_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     stored: bool
+    below: bool
     blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stored: _Optional[bool] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, stored: _Optional[bool] = ..., below: _Optional[bool] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("request_id", "ticket")
@@ -361,7 +363,7 @@ class Scored(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promoted")
+    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promotion_s", "promoted")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -380,13 +382,15 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
     WAITED_FIELD_NUMBER: _ClassVar[int]
+    PROMOTION_S_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     cached_tokens: int
     queued_s: float
     waited: _containers.ScalarMap[str, float]
+    promotion_s: float
     promoted: _containers.ScalarMap[str, int]
-    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ..., promotion_s: _Optional[float] = ..., promoted: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class Preempted(_message.Message):
     __slots__ = ("request_id", "reason")

@@ -111,7 +111,7 @@ class WholeWorker(FakeSession):
         """The next batch reaches the router."""
         batch = self._stream.batches.popleft()
         for change in batch.cache:
-            (self.load.cached.stored if change.stored else self.load.cached.removed)(change.blocks)
+            self.load.cached.changed(change)
         self.load.report(batch.load, batch.commands)
         for events in (
             batch.started,

@@ -17,7 +17,7 @@ def peers(session: Mock) -> list[str]:
 
 
 def test_a_reopened_transport_is_reported_once_to_every_session() -> None:
-    worker, early, late = handled(Mock(**{"kv.blocks.return_value": []})), Mock(), Mock()
+    worker, early, late = handled(Mock(**{"kv.contents.return_value": []})), Mock(), Mock()
     worker.handler.open(early)
     worker.outbox.flush(1)
     worker.handler.on_transfer(Reopened(PEER))

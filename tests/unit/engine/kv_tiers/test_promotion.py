@@ -10,9 +10,12 @@ import pytest
 from common.block_key import root_key
 from engine.core.request import Request
 from engine.engine import Engine
+from engine.kv_cache.journal import CacheChange
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.stats import Fault, Tier
 from engine.kv_tiers.tiers import KVTiers
+from router.placement.account.cached_prefixes import CachedPrefixes
+from rpc.baton.v1 import worker_pb2
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
@@ -165,19 +168,26 @@ def test_kv_that_is_not_trusted_leaves_all_tiers() -> None:
         tiered.engine.step()
         tiered.copier.work(disk=False)
     tiered.copy_all()
-    assert not tiered.engine.kv.blocks()
+    assert not any(change.blocks for change in tiered.engine.kv.contents())
     assert not tiered.copier.files
 
 
 @pytest.mark.parametrize("disk_files", [0, 100])
 def test_the_report_of_blocks_is_what_can_be_reused(disk_files: int) -> None:
     tiered = Tiered(host_slots=12, disk_files=disk_files)
-    reported: set[int] = set()
+    reported = CachedPrefixes(4)
     for number in range(8):
         tiered.answer(make_request(number + 1, [token + number // 2 for token in FIRST], 2))
         for change in tiered.engine.kv.take_changes():
-            (reported.update if change.stored else reported.difference_update)(change.blocks)
-        assert reported == set(tiered.engine.kv.blocks())
+            report(reported, change)
+        whole = CachedPrefixes(4)
+        for change in tiered.engine.kv.contents():
+            report(whole, change)
+        assert (reported._stored, reported._below) == (whole._stored, whole._below)
     cache = tiered.engine.kv.cache
     assert cache is not None
-    assert set(cache.blocks()) < reported
+    assert set(cache.blocks()) == reported._stored - reported._below != reported._stored
+
+
+def report(known: CachedPrefixes, change: CacheChange) -> None:
+    known.changed(worker_pb2.CacheChange(stored=change.stored, blocks=change.blocks, below=change.below))

@@ -49,7 +49,8 @@ class TierMachine(RuleBasedStateMachine):
         self.copier = FakeCopier(runner.memory, slots)
         self.tiers = KVTiers(limits)
         self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"))
-        self.reported: set[int] = set()
+        self.reported: dict[int, bool] = {}
+        """Blocks, and whether the pool lacks them."""
         self.next_id = 0
         self.live: dict[int, Request] = {}
 
@@ -80,8 +81,15 @@ class TierMachine(RuleBasedStateMachine):
         assert len(set(in_use)) == len(in_use) <= self.tiers.host.num_slots
         assert len(self.tiers.disk) <= self.tiers.disk.num_slots
         for change in self.engine.kv.take_changes():
-            (self.reported.update if change.stored else self.reported.difference_update)(change.blocks)
-        assert self.reported == set(self.engine.kv.blocks())
+            for block in change.blocks:
+                self.reported.pop(block, None)
+                if change.stored:
+                    self.reported[block] = change.below
+        whole = {block: change.below for change in self.engine.kv.contents() for block in change.blocks}
+        assert self.reported == whole
+        assert {block for block, is_below in whole.items() if not is_below} == set(
+            self.engine.kv.cache.blocks()
+        )
         assert not output.failed
         for out in output.tokens:
             if out.finish is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from router.config.choices import Mode, Routing
-from router.placement import ClusterView, Health, Link, RequestView, Targets, policy_for
+from router.placement import AdaptivePlacement, ClusterView, Health, Link, RequestView, Targets, policy_for
 from router.placement.sources import best_source
 from tests.unit.router.placement.views import loaded
 
@@ -60,6 +60,24 @@ def test_a_short_prefix_is_not_worth_the_latency_of_a_link() -> None:
 def test_no_prefix_comes_from_a_worker_that_cannot_send_it(other: Any) -> None:
     request = request_with(stored={"b": 1008})
     assert best_source(request, view_of(sharing("a"), other), sharing("a"), RATE) is None
+
+
+def test_what_a_source_has_on_a_tier_takes_longer() -> None:
+    a, b = sharing("a"), sharing("b")
+    request = request_with(stored={"b": 1000}, on_tiers={"b": 400})
+    tiers = {"b": Link(bytes_per_s=1e5, latency_s=0.0)}
+    source = best_source(request, view_of(a, b, tiers=tiers), a, RATE)
+    assert source is not None
+    assert source.pull_s == pytest.approx(0.01 + 1000 * 100 / 1e6 + 400 * 100 / 1e5)
+
+
+def test_a_request_leaves_a_worker_whose_tier_is_slower_than_computing() -> None:
+    a, b = loaded("a"), loaded("b")
+    policy = AdaptivePlacement(Targets(ttft_s=0.5, tpot_s=0.02))
+    request = request_with(20_000, cached={"a": 19_000}, on_tiers={"a": 19_000})
+    for bytes_per_s, chosen in ((1e9, "a"), (1e5, "b")):
+        tiers = {"a": Link(bytes_per_s=bytes_per_s, latency_s=0.0)}
+        assert policy.place(request, view_of(a, b, tiers=tiers)).prefill_worker == chosen
 
 
 def test_no_prefix_comes_from_a_worker_on_which_the_request_has_failed() -> None:

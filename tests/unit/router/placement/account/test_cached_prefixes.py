@@ -53,3 +53,15 @@ def test_a_prompt_under_way_counts_as_cached_until_its_request_ends() -> None:
     assert known.matching_tokens(first) == 2
     known.forget(second)
     assert known.matching_tokens(second) == 0
+
+
+def test_the_end_of_a_prefix_may_be_on_a_tier() -> None:
+    known = CachedPrefixes(PAGE)
+    blocks = block_hashes(list(range(4 * PAGE)), PAGE)
+    known.stored(blocks)
+    known.stored(blocks[2:], below=True)
+    assert (known.matching_tokens(blocks), known.tier_tokens(blocks)) == (4 * PAGE, 2 * PAGE)
+    known.stored(blocks[2:3])
+    assert known.tier_tokens(blocks) == PAGE
+    known.removed(blocks[3:])
+    assert (known.matching_tokens(blocks), known.tier_tokens(blocks)) == (3 * PAGE, 0)
