@@ -15,6 +15,7 @@ import zmq
 import zmq.asyncio
 
 from common.block_hash import block_hashes
+from common.kv_groups import RequestPages
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.kv_events.blocks import BlocksRemoved, BlocksStored
@@ -94,7 +95,7 @@ async def test_an_endpoint_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 
 async def test_the_feed_follows_workers_and_requests(tmp_path: Path, subscriber: Subscriber) -> None:
-    load = WorkerLoad(page_size=2)
+    load = WorkerLoad(RequestPages(2))
     prompt, output = [1, 2, 3], [4, 5, 6]
     outcomes: list[str] = []
     hashes = block_hashes(prompt + output, 2)
