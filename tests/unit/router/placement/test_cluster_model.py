@@ -1,0 +1,81 @@
+"""What placement believes of workers, demand and answers, after what it was told."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.placement.account.load import WorkerLoad
+from router.placement.cluster_model import ClusterModel, WorkerFacts
+from router.placement.step_time import StepTime, StepWork
+from router.placement.view import Link, Preference, RequestView, WorkerView
+
+LINK = Link(1e9, 1e-3)
+PAGE = 16
+
+
+def model_of(*names: str) -> ClusterModel:
+    model = ClusterModel(kv_bytes_per_token=1000, link=LINK)
+    for name in names:
+        facts = WorkerFacts(id=name, chunk_tokens=512, total_pages=100, page_size=PAGE)
+        model.add(facts, WorkerLoad(PAGE))
+    return model
+
+
+def request(prompt_tokens: int, **cached: int) -> RequestView:
+    return RequestView(prompt_tokens=prompt_tokens, expected_output=10, arrived=0.0, cached=cached)
+
+
+def views(model: ClusterModel, now: float = 0.0) -> dict[str, WorkerView]:
+    return {view.id: view for view in model.view(now).workers}
+
+
+def test_a_view_is_kept_until_something_of_its_worker_changes() -> None:
+    model = model_of("a", "b")
+    before = views(model)
+    assert views(model)["a"] is before["a"]
+    model.prefers("a", Preference.DECODE)
+    after = views(model)
+    assert after["a"].prefers is Preference.DECODE
+    assert after["b"] is before["b"]
+
+
+def test_a_step_changes_what_is_believed_of_its_worker() -> None:
+    model = model_of("a")
+    work = StepWork(prompt_tokens=2048, attention=StepWork.attention_of(0, 2048))
+    slow = 20 * StepTime().seconds(work)
+    before = views(model)["a"].step_time.seconds(work)
+    for _ in range(100):
+        model.stepped("a", work, slow)
+    assert before < 0.2 * slow
+    assert views(model)["a"].step_time.seconds(work) == pytest.approx(slow, rel=0.1)
+
+
+def test_reports_of_a_worker_that_is_gone_are_dropped() -> None:
+    model = model_of("a")
+    model.remove("a")
+    model.stepped("a", StepWork(decodes=1), 1.0)
+    model.prefers("a", Preference.DECODE)
+    assert not model.view(0.0).workers
+
+
+def test_demand_counts_what_is_left_to_compute() -> None:
+    model = model_of("a")
+    assert not model.view(0.0).demand.requests_per_s
+    for number in range(50):
+        model.placed(request(100, a=40), "a", 0.1 * number)
+    demand = model.view(5.0).demand
+    assert demand.prompt_tokens == pytest.approx(100 - 2 * PAGE)
+    assert demand.attention == pytest.approx(StepWork.attention_of(2 * PAGE, 100 - 2 * PAGE))
+    assert demand.context_tokens == pytest.approx(100 + demand.output_tokens / 2)
+
+
+def test_answers_are_expected_to_be_as_long_as_those_before_and_never_longer_than_allowed() -> None:
+    model = model_of("a")
+    first = model.expected_output(100_000)
+    for _ in range(500):
+        model.completed(2 * first)
+    assert model.expected_output(100_000) == pytest.approx(2 * first, rel=0.01)
+    assert model.expected_output(7) == 7
+    for _ in range(1000):
+        model.completed(0)
+    assert model.expected_output(100) == 1
