@@ -28,6 +28,7 @@ from router.placement.account.load import WorkerLoad
 from router.placement.account.room import Room
 from router.placement.by_load import least_loaded, power_of_two, round_robin
 from router.placement.estimates import Estimates
+from router.placement.policy import Why
 
 TARGETS = Targets(0.5, 0.015)
 LINK = Link(170e9, 0.003)
@@ -180,3 +181,9 @@ def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_alrea
         for first in (reader, crowded)
     )
     assert elsewhere.cost < here.cost - 1.0
+
+
+def test_a_placement_without_predictions_names_its_policy_and_the_exception() -> None:
+    assert str(Why("round-robin")) == "round-robin"
+    assert str(Why("round-robin", exception="its worker left")).startswith("round-robin")
+    assert str(Why("round-robin", exception="its worker left")).endswith("its worker left")

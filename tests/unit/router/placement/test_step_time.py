@@ -103,3 +103,11 @@ def test_tokens_within_a_time_take_that_time(
         assert model.seconds(work) <= seconds * (1 + 1e-9)
         more = StepWork(int(tokens) + 2, (int(tokens) + 2) * pairs, decodes, context)
         assert pairs == 0.0 or model.seconds(more) >= seconds * (1 - 1e-9)
+
+
+def test_while_reading_the_weights_bounds_a_step_tokens_cost_their_attention_alone() -> None:
+    model = StepTime()
+    empty = model.step + model.prompts + model.weights
+    tokens = model.prompt_tokens_within(empty + 100 * 10_000 * model.pair, 0, 0.0, 10_000)
+    assert tokens == pytest.approx(100)
+    assert tokens < model.weights / model.row
