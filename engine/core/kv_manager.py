@@ -70,7 +70,12 @@ class KVManager:
         num_state_slots: int = 0,
     ) -> None:
         """`largest_chunk`: of a prompt; None: prompts may be computed whole. `num_state_slots`: 0 for models
-        without a recurrent state."""
+        without a recurrent state. Raises EngineError if the pool has no room for one block."""
+        if num_pages < len(groups):
+            raise EngineError(
+                f"a KV pool of {num_pages} pages holds no request: a block of {page_size} tokens takes"
+                f" {len(groups)}; raise --kv-memory-fraction or --kv-pool-tokens"
+            )
         self.page_size = page_size
         self.needs = PageNeeds(page_size, groups, largest_chunk)
         self.pool = PagePool(num_pages)

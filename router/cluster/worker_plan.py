@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from common.kv_groups import RequestPages
 from common.ports import PortRange
 from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import PREFILL_CHUNK, defaults_for
@@ -130,8 +131,9 @@ class PoolEstimate:
     dtype: str
     token_bytes: int
     tokens: int
-    limit: int
-    """Largest context: that of the model, or --max-model-len."""
+    """Of the longest requests: windows make room for more of them than `token_bytes` says."""
+    longest: int
+    """Tokens of the largest request that the pool holds, and the model or --max-model-len allows."""
 
 
 def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolEstimate:
@@ -142,8 +144,11 @@ def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine
     scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
     taken = weight_bytes + _step_bytes(scheduler, spec, dtype, limit)
     states = _state_bytes(config, scheduler, spec, dtype)
-    tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken, states)
-    return PoolEstimate(_kv_dtype(config, dtype), _token_bytes(config, spec, dtype), tokens, limit)
+    pool_tokens = _pool_tokens(config, checkpoint, spec, machine, dtype, limit, taken, states)
+    num_pages, pages = _num_pages(config, spec, pool_tokens), _request_pages(config, spec, scheduler, limit)
+    longest = pages.largest_request(num_pages, limit)
+    tokens = pages.tokens_in(num_pages, longest)
+    return PoolEstimate(_kv_dtype(config, dtype), _token_bytes(config, spec, dtype), tokens, longest)
 
 
 def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
@@ -158,12 +163,13 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     taken += _step_bytes(scheduler, part, dtype, limit)
     states = _state_bytes(config, scheduler, part, dtype)
     pool_tokens = _pool_tokens(config, checkpoint, part, machine, dtype, limit, taken, states)
-    if config.max_model_len is not None and pool_tokens < limit:
+    num_pages = _num_pages(config, part, pool_tokens)
+    longest = _request_pages(config, part, scheduler, limit).largest_request(num_pages, limit)
+    if config.max_model_len is not None and longest < limit:
         raise PlanError(
-            f"--max-model-len {limit} needs a KV pool of as many tokens, but there is room for {pool_tokens};"
+            f"--max-model-len {limit} does not fit the KV pool, which holds a request of {longest} tokens;"
             " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
         )
-    longest = min(limit, pool_tokens)
     if config.scheduling.disable_chunked_prefill and scheduler.prefill_limit(longest) < longest:
         raise PlanError(
             f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
@@ -181,8 +187,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         quantization=_quantization(config),
         fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
-        # A block of tokens has a page in every group of layers.
-        num_pages=0 if profiled else pool_tokens // config.page_size * len(spec.kv_groups),
+        num_pages=0 if profiled else num_pages,
         num_state_slots=config.state_slots,
         kv_memory_fraction=config.kv_memory_fraction or _GPU_MEMORY_FRACTION,
         max_model_len=longest,
@@ -253,8 +258,8 @@ def _pool_tokens(
     taken: int,
     states: int,
 ) -> int:
-    """A multiple of the page size. `part`, `taken` by weights and activations, and the most bytes for
-    recurrent `states` are of one rank.
+    """For tokens that no window drops, a multiple of the page size. `part`, `taken` by weights and
+    activations, and the most bytes for recurrent `states` are of one rank.
 
     The memory fraction means the same on every device: the share of weights, activations and pool together.
     """
@@ -274,6 +279,17 @@ def _pool_tokens(
             " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
     return tokens
+
+
+def _num_pages(config: RouterConfig, part: ModelSpec, pool_tokens: int) -> int:
+    """A block of tokens has a page in every group of layers."""
+    return pool_tokens // config.page_size * len(part.kv_groups)
+
+
+def _request_pages(
+    config: RouterConfig, part: ModelSpec, scheduler: SchedulerConfig, limit: int
+) -> RequestPages:
+    return RequestPages.of_groups(config.page_size, part.kv_groups, scheduler.largest_chunk(limit))
 
 
 def _state_bytes(config: RouterConfig, scheduler: SchedulerConfig, part: ModelSpec, dtype: str) -> int:

@@ -39,10 +39,10 @@ def judge_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -
         pool = estimate_pool(config, checkpoint, machine)
     except PlanError as error:
         return fail("kv pool", str(error), "or give the worker a machine with more memory")
-    page = config.page_size * pool.token_bytes
+    block = config.page_size * pool.token_bytes
     return ok(
         "kv pool",
-        f"{pool.token_bytes:,} bytes a token in {pool.dtype}, {page / 2**20:.2f} MiB a page of"
+        f"{pool.token_bytes:,} bytes a token in {pool.dtype}, {block / 2**20:.2f} MiB a block of"
         f" {config.page_size}; one worker holds about {pool.tokens:,} tokens, requests of up to"
-        f" {min(pool.limit, pool.tokens):,}",
+        f" {pool.longest:,}",
     )

@@ -233,11 +233,12 @@ def _memory(config: RouterConfig) -> Iterator[str]:
     for flag, fraction in config.everywhere("kv_memory_fraction"):
         if not 0 < fraction < 1:
             yield f"{flag} {fraction} is not between 0 and 1; try 0.9"
-    need = max(config.page_size, config.max_model_len or 0)
     for flag, tokens in config.everywhere("kv_pool_tokens"):
-        if tokens < need:
-            least = f"--max-model-len {need}" if config.max_model_len == need else f"--page-size {need}"
-            yield f"{flag} {tokens} cannot hold {least} tokens; raise the one or lower the other"
+        if tokens < config.page_size:
+            yield (
+                f"{flag} {tokens} cannot hold a page of --page-size {config.page_size} tokens; raise the one"
+                " or lower the other"
+            )
 
 
 def _tiers(config: RouterConfig) -> Iterator[str]:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from common.kv_groups import KVGroup
 from engine.config import Batching
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import EngineError, InvalidRequest, QueueFull
 from tests.unit.engine.engines import deliver, make_engine, make_request, run
 from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
@@ -301,3 +302,9 @@ def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
     engine.free_reservation(given_up)
     assert engine.kv.active_reservations == 1
     assert engine.check_pages().quarantined == 0
+
+
+def test_a_pool_without_room_for_a_block_is_refused() -> None:
+    groups = (KVGroup((0,)), KVGroup((1,), 8))
+    with pytest.raises(EngineError, match=r"a KV pool of 1 pages holds no request: a block of .* takes 2"):
+        make_engine(groups=groups, num_pages=1)

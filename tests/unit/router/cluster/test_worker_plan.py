@@ -24,8 +24,8 @@ def gpu(gib: int) -> Machine:
     return Machine(device="cuda", memory_bytes=gib << 30, cpus=1, host="")
 
 
-def write_model(folder: Path, max_position: int = 2048, weight_bytes: int = 64) -> Path:
-    """A Llama whose weights are a hole in a file: enough for arithmetic."""
+def write_model(folder: Path, max_position: int = 2048, weight_bytes: int = 64, **changes: object) -> Path:
+    """A Llama whose weights are a hole in a file: enough for arithmetic. `changes`: of config.json."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": 32,
@@ -38,6 +38,7 @@ def write_model(folder: Path, max_position: int = 2048, weight_bytes: int = 64) 
         "max_position_embeddings": max_position,
         "hidden_act": "silu",
         "torch_dtype": "float32",
+        **changes,
     }
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / "model.safetensors").open("wb") as weights:
@@ -48,6 +49,20 @@ def write_model(folder: Path, max_position: int = 2048, weight_bytes: int = 64) 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     return Checkpoint(write_model(tmp_path), "tiny")
+
+
+@pytest.fixture
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The second of its layers sees 512 tokens."""
+    folder = tmp_path_factory.mktemp("windowed")
+    changes = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_dim": 16,
+        "use_sliding_window": True,
+        "sliding_window": 512,
+        "layer_types": ["full_attention", "sliding_attention"],
+    }
+    return Checkpoint(write_model(folder, **changes), "windowed")  # type: ignore[arg-type]
 
 
 def plan(checkpoint: Checkpoint, machine: Machine = CPU, **settings: object) -> WorkerConfig:
@@ -83,6 +98,26 @@ def test_a_context_that_the_memory_cannot_hold_is_refused(checkpoint: Checkpoint
     tight = Machine(device="cpu", memory_bytes=3 << 20, cpus=1, host="")
     with pytest.raises(PlanError, match=r"--max-model-len 2048 .* --kv-memory-fraction"):
         plan(checkpoint, tight, max_model_len=2048, kv_memory_fraction=0.5)
+
+
+def test_a_context_fits_if_it_does_with_what_windows_drop(windowed: Checkpoint) -> None:
+    """Of 2,048 tokens, the layers with windows keep 65 blocks, besides the 128 of the others."""
+    small = {"page_size": 16, "chunked_prefill_size": 256, "max_model_len": 2048}
+    assert plan(windowed, kv_pool_tokens=1552, **small).engine.num_pages == 2 * 97
+    with pytest.raises(PlanError, match=r"--max-model-len 2048 .* a request of"):
+        plan(windowed, kv_pool_tokens=1024, **small)
+    assert plan(windowed, kv_pool_tokens=1552, **small | {"max_model_len": None}).engine.max_model_len == 2048
+
+
+def test_a_pool_is_estimated_in_requests_of_the_largest_length(
+    checkpoint: Checkpoint, windowed: Checkpoint
+) -> None:
+    config = configured({"model": "m", "kv_pool_tokens": 4096, "page_size": 16, "chunked_prefill_size": 256})
+    plain, small = (estimate_pool(config, each, CPU) for each in (checkpoint, windowed))
+    assert plain.tokens == 4096
+    assert small.tokens == 2 * 4096 // 16 * 2048 // (128 + 65)
+    assert (plain.longest, small.longest) == (2048, 2048)
+    assert plain.token_bytes == small.token_bytes, "of tokens that no window drops"
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -94,8 +94,8 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             ["--pause-target-ms 15", "at least --itl-target-ms 20"],
         ),
         (
-            "--model m --kv-pool-tokens 100 --max-model-len 200",
-            ["--kv-pool-tokens 100", "--max-model-len 200"],
+            "--model m --kv-pool-tokens 100 --page-size 128",
+            ["--kv-pool-tokens 100", "--page-size 128"],
         ),
         (
             "--model m --kv-pool-tokens 1000 --kv-memory-fraction 0.5",
@@ -134,8 +134,8 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             ["--prefill-kv-pool-tokens 4096", "--mode mixed", "use --kv-pool-tokens"],
         ),
         (
-            "--model m --mode disagg --decode-kv-pool-tokens 64 --max-model-len 100",
-            ["--decode-kv-pool-tokens 64", "--max-model-len 100"],
+            "--model m --mode disagg --decode-kv-pool-tokens 64 --page-size 128",
+            ["--decode-kv-pool-tokens 64", "--page-size 128"],
         ),
         (
             "--model m --decode-kv-pool-tokens 64 --decode-kv-memory-fraction 0.5",
@@ -285,7 +285,7 @@ def test_any_numbers_end_in_a_sound_configuration_or_in_messages(values: dict[st
         return
     assert config.decode_workers >= 1
     assert config.chunked_prefill_size in (None, -1) or config.chunked_prefill_size % config.page_size == 0
-    assert config.kv_pool_tokens is None or config.kv_pool_tokens >= (config.max_model_len or 1)
+    assert config.kv_pool_tokens is None or config.kv_pool_tokens >= config.page_size
 
 
 def test_flags_about_a_cluster_are_checked_before_it_is_joined() -> None:
