@@ -104,17 +104,22 @@ def edited(answer: Sequence[TokenId], tokenizer: Tokenizer) -> list[TokenId]:
 def main() -> None:
     options = _parser().parse_args()
     folder = model_folder(options.model)
+    draft_model = options.speculative_model and model_folder(options.speculative_model)
+    speculation = SpeculationConfig(
+        drafters=Speculation(options.speculative).drafters,
+        num_draft_tokens=options.drafts,
+        model_path=draft_model,
+    )
     tokenizer = Tokenizer.load(folder, vocab_size=ModelSpec.from_folder(folder).vocab_size)
     engine = Engine(
         EngineConfig(
             model_path=folder,
             dtype=options.dtype,
             num_pages=8192,
-            scheduler=SchedulerConfig(chunk_budget=512, max_running_requests=max(options.many, 1)),
+            scheduler=SchedulerConfig(
+                chunk_budget=512, max_running_requests=max(options.many, 1), speculation=speculation
+            ),
         )
-    )
-    speculation = SpeculationConfig(
-        drafters=Speculation(options.speculative).drafters, num_draft_tokens=options.drafts
     )
     first = measure(engine, [chat(tokenizer, _QUESTION)], 96, None, [()], 1)
     first_answer = tokenizer.decode(first.answers[0])
@@ -167,6 +172,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=256, metavar="N", help="of each answer")
     parser.add_argument("--many", type=int, default=16, metavar="N", help="requests at once")
     parser.add_argument("--speculative", default="auto")
+    parser.add_argument("--speculative-model", metavar="MODEL")
     parser.add_argument(
         "--drafts", type=int, default=16, metavar="N", help="drafted tokens per request and step"
     )

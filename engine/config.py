@@ -96,6 +96,8 @@ class SpeculationConfig:
     """Decodes and drafts of a step at most; None: no limit."""
     earlier_tokens: int = 100_000
     """Of earlier answers of a tenant, for the drafter "suffix"."""
+    model_path: Path | None = None
+    """Folder of the draft model, for the drafter "model"; None: there is none."""
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens < 1:

@@ -21,6 +21,7 @@ from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest, NotFinite
+from engine.executor.draft_model import DraftModel
 from engine.executor.runner import ModelRunner, StepInFlight, StepResult
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
@@ -52,10 +53,13 @@ class Engine:
         *,
         hooks: Hooks = NO_HOOKS,
         runner: ModelRunner | None = None,
+        draft_model: DraftModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.hooks = hooks
+        # Before the runner, whose pool takes the memory that is left.
+        self.draft_model = draft_model or DraftModel.load(config)
         self.runner = runner or ModelRunner(config)
         num_pages = config.num_pages or self.runner.kv.num_pages
         self.kv = KVManager(
@@ -80,6 +84,7 @@ class Engine:
             seed=config.seed,
             max_rows=config.max_decode_rows,
             edits_rows=config.edits_rows,
+            draft_model=self.draft_model,
         )
         self._clock = clock
         self._requests: dict[int, Request] = {}
@@ -290,6 +295,8 @@ class Engine:
 
     def check_pages(self) -> PageCounts:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
+        if self.draft_model is not None:
+            self.draft_model.check_pages()
         return self.kv.check([*self._requests.values(), *self._kept.values()])
 
     def occupancy(self) -> Occupancy:
@@ -323,6 +330,8 @@ class Engine:
 
     def close(self) -> None:
         self.runner.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
 
     def _take_in(self, request: Request) -> None:
         if not self.has_work:

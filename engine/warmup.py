@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.executor.draft_model import DraftModel
 from engine.executor.runner import ModelRunner
 
 __all__ = ["WarmupPlan", "warm_up", "warmup_plan_for"]
@@ -68,7 +69,9 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
     return WarmupPlan(crowd, tuple(prompts), alone=True)
 
 
-def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None:
+def warm_up(
+    runner: ModelRunner, config: EngineConfig, plan: WarmupPlan, draft_model: DraftModel | None = None
+) -> None:
     """Run `plan` with a separate engine on `runner`, before any other engine uses its pool.
 
     Afterwards all pages are free; the KV left in them is never read.
@@ -78,7 +81,7 @@ def warm_up(runner: ModelRunner, config: EngineConfig, plan: WarmupPlan) -> None
         config.scheduler, itl_target_s=None, tpot_target_s=None, max_waiting_requests=everybody
     )
     freely = replace(config, radix_cache=False, scheduler=scheduler)
-    engine = Engine(freely, runner=runner)
+    engine = Engine(freely, runner=runner, draft_model=draft_model)
     for k in range(plan.crowd):
         sampled = k % 2 == 1
         # Greedy requests end last, so that mixed and all-greedy batches are both run.

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
+from engine.core.draft_source import DraftSource
 from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
 from engine.core.request import PENDING, Request
@@ -46,9 +47,10 @@ class Scheduler:
         seed: int = 0,
         max_rows: int | None = None,
         edits_rows: bool = True,
+        draft_model: DraftSource | None = None,
     ) -> None:
-        """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows`: see
-        `Speculator`. Raises EngineError for speculation with recurrent states."""
+        """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows` and
+        `draft_model`: see `Speculator`. Raises EngineError for speculation with recurrent states."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -81,6 +83,7 @@ class Scheduler:
                 max_rows=max_rows,
                 edits_rows=edits_rows,
                 step_target_s=config.itl_target_s,
+                model=draft_model,
             )
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.config import SpeculationConfig
+from engine.core.draft_source import DraftSource, Wanted
 from engine.core.plan import Chunk
 from engine.core.request import Request, RequestId, TokenId
 from engine.sched.draft_length import DraftLength
@@ -20,7 +21,12 @@ __all__ = ["DraftersOf", "Speculator"]
 
 DraftersOf: TypeAlias = "Callable[[Request], list[Drafter]]"
 
-_PRIORS: Final = {DrafterKind.PREDICTION: 0.9, DrafterKind.NGRAM: 0.6, DrafterKind.SUFFIX: 0.6}
+_PRIORS: Final = {
+    DrafterKind.PREDICTION: 0.9,
+    DrafterKind.NGRAM: 0.6,
+    DrafterKind.SUFFIX: 0.6,
+    DrafterKind.MODEL: 0.7,
+}
 _MOST_KEYS: Final = 64
 """Tenants whose earlier answers are kept: those that were used last."""
 
@@ -30,10 +36,25 @@ class _Drafting:
     """One request."""
 
     drafters: list[tuple[Drafter, Acceptance]]
+    model: Acceptance | None
+    """Of the draft model; None: the request may not use it, or there is none."""
     tokens: list[TokenId]
     """Of the prompt and of the answer, as far as they are known."""
-    current: tuple[Drafter, Acceptance] | None = None
+    current: tuple[DrafterKind, Acceptance] | None = None
     """Who drafted what the step in flight verifies."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """What a request drafts in a step."""
+
+    drafting: _Drafting
+    tokens: list[TokenId]
+    """Of the best of the other drafters."""
+    wanted: int = 0
+    """Tokens to ask the draft model for, because more of them can be expected to be right."""
+    unknown: int = 0
+    """Guesses of tokens that the step in flight samples: these come first, and are not verified."""
 
 
 class Speculator:
@@ -48,10 +69,11 @@ class Speculator:
         edits_rows: bool = True,
         step_target_s: float | None = None,
         drafters_of: DraftersOf | None = None,
+        model: DraftSource | None = None,
     ) -> None:
         """`context`: most tokens of a request. `max_rows`: most decodes and drafts of a step; None: any
         number. `edits_rows`: False: requests with penalties or a grammar draft nothing. `drafters_of`: in
-        place of the configured ones.
+        place of the configured ones. `model`: drafts for all requests that may use it.
         """
         self.config: Final = config
         self.counts = DraftCounts(accepted_at=[0] * config.num_draft_tokens)
@@ -59,6 +81,7 @@ class Speculator:
         self._max_rows = min(max_rows or math.inf, config.max_rows or math.inf)
         self._edits_rows = edits_rows
         self._drafters_of = drafters_of or self._configured
+        self._model = model if DrafterKind.MODEL in config.drafters else None
         self._length = DraftLength(step_target_s) if config.adaptive else None
         self._drafting: dict[RequestId, _Drafting] = {}
         self._answers: dict[str, EarlierAnswers] = {}
@@ -72,11 +95,14 @@ class Speculator:
         if self._length is not None:
             room = self._length.room(len(decodes), rows)
             least = self._length.least_probability(len(decodes))
-        drafts: list[list[TokenId]] = []
+        found: list[_Best | None] = []
         for chunk in decodes:
-            draft = self._draft(chunk, room, least) if room > 0 else []
-            room -= len(draft)
-            drafts.append(draft)
+            best = self._draft(chunk, room, least) if room > 0 else None
+            found.append(best)
+            if best is not None:
+                room -= max(len(best.tokens), best.wanted)
+        drafts = [[] if best is None else best.tokens for best in found]
+        self._ask_model(decodes, found, drafts)
         return drafts
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
@@ -89,9 +115,9 @@ class Speculator:
         drafting = self._drafting.get(chunk.request.id)
         if drafting is None or drafting.current is None:
             return False
-        drafter, acceptance = drafting.current
+        kind, acceptance = drafting.current
         acceptance.record(drafted, accepted)
-        return drafter.kind is DrafterKind.PREDICTION
+        return kind is DrafterKind.PREDICTION
 
     def observe(self, decodes: int, drafted: int, accepted: int, seconds: float) -> None:
         """A step without prompts took `seconds` since the one before it."""
@@ -100,10 +126,12 @@ class Speculator:
 
     def ended(self, request: Request) -> None:
         self._drafting.pop(request.id, None)
+        if self._model is not None:
+            self._model.ended(request.id)
         if DrafterKind.SUFFIX in self.config.drafters and request.output:
             self._answers_of(request.tenant).add(request.output)
 
-    def _draft(self, chunk: Chunk, room: int, least: float) -> list[TokenId]:
+    def _draft(self, chunk: Chunk, room: int, least: float) -> _Best | None:
         request, start = chunk.request, chunk.start
         assert chunk.output_index is not None
         limit = min(
@@ -113,7 +141,7 @@ class Speculator:
             self._context - start - 2,
         )
         if limit <= 0 or not (self._edits_rows or _is_plain(request)):
-            return []
+            return None
         drafting = self._drafting.get(request.id) or self._begin(request)
         drafting.tokens += request.tokens(len(drafting.tokens), request.num_known)
         unknown = (
@@ -130,17 +158,47 @@ class Speculator:
             found = drafter.draft(drafting.tokens, len(request.prompt), length + unknown)[unknown:]
             expected = _expected(probability, len(found))
             if expected > most:
-                best, most, drafting.current = found, expected, (drafter, acceptance)
-        return best
+                best, most, drafting.current = found, expected, (drafter.kind, acceptance)
+        return _Best(drafting, best, self._wanted(drafting, limit, least, most), unknown)
+
+    def _wanted(self, drafting: _Drafting, limit: int, least: float, most: float) -> int:
+        """Tokens to ask the draft model for; 0 if fewer than `most` of them can be expected to be right."""
+        acceptance = drafting.model
+        if acceptance is None:
+            return 0
+        length = min(limit, _likely(acceptance.probability, least))
+        better = _expected(acceptance.probability, length) > most
+        acceptance.rest()
+        return length if better else 0
+
+    def _ask_model(
+        self, decodes: Sequence[Chunk], found: Sequence[_Best | None], drafts: list[list[TokenId]]
+    ) -> None:
+        """Replace drafts by those of the model where it was found to be better, and has some."""
+        asked = [(k, best) for k, best in enumerate(found) if best is not None and best.wanted]
+        if self._model is None or not asked:
+            return
+        wanted = [Wanted(decodes[k].request, best.wanted + best.unknown) for k, best in asked]
+        for (k, best), guesses in zip(asked, self._model.draft(wanted), strict=True):
+            if tokens := guesses[best.unknown :]:
+                assert best.drafting.model is not None
+                drafts[k] = tokens
+                best.drafting.current = (DrafterKind.MODEL, best.drafting.model)
 
     def _begin(self, request: Request) -> _Drafting:
         drafters = [(d, Acceptance(_PRIORS[d.kind])) for d in self._drafters_of(request)]
-        self._drafting[request.id] = drafting = _Drafting(drafters, [])
+        model = None
+        if self._model is not None and DrafterKind.MODEL in self._allowed(request):
+            model = Acceptance(_PRIORS[DrafterKind.MODEL])
+        self._drafting[request.id] = drafting = _Drafting(drafters, model, [])
         return drafting
 
+    def _allowed(self, request: Request) -> frozenset[DrafterKind]:
+        own = request.hints.drafters
+        return self.config.drafters if own is None else own & self.config.drafters
+
     def _configured(self, request: Request) -> list[Drafter]:
-        hints = request.hints
-        allowed = self.config.drafters if hints.drafters is None else hints.drafters & self.config.drafters
+        hints, allowed = request.hints, self._allowed(request)
         drafters: list[Drafter] = []
         if DrafterKind.PREDICTION in allowed and len(hints.prediction):
             drafters.append(Predicted(hints.prediction))

@@ -21,6 +21,8 @@ class DrafterKind(Enum):
     """The request's prompt and its answer so far."""
     SUFFIX = "suffix"
     """Earlier answers to requests of the same tenant."""
+    MODEL = "model"
+    """A smaller model with the same vocabulary."""
 
 
 class Speculation(Enum):
@@ -30,6 +32,7 @@ class Speculation(Enum):
     PREDICTION = "prediction"
     NGRAM = "ngram"
     SUFFIX = "suffix"
+    MODEL = "model"
     AUTO = "auto"
 
     @property

@@ -12,7 +12,8 @@ from common.ports import PortRange
 from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import PREFILL_CHUNK, defaults_for
 from engine.kv_cache.slot_count import wanted_slots
-from engine.loader.checkpoint import Checkpoint
+from engine.loader.checkpoint import Checkpoint, resolve
+from engine.loader.vocabulary import same_vocabulary
 from engine.presets import PRESETS, Preset
 from engine.spec.errors import UnsupportedModel
 from engine.spec.model_spec import ModelSpec
@@ -158,7 +159,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     machine, ranks = _where(config, machine), config.tensor_parallel_size
     dtype = _dtype(config, spec, machine)
     limit = _model_limit(config, checkpoint, spec)
-    scheduler = _scheduler(config, part, machine, role, ranks)
+    scheduler = _with_draft_model(_scheduler(config, part, machine, role, ranks), config, checkpoint)
     taken = _weight_bytes(checkpoint, spec, dtype, machine.device) // ranks
     taken += _step_bytes(scheduler, part, dtype, limit)
     states = _state_bytes(config, scheduler, part, dtype)
@@ -210,6 +211,22 @@ def _tiers(config: RouterConfig) -> TierConfig | None:
         disk_dir=None if directory is None else Path(directory),
         disk_bytes=0 if directory is None else int(config.disk_kv_gb * 2**30),
     )
+
+
+def _with_draft_model(
+    scheduler: SchedulerConfig, config: RouterConfig, checkpoint: Checkpoint
+) -> SchedulerConfig:
+    """Raises PlanError for a draft model with other tokens."""
+    name = config.scheduling.speculative_model
+    if name is None or scheduler.speculation is None:
+        return scheduler
+    folder = resolve(name).path
+    if not same_vocabulary(checkpoint.path, folder):
+        raise PlanError(
+            f"--speculative-model {name} does not have the tokens of {checkpoint.name}, which it would guess;"
+            " use a model of the same family"
+        )
+    return replace(scheduler, speculation=replace(scheduler.speculation, model_path=folder))
 
 
 def _where(config: RouterConfig, machine: Machine) -> Machine:

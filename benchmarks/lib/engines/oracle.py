@@ -47,5 +47,6 @@ def speculate(
             context=engine.max_tokens,
             max_rows=engine.config.max_decode_rows if built else None,
             drafters_of=drafters_of,
+            model=engine.draft_model,
         )
     )

@@ -175,7 +175,7 @@ _ROLES: Final = "one router starts both; use --mode disagg --prefill-workers N -
 _NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ray) and use --ray-address auto"
 _ENGINE: Final = "the engine has one loop, whose steps hold prefill and decode; it cannot be changed"
 _NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
-_NO_SPEC: Final = "there are no draft models here; --speculative auto drafts without one"
+_NO_SPEC: Final = "use --speculative auto, with --speculative-model MODEL for a draft model"
 _NO_MOE: Final = "ranks share the experts of a model: --tensor-parallel-size N --expert-parallel-size N"
 _NO_MM: Final = "there are no multimodal models here"
 _NO_QUANT: Final = "weights and KV may be quantized: --quantization, --kv-cache-dtype"
@@ -230,7 +230,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     **_unavailable(
         _NO_SPEC,
         *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
-        *("--speculative-model", "--num-speculative-tokens", "--speculative-num-steps"),
+        *("--num-speculative-tokens", "--speculative-num-steps"),
         "--speculative-eagle-topk",
     ),
     **_unavailable(

@@ -11,6 +11,7 @@ from typing import Final
 
 from engine.config import Batching, Forecast, Policy
 from engine.presets import PRESETS
+from engine.speculation.kinds import DrafterKind, Speculation
 from router.config.option import flag_name
 from router.config.settings import Mode, RouterConfig
 
@@ -69,6 +70,7 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
     most = asked.speculative_num_draft_tokens
     if not 1 <= most <= _MOST_DRAFTED:
         yield f"--speculative-num-draft-tokens {most}: use 1 to {_MOST_DRAFTED}"
+    yield from _draft_model(config)
     yield from _policy(config)
     yield from _partial_prefills(config)
     yield from _whole_prompts(config)
@@ -77,6 +79,18 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
             f"--itl-target-ms {config.itl_target_ms:g} sizes chunks beside decodes, and with --batching"
             f" {asked.effective_batching.value} there are none; leave it out, or use --batching mixed"
         )
+
+
+def _draft_model(config: RouterConfig) -> Iterator[str]:
+    asked = config.scheduling
+    uses = DrafterKind.MODEL in asked.speculative.drafters
+    if asked.speculative_model is not None and not uses:
+        yield (
+            f"--speculative-model {asked.speculative_model} has no effect with --speculative"
+            f" {asked.speculative.value}; use --speculative model or auto"
+        )
+    if asked.speculative is Speculation.MODEL and asked.speculative_model is None:
+        yield "--speculative model needs --speculative-model MODEL"
 
 
 def _pause(config: RouterConfig) -> Iterator[str]:

@@ -121,9 +121,19 @@ class SchedulingSettings:
             _GROUP,
             "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
             " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
-            " what followed them in earlier answers to the same API key; auto: all three; off: none",
+            " what followed them in earlier answers to the same API key; model: also guesses of"
+            " --speculative-model; auto: all of these; off: none",
         ),
     ] = Speculation.OFF
+    speculative_model: Annotated[
+        str | None,
+        Option(
+            _GROUP,
+            "small model with the same vocabulary, which drafts on the same worker for --speculative model or"
+            " auto; as --model, and present on every machine",
+            "MODEL",
+        ),
+    ] = None
     speculative_num_draft_tokens: Annotated[
         int,
         Option(_GROUP, "largest number of drafted tokens of a request in a step", "N"),

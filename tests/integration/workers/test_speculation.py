@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import SpeculationConfig
+from engine.speculation.kinds import DrafterKind
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import pair, slow_down, work, worker
@@ -16,6 +17,7 @@ from tests.integration.workers.test_disagg_workers import prompt
 from tests.integration.workers.test_live_migration import LENGTH, running
 from worker.config import WorkerRole
 
+MODEL_ONLY = frozenset({DrafterKind.MODEL})
 DRAFTING: dict[str, Any] = {"speculation": SpeculationConfig(num_draft_tokens=5, adaptive=False)}
 
 
@@ -65,6 +67,18 @@ async def test_an_answer_is_handed_over_and_drafted_on_the_other_worker(folder: 
         assert await workers.generate(job) == expected
         stats = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
         assert stats.accepted_tokens > 0
+        await workers.all_pages_back()
+
+
+async def test_a_draft_model_catches_up_with_an_answer_that_was_handed_over(
+    folder: Path, oracle: Oracle
+) -> None:
+    by_model = SpeculationConfig(drafters=MODEL_ONLY, num_draft_tokens=5, adaptive=False, model_path=folder)
+    drafting: dict[str, Any] = {"speculation": by_model}
+    async with pair(folder, "loopback", drafting, drafting) as workers:
+        assert await workers.generate(work(prompt(30), max_tokens=LENGTH)) == oracle(prompt(30), LENGTH)
+        stats = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
+        assert stats.accepted_tokens == stats.drafted_tokens > LENGTH // 2
         await workers.all_pages_back()
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import STEP_SHARE
 from engine.loader.checkpoint import Checkpoint
+from engine.speculation.kinds import Speculation
 from router.cluster.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
 from router.config.groups.role import RoleSettings
 from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
@@ -363,3 +364,17 @@ def test_slots_for_states_leave_less_memory_to_pages(tmp_path: Path) -> None:
     state = 4 * (4 * 16 * 16 + (2 * 2 * 16 + 4 * 16) * 3)
     token = 4 * 2 * 2 * 16  # one layer with attention
     assert abs(pool(100) - pool(1100) - 1000 * state / token) <= 16
+
+
+def test_a_draft_model_must_have_the_same_tokens(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    folder = write_model(tmp_path / "small")
+    for model, vocab in ((checkpoint.path, {"a": 0}), (folder, {"a": 0, "b": 1})):
+        (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    asked = {"speculative": Speculation.MODEL, "speculative_model": str(folder)}
+    with pytest.raises(PlanError, match="does not have the tokens of"):
+        plan(checkpoint, **asked)
+    (folder / "tokenizer.json").write_text((checkpoint.path / "tokenizer.json").read_text())
+    speculation = plan(checkpoint, **asked).engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation.model_path == folder

@@ -103,6 +103,11 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ),
         ("--model m --kv-memory-fraction 1.5", ["--kv-memory-fraction 1.5"]),
         ("--model m --mode disagg --kv-transport loopback", ["--kv-transport loopback", "nixl"]),
+        ("--model m --speculative model", ["--speculative model needs --speculative-model"]),
+        (
+            "--model m --speculative ngram --speculative-model n",
+            ["--speculative-model n has no effect with --speculative ngram", "auto"],
+        ),
         ("--model m --handoff-timeout 0", ["--handoff-timeout 0", "above 0"]),
         ("--model m --handoff-timeout nan", ["--handoff-timeout nan"]),
         ("--model m --max-attempts 0", ["--max-attempts 0"]),

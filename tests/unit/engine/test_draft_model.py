@@ -1,0 +1,174 @@
+"""A draft model: the same answers as without one, drafts as good as it is, and no page lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+from engine.config import SpeculationConfig
+from engine.core.draft_source import Wanted
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.executor.draft_model import DraftModel, draft_engine_config
+from engine.executor.runner import ModelRunner
+from engine.speculation.kinds import DrafterKind, DraftHints
+from tests.faults.small_model import SmallModel, save_small_model
+from tests.unit.engine.test_speculation import answers
+from tests.unit.tiny import make_config
+
+PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]
+MODEL_ONLY = frozenset({DrafterKind.MODEL})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    """Says something else: it is narrower, with the same vocabulary."""
+    return save_small_model(tmp_path_factory.mktemp("other"), hidden_size=16)
+
+
+@pytest.fixture(scope="module", params=["greedy", "sampled"])
+def samplings(request: pytest.FixtureRequest) -> list[SamplingParams]:
+    greedy = SamplingParams(max_tokens=30, ignore_eos=True)
+    if request.param == "greedy":
+        return [greedy] * len(PROMPTS)
+    return [replace(greedy, temperature=1.0, top_p=0.9, seed=k) for k in range(len(PROMPTS))]
+
+
+def requests(samplings: list[SamplingParams], first: int = 0) -> list[Request]:
+    return [Request(first + k, p, s) for k, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
+
+
+def engine_with(target: Path, draft: Path | None, **changes: Any) -> Engine:
+    speculation = SpeculationConfig(drafters=MODEL_ONLY, num_draft_tokens=4, adaptive=False, model_path=draft)
+    changes = {"num_pages": 200, "max_model_len": 256, **changes}
+    return Engine(make_config(target, speculation=speculation if draft else None, **changes))
+
+
+@pytest.fixture(scope="module")
+def plain(model: SmallModel, samplings: list[SamplingParams]) -> Iterator[dict[int, list[Any]]]:
+    engine = engine_with(model.folder, None)
+    yield answers(engine, requests(samplings))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"overlap": True},
+        {"chunk_budget": 8},
+        {"num_pages": 40, "chunk_budget": 8},
+        {"radix_cache": False, "chunk_budget": None},
+    ],
+)
+def test_a_model_that_drafts_for_itself_is_right_and_changes_nothing(
+    model: SmallModel, samplings: list[SamplingParams], plain: dict[int, list[Any]], changes: dict[str, Any]
+) -> None:
+    engine = engine_with(model.folder, model.folder, **changes)
+    assert answers(engine, requests(samplings)) == plain
+    counts = engine.stats().drafts
+    assert counts.drafted == counts.accepted > 30
+    engine.close()
+
+
+def test_a_model_that_says_something_else_changes_nothing(
+    model: SmallModel, other: SmallModel, samplings: list[SamplingParams], plain: dict[int, list[Any]]
+) -> None:
+    engine = engine_with(model.folder, other.folder, chunk_budget=16)
+    assert answers(engine, requests(samplings)) == plain
+    counts = engine.stats().drafts
+    assert counts.accepted < 0.1 * counts.drafted
+    engine.close()
+
+
+def test_an_answer_that_began_elsewhere_is_caught_up_with(
+    model: SmallModel, samplings: list[SamplingParams], plain: dict[int, list[Any]]
+) -> None:
+    engine = engine_with(model.folder, model.folder)
+    continued = requests(samplings)
+    for request in continued:
+        request.output = [token for token, *_ in plain[request.id][:10]]
+    assert answers(engine, continued) == {id: told[10:] for id, told in plain.items()}
+    counts = engine.stats().drafts
+    assert counts.drafted == counts.accepted > 30
+    engine.close()
+
+
+def test_a_request_may_use_other_drafters_alone(model: SmallModel, samplings: list[SamplingParams]) -> None:
+    engine = engine_with(model.folder, model.folder)
+    without = requests(samplings)
+    for request in without:
+        request.hints = DraftHints(drafters=frozenset({DrafterKind.NGRAM}))
+    answers(engine, without)
+    assert not engine.stats().drafts.drafted
+    engine.close()
+
+
+def draft_model(folder: Path, *, num_pages: int) -> DraftModel:
+    speculation = SpeculationConfig(drafters=MODEL_ONLY, model_path=folder)
+    config = make_config(folder, speculation=speculation, num_pages=num_pages, chunk_budget=16)
+    own = draft_engine_config(config)
+    return DraftModel(own, ModelRunner(own))
+
+
+def test_pages_go_to_the_requests_that_draft_now(model: SmallModel) -> None:
+    drafts = draft_model(model.folder, num_pages=12)  # 48 tokens
+    sampling = SamplingParams(max_tokens=9)
+    prompts = (range(9, 29), range(40, 60), range(60, 80))
+    one, two, three = (
+        Request(k, list(prompt), sampling, output=[k], slot=k) for k, prompt in enumerate(prompts)
+    )
+    for request in (one, two, three, one):
+        found: list[list[int]] = [[]]
+        while not found[0]:  # the first call computes a chunk of the prompt
+            found = drafts.draft([Wanted(request, 3)])
+        assert len(found[0]) == 3
+        drafts.check_pages()
+    crowd = [Wanted(request, 3) for request in (one, two, three)]
+    sizes = [len(found) for _ in range(3) for found in drafts.draft(crowd)]
+    assert max(sizes) == 3
+    assert min(sizes) == 0, "there is room for two of them"
+    for request in (one, two, three):
+        drafts.ended(request.id)
+    assert drafts.check_pages().held == 0
+    drafts.close()
+
+
+def test_a_token_that_the_draft_model_lacks_ends_its_drafts(model: SmallModel) -> None:
+    drafts = draft_model(model.folder, num_pages=12)
+    known = Request(1, [5, 6, 7], SamplingParams(max_tokens=9), output=[8], slot=0)
+    assert drafts.draft([Wanted(known, 2)])[0]
+    known.output += [model.model.config.vocab_size]
+    assert drafts.draft([Wanted(known, 2)]) == [[]]
+    unknown = Request(2, [5, model.model.config.vocab_size], SamplingParams(max_tokens=9), output=[8], slot=0)
+    assert drafts.draft([Wanted(unknown, 2)]) == [[]]
+    assert drafts.check_pages().held == 0
+    drafts.close()
+
+
+def test_a_model_whose_layers_have_windows_is_refused(tmp_path: Path) -> None:
+    config = Gemma3TextConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=6,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        sliding_window=16,
+    )
+    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(EngineError, match="cannot draft"):
+        draft_model(tmp_path, num_pages=12)
