@@ -130,6 +130,8 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
             ],
             "waited": dict(timings.waited),
             "promoted": dict(timings.promoted),
+            "drafted_tokens": timings.drafted_tokens,
+            "accepted_tokens": timings.accepted_tokens,
             "chunks": [_span(span) for span in timings.chunks],
             "pushes": [_span(span) for span in timings.pushes],
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from common.kv_groups import ONE_GROUP, KVGroup
@@ -15,7 +17,12 @@ from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, referenc
 __all__ = ["deliver", "make_engine", "make_request", "run"]
 
 
-def make_engine(hooks: Any = NO_HOOKS, groups: tuple[KVGroup, ...] = ONE_GROUP, **settings: Any) -> Engine:
+def make_engine(
+    hooks: Any = NO_HOOKS,
+    groups: tuple[KVGroup, ...] = ONE_GROUP,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> Engine:
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
     config = engine_config(**settings)
     runner: Any = FakeRunner(
@@ -24,7 +31,7 @@ def make_engine(hooks: Any = NO_HOOKS, groups: tuple[KVGroup, ...] = ONE_GROUP, 
         FakeSpec(kv_groups=groups),
         num_state_slots=config.num_state_slots or 0,
     )
-    return Engine(config, hooks=hooks, runner=runner)
+    return Engine(config, hooks=hooks, runner=runner, clock=clock)
 
 
 def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:

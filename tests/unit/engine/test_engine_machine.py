@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import accumulate, repeat
 from typing import Any
 
 from hypothesis import settings
@@ -110,6 +112,8 @@ class EngineMachine(RuleBasedStateMachine):
             batching=batching,
             max_running_requests=slots,
             num_state_slots=states if self.with_states and windows == [None] else 0,
+            # An example must be repeatable, and waits for tiers depend on the time.
+            clock=partial(next, accumulate(repeat(0.001))),
             **order,
             **limits,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import partial
-from itertools import accumulate, repeat
 from typing import Any
 
 from hypothesis import settings
@@ -30,9 +28,6 @@ class SpeculationMachine(EngineMachine):
 
     def prepare(self, data: st.DataObject) -> None:
         self.rng = random.Random(data.draw(st.integers(0, 1000)))
-        # How much is drafted depends on how long steps take, and an example must be repeatable.
-        times: Any = self.engine._times
-        times._clock = partial(next, accumulate(repeat(0.001)))
         self.drafters = data.draw(st.sampled_from(["random", "configured", *RIGHT]))
         config = SpeculationConfig(
             num_draft_tokens=data.draw(st.integers(1, 9)),

@@ -83,9 +83,14 @@ export function waterfall(timings) {
     ? timings.prefill_worker
     : `${timings.prefill_worker} → ${timings.decode_worker}`;
   chart.append(element("p", "summary",
-    [place, timings.placement, `first token ${seconds(timings.ttft_s)}`, `all ${seconds(timings.e2e_s)}`]
+    [place, timings.placement, `first token ${seconds(timings.ttft_s)}`, `all ${seconds(timings.e2e_s)}`, drafts(timings)]
       .filter(Boolean).join(" · ")));
   return chart;
+}
+
+/** How many drafted tokens were right; empty if none were drafted. */
+function drafts({ drafted_tokens, accepted_tokens }) {
+  return drafted_tokens ? `${accepted_tokens} of ${drafted_tokens} drafted tokens right` : "";
 }
 
 /** A line of the last minute, for a tile. */

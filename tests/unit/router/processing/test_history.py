@@ -143,6 +143,15 @@ async def test_explain_shows_the_workers_of_a_request_and_what_it_waited_for() -
     ]
 
 
+async def test_explain_shows_how_many_drafted_tokens_were_right() -> None:
+    history = History(10)
+    await run(make_generation(history), "a")
+    found = history.find("a")
+    assert found is not None
+    found["completions"][0] |= {"drafted_tokens": 9, "accepted_tokens": 4}
+    assert "  drafts: 4 of 9 tokens were right" in list(explained(found))
+
+
 def test_explain_shows_that_a_request_did_not_finish() -> None:
     record = RequestRecord("a", "anybody", "abort", "", 2.0, 0, 3, 0)
     assert list(explained(record.as_json())) == [
