@@ -5,6 +5,7 @@ python -m benchmarks.gpu_speculation --model FOLDER --points 1:1024,64:1024 --dr
 For each point, BATCH:CONTEXT, three figures side by side: a decode step; a verify step of 1 + `--drafts`
 tokens per request, all drafts wrong; TPOT without drafts, and with drafts of which each is right with the
 probability `--acceptance`. The output layer's weights are zero, so that the answer is known: token 0 always.
+--draft-model FOLDER adds TPOT with a draft model, whose guesses are then all right.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
 decode step over this many positions, with random weights, and between decodes in batches of two sizes.
@@ -18,6 +19,8 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -29,6 +32,7 @@ from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.speculation.drafters import Drafter
+from engine.speculation.kinds import DrafterKind
 
 __all__ = ["flips", "point"]
 
@@ -98,6 +102,10 @@ def point(engine: Engine, batch: int, context: int, drafts: int, acceptance: flo
         speculate(engine, None if right is None else config, known)
         result[name] = timed(engine, start(engine, prompts, len(answer), 1_000 * number))
         end(engine)
+    if engine.draft_model is not None:
+        speculate(engine, replace(config, drafters=frozenset({DrafterKind.MODEL})))
+        result["model"] = timed(engine, start(engine, prompts, len(answer), 1_000 * len(kinds)))
+        end(engine)
     speculate(engine, None)
     result["verify_step"] = round(result["wrong"]["step_ms"] / result["decode"]["step_ms"], 3)
     result["tpot"] = round(result["oracle"]["tpot_ms"] / result["decode"]["tpot_ms"], 3)
@@ -147,10 +155,12 @@ def main() -> None:
         "--drafts", type=int, default=4, metavar="N", help="drafted tokens per request and step"
     )
     parser.add_argument("--acceptance", type=float, default=0.7, metavar="P")
+    parser.add_argument("--draft-model", type=Path, metavar="FOLDER", help="with a config.json")
     parser.add_argument("--flips", type=int, metavar="TOKENS")
     engine_arguments(parser)
     options = parser.parse_args()
-    engine = build_engine(options, SpeculationConfig(num_draft_tokens=options.drafts))
+    speculation = SpeculationConfig(num_draft_tokens=options.drafts, model_path=options.draft_model)
+    engine = build_engine(options, speculation)
     speculate(engine, None)
     points = [tuple(map(int, point.split(":"))) for point in options.points.split(",")]
     results: list[dict[str, Any]] = []
@@ -160,6 +170,8 @@ def main() -> None:
     else:
         with torch.inference_mode():
             engine.runner._model.head.weight.zero_()
+            if engine.draft_model is not None:
+                engine.draft_model._runner._model.head.weight.zero_()
         for batch, context in points:
             results.append(point(engine, batch, context, options.drafts, options.acceptance))
             print(json.dumps(results[-1], indent=1), flush=True)
