@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.config import SpeculationConfig
+from engine.core.draft_source import DraftSource
 from engine.core.request import Request, TokenId
 from engine.engine import Engine
 from engine.sched.speculator import Speculator
@@ -36,6 +37,7 @@ def speculate(
     engine: Engine,
     config: SpeculationConfig | None,
     drafters_of: Callable[[Request], list[Drafter]] | None = None,
+    model: DraftSource | None = None,
 ) -> None:
     """Let an engine draft from now on, or stop it (None)."""
     built = engine.config.scheduler.speculation is not None
@@ -47,6 +49,6 @@ def speculate(
             context=engine.max_tokens,
             max_rows=engine.config.max_decode_rows if built else None,
             drafters_of=drafters_of,
-            model=engine.draft_model,
+            model=model or engine.draft_model,
         )
     )

@@ -13,7 +13,7 @@ from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
-from tests.drafters import Random
+from tests.drafters import Random, RandomModel
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.test_engine_machine import EngineMachine
 
@@ -28,14 +28,21 @@ class SpeculationMachine(EngineMachine):
 
     def prepare(self, data: st.DataObject) -> None:
         self.rng = random.Random(data.draw(st.integers(0, 1000)))
-        self.drafters = data.draw(st.sampled_from(["random", "configured", *RIGHT]))
+        self.drafters = data.draw(st.sampled_from(["random", "configured", "model", *RIGHT]))
         config = SpeculationConfig(
             num_draft_tokens=data.draw(st.integers(1, 9)),
             adaptive=data.draw(st.booleans()),
             max_rows=data.draw(st.sampled_from([None, 3, 12])),
             earlier_tokens=40,
         )
-        speculate(self.engine, config, None if self.drafters == "configured" else self.drafters_of)
+        configured = self.drafters in ("configured", "model")
+        self.model = RandomModel(reference, self.rng)
+        speculate(
+            self.engine,
+            config,
+            None if configured else self.drafters_of,
+            self.model if self.drafters == "model" else None,
+        )
 
     def new_request(self, prompt: list[int], max_tokens: int) -> Request:
         request = super().new_request(prompt, max_tokens)
@@ -54,6 +61,7 @@ class SpeculationMachine(EngineMachine):
         if hasattr(self, "engine"):
             speculator: Any = self.engine.scheduler.speculator
             assert not speculator._drafting, "the state of a request was forgotten"
+            assert not self.model.known
 
 
 TestSpeculationMachine = SpeculationMachine.TestCase
