@@ -92,7 +92,7 @@ def point(engine: Engine, batch: int, context: int, drafts: int, acceptance: flo
     vocab = engine.runner.spec.vocab_size
     prompts = random_prompts(batch, context, "speculation", 1, vocab)
     result: dict[str, Any] = {"batch": batch, "context": context, "drafts": drafts, "acceptance": acceptance}
-    config = SpeculationConfig(num_draft_tokens=drafts, adaptive=False)
+    config = SpeculationConfig(drafters=frozenset(), num_draft_tokens=drafts, adaptive=False)
     answer = [0] * (20 * _STEPS)
     kinds: tuple[tuple[str, float | None], ...] = (("decode", None), ("wrong", 0.0), ("oracle", acceptance))
     for number, (name, right) in enumerate(kinds):
