@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from engine.config import EngineConfig
 from engine.core.arriving_prefixes import ArrivingPrefix
 from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut, Verified
+from engine.core.group_pages import GroupPages, pages_by_kind
 from engine.core.kv_manager import KVManager, Reservation
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
@@ -298,6 +299,11 @@ class Engine:
         if self.draft_model is not None:
             self.draft_model.check_pages()
         return self.kv.check([*self._requests.values(), *self._kept.values()])
+
+    def pages_by_kind(self) -> list[GroupPages]:
+        """Of each kind of KV groups. O(pages) if there are several kinds: for scrapes, not for every step."""
+        owners = [*self._requests.values(), *self._kept.values()]
+        return pages_by_kind(self.kv.needs.groups, self.kv.pool, self.kv.cache, owners)
 
     def occupancy(self) -> Occupancy:
         total = self.kv.pool.num_pages

@@ -213,7 +213,7 @@ class RequestHandler:
 
     def stats(self) -> worker_pb2.WorkerStats:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
-        return stats_to_proto(self._engine.stats(), unexpected)
+        return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
 
     # ------------------------------------------------------------------------------ from the KV endpoint
 

@@ -220,6 +220,13 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 stacked=True,
             ),
             Panel(
+                "Pages, by kind of layers",
+                "short",
+                (("sum by (role, kind, state) (baton_kv_group_pages)", "{{role}} {{kind}} {{state}}"),),
+                help="Full: layers that attend to the whole context. Window-N: those that see N tokens.",
+                stacked=True,
+            ),
+            Panel(
                 "Token usage",
                 "percentunit",
                 (("sum by (worker) (baton_token_usage)", "{{worker}}"),),

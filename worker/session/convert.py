@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from typing import Final
 
 from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
+from engine.core.group_pages import GroupPages
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
@@ -188,10 +189,13 @@ def step_work_to_proto(measured: StepMeasured) -> worker_pb2.StepWork:
     return worker_pb2.StepWork(**asdict(measured))
 
 
-def stats_to_proto(stats: EngineStats, unexpected_messages: int) -> worker_pb2.WorkerStats:
+def stats_to_proto(
+    stats: EngineStats, groups: Iterable[GroupPages], unexpected_messages: int
+) -> worker_pb2.WorkerStats:
     return worker_pb2.WorkerStats(
         load=load_to_proto(stats),
         pages=worker_pb2.PageCounts(**asdict(stats.pages)),
+        groups=[worker_pb2.GroupPages(**asdict(kind)) for kind in groups],
         state_slots=None if stats.state_slots is None else worker_pb2.PageCounts(**asdict(stats.state_slots)),
         steps=stats.steps,
         preemptions=stats.preemptions,

@@ -157,6 +157,7 @@ class _StatsCollector(Collector):
             return
         labels = self._labels.values()
         yield self._by_state("baton_kv_pages", "Pages of the KV pool by state", stats.pages)
+        yield _group_pages(stats.groups, labels)
         text = "Slots for recurrent states by state; cached are checkpoints of prefixes"
         yield self._by_state("baton_state_slots", text, stats.state_slots)
         if stats.HasField("tiers"):
@@ -214,6 +215,18 @@ class _StatsCollector(Collector):
         for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
             gauge.add_metric((*self._labels.values(), state), getattr(counts, state))
         return gauge
+
+
+def _group_pages(groups: Iterable[worker_pb2.GroupPages], labels: tuple[str, str, str]) -> Metric:
+    gauge = GaugeMetricFamily(
+        "baton_kv_group_pages",
+        "Held and cached pages of the KV pool by kind of layers: full, or by window",
+        labels=(*_LABELS, "kind", "state"),
+    )
+    for group in groups:
+        gauge.add_metric((*labels, group.kind, "held"), group.held)
+        gauge.add_metric((*labels, group.kind, "cached"), group.cached)
+    return gauge
 
 
 def _tier_metrics(tiers: worker_pb2.KVTiers, labels: tuple[str, str, str]) -> Iterable[Metric]:

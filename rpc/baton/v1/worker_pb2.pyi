@@ -539,7 +539,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers", "state_slots", "drafts", "drafted_tokens", "accepted_tokens", "accepted_at")
+    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers", "state_slots", "groups", "drafts", "drafted_tokens", "accepted_tokens", "accepted_at")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -550,6 +550,7 @@ class WorkerStats(_message.Message):
     UNEXPECTED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TIERS_FIELD_NUMBER: _ClassVar[int]
     STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -564,11 +565,12 @@ class WorkerStats(_message.Message):
     unexpected_messages: int
     tiers: KVTiers
     state_slots: PageCounts
+    groups: _containers.RepeatedCompositeFieldContainer[GroupPages]
     drafts: int
     drafted_tokens: int
     accepted_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupPages, _Mapping]]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVTiers(_message.Message):
     __slots__ = ("tiers", "page_bytes", "dropped", "faults")
@@ -602,6 +604,16 @@ class KVTier(_message.Message):
     demoted: int
     promoted: int
     def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity: _Optional[int] = ..., demoted: _Optional[int] = ..., promoted: _Optional[int] = ...) -> None: ...
+
+class GroupPages(_message.Message):
+    __slots__ = ("kind", "held", "cached")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CACHED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    held: int
+    cached: int
+    def __init__(self, kind: _Optional[str] = ..., held: _Optional[int] = ..., cached: _Optional[int] = ...) -> None: ...
 
 class PageCounts(_message.Message):
     __slots__ = ("free", "held", "cached", "in_flight", "quarantined", "total", "leaving")

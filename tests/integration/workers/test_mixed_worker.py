@@ -205,6 +205,7 @@ async def test_metrics_are_served_in_base_units_with_the_workers_labels(folder: 
         for sample in (
             'baton_worker_requests_total{%s,outcome="finished",role="decode",worker="decode-0"} 1.0',
             'baton_kv_pages{%s,role="decode",state="held",worker="decode-0"} 0.0',
+            'baton_kv_group_pages{kind="full",%s,role="decode",state="held",worker="decode-0"} 0.0',
             'baton_generated_tokens_total{%s,role="decode",worker="decode-0"} 8.0',
             'baton_worker_ready{%s,role="decode",worker="decode-0"} 1.0',
         ):

@@ -226,7 +226,9 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, steps: int, block: bool = True) -> None:
         for _ in range(steps):
             output = self.engine.step(block=block)
-            self.engine.check_pages()
+            counts, kinds = self.engine.check_pages(), self.engine.pages_by_kind()
+            assert sum(kind.held for kind in kinds) == counts.held
+            assert sum(kind.cached for kind in kinds) == counts.cached
             assert not output.failed
             for out in output.tokens:
                 if out.finish is not None:
