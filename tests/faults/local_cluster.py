@@ -120,6 +120,8 @@ async def local_cluster(
 
         registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)
+        for role in roles:
+            _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
         http, grpc = _open_frontends(small, mode, registry, metrics)
@@ -127,6 +129,10 @@ async def local_cluster(
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
         yield LocalCluster(registry, http, grpc, deaths)
+
+
+def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None:
+    metrics.watch_workers(role.value, lambda: 1, lambda: len(registry.ready(_ROLES[role])))
 
 
 def _open_frontends(

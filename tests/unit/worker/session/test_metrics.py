@@ -44,6 +44,15 @@ def test_pages_slots_and_load() -> None:
     assert values["baton_token_usage", ""] == pytest.approx(0.75)
 
 
+def test_pages_by_kind_of_layers() -> None:
+    window = worker_pb2.GroupPages(kind="window-512", held=3, cached=4)
+    values = scraped(
+        worker_pb2.WorkerStats(groups=[worker_pb2.GroupPages(kind="full", held=1, cached=2), window])
+    )
+    kinds = ("fullheld", "fullcached", "window-512held", "window-512cached")
+    assert [values["baton_kv_group_pages", kind] for kind in kinds] == [1, 2, 3, 4]
+
+
 def test_looked_up_tokens_are_those_found_and_those_computed() -> None:
     values = scraped(worker_pb2.WorkerStats(prompt_tokens=100, cache_hit_tokens=30))
     assert values["baton_computed_prompt_tokens_total", ""] == 100
