@@ -12,6 +12,7 @@ from router.dispatch.admission.admission_queue import Admission
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.cluster_metrics import ClusterLoad, ClusterMetrics
 from router.dispatch.failures import AttemptFailed
+from router.dispatch.gaps import Gaps
 from router.dispatch.recent import EndedRequest, Recent
 from router.dispatch.sequence import Sequence
 from router.dispatch.windows import RateWindow
@@ -65,7 +66,14 @@ class RouterMetrics:
             buckets=_WAITS,
             registry=self.registry,
         )
-        self._inter_token = self._histogram("baton_itl_seconds", "Inter-token latency", _GAPS)
+        self._gaps = Gaps(
+            "baton_itl_seconds",
+            "Inter-token latency",
+            dict(zip(_LABELS, self._own, strict=True)),
+            _GAPS,
+            self.recent.gaps,
+        )
+        self.registry.register(self._gaps)
         self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
         self._per_token = self._histogram(
             "baton_tpot_seconds", "Mean inter-token latency of a finished sequence", _GAPS
@@ -211,9 +219,8 @@ class RouterMetrics:
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         self._observe(timings, _STAGES_TO_SECOND)
 
-    def on_gap(self, seconds: float) -> None:
-        self._inter_token.observe(seconds)
-        self.recent.gap(seconds)
+    def on_gap(self, seconds: float, count: int) -> None:
+        self._gaps.add(seconds, count)
 
     def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         self.recent.handed_off(prefill_worker, decode_worker, size)

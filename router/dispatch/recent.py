@@ -65,8 +65,9 @@ class Recent:
         """The first token of a prompt was produced."""
         self.prompt_tokens.add(prompt_tokens, self.clock())
 
-    def gap(self, seconds: float) -> None:
-        self.itl.add(seconds, self.clock())
+    def gaps(self, seconds: float, count: int) -> None:
+        """`count` tokens had this inter-token latency."""
+        self.itl.add(seconds, self.clock(), count)
 
     def sent(self, tokens: int) -> None:
         self.output_tokens.add(tokens, self.clock())

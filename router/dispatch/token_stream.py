@@ -20,8 +20,9 @@ from rpc.baton.v1 import sampling_pb2
 __all__ = ["Deliver", "DeliveryQueue", "Delta", "TextEnded", "TokenStream"]
 
 _PER_TURN: Final = 8
-"""Deliveries in a turn of the event loop. Fewer than events handled in a turn (`WorkerSession`): a busy
-router reads what has arrived before it delivers, so that tokens are merged instead of waiting in gRPC."""
+"""Deliveries in a turn of the event loop. All events of a worker's step are handled in one turn
+(`WorkerSession`): a busy router reads what has arrived before it delivers more, so that tokens are merged
+instead of waiting in gRPC."""
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class TextEnded(Exception):
 class TokenStream:
     """Create it with `deliver`, and pass it to `Dispatcher.generate`."""
 
-    __slots__ = ("_deliver", "_drained", "_is_paused", "_is_queued", "delta", "interrupt", "queue")
+    __slots__ = ("deliver", "delta", "interrupt", "is_paused", "is_queued", "queue", "waiter")
 
     def __init__(self, deliver: Deliver = lambda _delta: False) -> None:
         """An error of `deliver` ends the sequence."""
@@ -67,54 +68,39 @@ class TokenStream:
         """Ends the computation: triggered with TextEnded, or with the error of `deliver`."""
         self.queue: DeliveryQueue | None = None
         """Set by the dispatcher; without a queue nothing is delivered."""
-        self._deliver = deliver
-        self._is_paused = False
-        self._is_queued = False
-        self._drained: asyncio.Future[None] | None = None
+        self.deliver: Final = deliver
+        self.is_paused = False
+        self.is_queued = False
+        self.waiter: asyncio.Future[None] | None = None
+        """Of `drained`."""
 
     def pause(self) -> None:
         """The reader is slow: keep new tokens until `resume`."""
-        self._is_paused = True
+        self.is_paused = True
 
     def resume(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         if self._has_news:
             self.changed()
 
     def changed(self) -> None:
         """Deliver `delta` soon."""
-        if not (self._is_queued or self._is_paused or self.queue is None):
-            self._is_queued = True
+        if not (self.is_queued or self.is_paused or self.queue is None):
+            self.is_queued = True
             self.queue.add(self)
-
-    def flush(self) -> int:
-        """Deliver now, unless the reader has paused; returns the number of tokens. For `DeliveryQueue`."""
-        self._is_queued = False
-        if self._is_paused or self.queue is None:
-            return 0
-        delta, self.delta = self.delta, Delta()
-        try:
-            ends = self._deliver(delta)
-        except Exception as error:
-            self._end(error)
-        else:
-            if ends:
-                self._end(TextEnded())
-            elif self._drained is not None and not self._drained.done():
-                self._drained.set_result(None)
-        return len(delta.token_ids)
 
     async def drained(self) -> None:
         """Wait until all tokens are delivered."""
         if self._has_news:
-            self._drained = asyncio.get_running_loop().create_future()
-            await self._drained
+            self.waiter = asyncio.get_running_loop().create_future()
+            await self.waiter
 
     def close(self) -> None:
         """Deliver nothing more."""
         self.queue = None
 
-    def _end(self, why: Exception) -> None:
+    def end(self, why: Exception) -> None:
+        """Deliver nothing more, and end the computation."""
         self.close()
         self.interrupt.trigger(why)
 
@@ -139,7 +125,18 @@ class DeliveryQueue:
     def _turn(self) -> None:
         streams, tokens = self._streams, 0
         for _ in range(min(len(streams), _PER_TURN)):
-            tokens += streams[0].flush()
+            stream = streams[0]
+            stream.is_queued = False
+            if stream.queue is self and not stream.is_paused:
+                delta, stream.delta = stream.delta, Delta()
+                tokens += len(delta.token_ids)
+                try:
+                    if stream.deliver(delta):
+                        stream.end(TextEnded())
+                    elif stream.waiter is not None and not stream.waiter.done():
+                        stream.waiter.set_result(None)
+                except Exception as error:
+                    stream.end(error)
             streams.popleft()  # only now: `add` schedules a turn when the queue is empty
         if streams:
             asyncio.get_running_loop().call_soon(self._turn)

@@ -26,8 +26,8 @@ class Observer(Protocol):
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         """The other stages are final, too."""
 
-    def on_gap(self, seconds: float) -> None:
-        """Inter-token latency; once for each token after the first."""
+    def on_gap(self, seconds: float, count: int) -> None:
+        """Inter-token latency of `count` tokens after the first."""
 
     def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         """A handoff of `size` bytes is complete; `seconds`: time with a write in flight."""
@@ -43,7 +43,7 @@ class _NullObserver:
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         pass
 
-    def on_gap(self, seconds: float) -> None:
+    def on_gap(self, seconds: float, count: int) -> None:
         pass
 
     def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
@@ -137,6 +137,7 @@ class Waterfall:
         self.arrived = self.arrived or at
 
     def tokens(self, count: int, at: float) -> None:
+        """`count` tokens, at least one, arrived at `at`."""
         first = self.first_token is None
         if first:
             self.first_token = at
@@ -145,8 +146,8 @@ class Waterfall:
         if count and self.second_token is None:
             self.second_token = at
             self.observer.on_second_token(self.timings(at))
-        for _ in range(count):
-            self.observer.on_gap(0.0 if first else (at - self._last_token) / count)
+        if count:
+            self.observer.on_gap(0.0 if first else (at - self._last_token) / count, count)
         self._last_token = at
 
     def on_handed_off(self, event: worker_pb2.HandedOver) -> None:

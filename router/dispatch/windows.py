@@ -52,10 +52,10 @@ class QuantileWindow:
         self._slot = 0
         self._counts = [[0] * _BUCKETS for _ in range(_SLOTS)]
 
-    def add(self, seconds: float, now: float) -> None:
+    def add(self, seconds: float, now: float, count: int = 1) -> None:
         self._advance(now)
         bucket = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / _STEP
-        self._counts[self._slot % _SLOTS][min(int(bucket), _BUCKETS - 1)] += 1
+        self._counts[self._slot % _SLOTS][min(int(bucket), _BUCKETS - 1)] += count
 
     def quantiles(self, levels: Sequence[float], now: float) -> list[float] | None:
         """One value per level, in seconds; None without samples."""

@@ -103,17 +103,14 @@ class Completion:
         if self._prompt_only:
             self.finished = True
             return Chunk(self.index, "", [], [], _LENGTH, prompt_logprobs=delta.prompt_logprobs)
-        visible = delta.token_ids
-        if delta.stop_token is not None and visible and visible[-1] == delta.stop_token:
-            visible = visible[:-1]
-        if self._finder is not None:
-            chunk = self._search(self._finder, delta, visible)
+        if self._finder is None and self._counter is None and not delta.finish:
+            text = self._detokenizer.feed(delta.token_ids)
+            chunk = Chunk(
+                self.index, text, delta.token_ids, delta.logprobs, 0, None, None, delta.prompt_logprobs
+            )
         else:
-            text = self._text(visible)
-            if delta.finish:
-                text += self._detokenizer.flush()
-            chunk = self._chunk(delta, text)
-        chunk.prompt_logprobs = delta.prompt_logprobs
+            chunk = self._read(delta)
+            chunk.prompt_logprobs = delta.prompt_logprobs
         if self._parser is not None:
             chunk.parts = self._parser.feed(chunk.text)
             if chunk.finish:
@@ -126,6 +123,18 @@ class Completion:
         """The last chunk of an aborted completion; text held back is lost."""
         self.finished = True
         return Chunk(self.index, "", [], [], _ABORT)
+
+    def _read(self, delta: Delta) -> Chunk:
+        """The chunk of a delta that may end the completion, or whose tokens are counted."""
+        visible = delta.token_ids
+        if delta.stop_token is not None and visible and visible[-1] == delta.stop_token:
+            visible = visible[:-1]
+        if self._finder is not None:
+            return self._search(self._finder, delta, visible)
+        text = self._text(visible)
+        if delta.finish:
+            text += self._detokenizer.flush()
+        return self._chunk(delta, text)
 
     def _search(self, finder: StopFinder, delta: Delta, visible: list[int]) -> Chunk:
         """Token by token, to separate the tokens after a stop string from those before it."""

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Event", "Listener", "Loss", "Message", "WorkerLost"]
+__all__ = ["Listener", "Loss", "Message", "WorkerLost"]
 
 
 class Loss(Enum):
@@ -29,8 +29,7 @@ class WorkerLost(NamedTuple):
 
 
 Message: TypeAlias = (
-    worker_pb2.Tokens
-    | worker_pb2.Started
+    worker_pb2.Started
     | worker_pb2.Progress
     | worker_pb2.Scored
     | worker_pb2.Preempted
@@ -40,15 +39,16 @@ Message: TypeAlias = (
     | worker_pb2.HandedOver
     | worker_pb2.Arrived
     | worker_pb2.Failed
-    | WorkerLost
 )
+"""An event that is not a token."""
 
 
-class Event(NamedTuple):
-    message: Message
-    at: float
-    """time.monotonic() when the router received it."""
+class Listener(NamedTuple):
+    """Called on the router's loop, in the order of events; must not raise.
 
+    Both take the time at which the router received the event, on time.monotonic().
+    """
 
-Listener: TypeAlias = Callable[[Event], None]
-"""Called on the router's loop, in the order of events; must not raise."""
+    event: Callable[[Message | WorkerLost, float], None]
+    tokens: Callable[[worker_pb2.Tokens, float], None]
+    """The hot path: called for every token of the cluster."""

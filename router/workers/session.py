@@ -1,9 +1,9 @@
 """The router's end of the stream to one incarnation of one worker.
 
-All requests share one bidirectional stream. Commands are sent in the order of the `send` calls; each event
-of an EventBatch is dispatched to the listener of its request. A session never reconnects: when the stream
-breaks, the worker aborts all requests that it received over it, and the registry opens a new session, perhaps
-to a new process (see registry.py).
+All requests share one bidirectional stream. Commands are sent in the order of the `send` calls; the events of
+an EventBatch are handed to the listeners of their requests in one turn of the event loop. A session never
+reconnects: when the stream breaks, the worker aborts all requests that it received over it, and the registry
+opens a new session, perhaps to a new process (see registry.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import grpc
@@ -23,7 +23,7 @@ from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
-from router.workers.events import Event, Listener, Loss, WorkerLost
+from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
@@ -41,8 +41,6 @@ _numbers: Final = itertools.count(1)
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
 _PROBE_S: Final = 5.0
-_AT_ONCE: Final = 32
-"""Events handled before yielding to other tasks, so that first events are not delayed by the last."""
 
 
 def request_pages(info: worker_pb2.WorkerInfo) -> RequestPages:
@@ -143,10 +141,9 @@ class WorkerSession:
         return self._monitor.liveness
 
     def listen(self, request_id: int, listener: Listener) -> None:
-        """Call `listener` with the events of this request, and with the loss of the session."""
+        """Hand the events of this request to `listener`, and the loss of the session."""
         if self._lost.done():
-            loss = Event(self._lost.result(), time.monotonic())
-            asyncio.get_running_loop().call_soon(listener, loss)
+            asyncio.get_running_loop().call_soon(listener.event, self._lost.result(), time.monotonic())
         else:
             self._listeners[request_id] = listener
 
@@ -205,7 +202,7 @@ class WorkerSession:
                 self._heard = True
                 if not self._speaks.done():
                     self._speaks.set_result(None)
-                await self._deliver(batch)
+                self._deliver(batch)
             loss = WorkerLost("it ended the session")
         except grpc.aio.AioRpcError as error:
             loss = WorkerLost(f"its stream broke: {_cause(error)}")
@@ -300,8 +297,8 @@ class WorkerSession:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             return  # the reader fails too, with the reason
 
-    async def _deliver(self, batch: worker_pb2.EventBatch) -> None:
-        """Dispatch events to listeners, with one look-up each; events of forgotten requests are dropped."""
+    def _deliver(self, batch: worker_pb2.EventBatch) -> None:
+        """Hand events to listeners, with one look-up each; events of forgotten requests are dropped."""
         now = time.monotonic()
         self.step = max(self.step, batch.step)
         if batch.HasField("step_work"):
@@ -314,7 +311,6 @@ class WorkerSession:
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
             self._on_news()
-        listeners, delivered = self._listeners, 0
         for events in (
             batch.wanted,
             batch.started,
@@ -323,18 +319,21 @@ class WorkerSession:
             batch.progress,
             batch.arrived,
             batch.scored,
-            batch.tokens,
-            batch.preempted,
-            batch.handed_over,
-            batch.failed,
         ):
-            for message in events:
-                listener = listeners.get(message.request_id)
-                if listener is not None:
-                    listener(Event(message, now))
-                    delivered += 1
-                    if delivered % _AT_ONCE == 0:
-                        await asyncio.sleep(0)
+            self._hand_out(events, now)
+        for tokens in batch.tokens:
+            listener = self._listeners.get(tokens.request_id)
+            if listener is not None:
+                listener.tokens(tokens, now)
+        self._hand_out(batch.preempted, now)
+        self._hand_out(batch.handed_over, now)
+        self._hand_out(batch.failed, now)
+
+    def _hand_out(self, events: Iterable[Message], at: float) -> None:
+        for message in events:
+            listener = self._listeners.get(message.request_id)
+            if listener is not None:
+                listener.event(message, at)
 
     def _end(self, loss: WorkerLost) -> None:
         if self._lost.done():
@@ -350,7 +349,7 @@ class WorkerSession:
         self.num_cut = len(listeners)
         self._listeners.clear()
         for listener in listeners:
-            listener(Event(loss, now))
+            listener.event(loss, now)
 
 
 def _cause(error: grpc.aio.AioRpcError) -> str:

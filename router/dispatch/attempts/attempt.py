@@ -27,9 +27,10 @@ from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_m
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
+from router.dispatch.token_stream import Delta
 from router.errors import Unavailable
 from router.placement.account.load import Phase
-from router.workers.events import Event, WorkerLost
+from router.workers.events import Listener, Message, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -39,8 +40,8 @@ __all__ = ["Attempt", "Handler", "MixedAttempt"]
 _GROWTH_TOKENS: Final = 256
 """Tokens that may be decoded during a move. An answer that grows by more stays at its source."""
 
-Handler: TypeAlias = Callable[[Event], None]
-"""Handles an event of one worker. Raises what `Attempt.run` raises."""
+Handler: TypeAlias = Callable[[Message | WorkerLost, float], None]
+"""Handles an event of one worker and its time. Raises what `Attempt.run` raises."""
 
 
 class Attempt(ABC):
@@ -138,7 +139,7 @@ class Attempt(ABC):
             self._move.source.abort()  # it may still decode the answer, too
         target = self._part(session, secrets.randbits(64), self.tokens_to_reserve, Phase.INCOMING)
         move = self._move = Move(source, target)
-        session.listen(target.request_id, partial(self._on_event, target, partial(self._from_target, move)))
+        self._listen(target, partial(self._from_target, move))
         reserve = worker_pb2.Reserve(
             work=self._sequence.work(target.request_id),
             sender=source.session.info.peer,
@@ -155,9 +156,9 @@ class Attempt(ABC):
         finally:
             self._cancel_move(move)
 
-    def _from_target(self, move: Move, event: Event) -> None:
+    def _from_target(self, move: Move, message: Message | WorkerLost, at: float) -> None:
         target = move.target
-        match event.message:
+        match message:
             case worker_pb2.Reserved() as reserved:
                 target.session.load.reserved(len(reserved.ticket.pages), target.task.tokens)
                 migrate = worker_pb2.Migrate(request_id=move.source.request_id, ticket=reserved.ticket)
@@ -166,10 +167,8 @@ class Attempt(ABC):
                 target.is_running = True
                 self._decoder = target
                 target.task.arrived(len(self._sequence.prompt) + arrived.position)
-                self._waterfall.moved(target.session.worker_id, DRAIN, event.at)
+                self._waterfall.moved(target.session.worker_id, DRAIN, at)
                 move.arrived(arrived.position)
-            case worker_pb2.Tokens() as tokens:
-                self._take_tokens(target, tokens, event.at)
             case worker_pb2.HandedOver():
                 self._on_source_sent(target)
             case worker_pb2.Failed() as failed:
@@ -198,22 +197,27 @@ class Attempt(ABC):
         elif not (move is not None and part is move.source and move.covers(self._order.position)):
             raise error
 
-    def _on_event(self, part: Part, handle: Handler, event: Event) -> None:
+    def _listen(self, part: Part, handle: Handler) -> None:
+        """Let `handle` get the worker's events, except those that all workers report alike."""
+        listener = Listener(partial(self._on_event, part, handle), partial(self._on_tokens, part))
+        part.session.listen(part.request_id, listener)
+
+    def _on_event(self, part: Part, handle: Handler, message: Message | WorkerLost, at: float) -> None:
         if self._finished.done():
             return
         try:
-            match event.message:
+            match message:
                 case worker_pb2.Wanted() as wanted:
                     if self._pull is not None:
                         self._pull.share(wanted.ticket, self._sequence.prompt)
                 case worker_pb2.Preempted() as preempted:
-                    self._preempt(part, preempted, event.at)
+                    self._preempt(part, preempted, at)
                 case worker_pb2.Resumed() as resumed:
                     self._resume(part, resumed)
                 case worker_pb2.Scored() as scored:
                     self._prompt_logprobs.append(scored.logprobs)
                 case _:
-                    handle(event)
+                    handle(message, at)
         except Exception as error:  # raised by `run`: it must not end the reader of the worker's stream
             self._fail(error)
 
@@ -226,7 +230,7 @@ class Attempt(ABC):
     def _assign(self, role: worker_pb2.Role, handle: Handler, phase: Phase) -> Part:
         """Pick a worker for a role; `handle` gets its events."""
         part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
-        part.session.listen(self._id, partial(self._on_event, part, handle))
+        self._listen(part, handle)
         return part
 
     def _submit(self, part: Part, *, hand_over: bool = False) -> None:
@@ -284,32 +288,46 @@ class Attempt(ABC):
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
-    def _take_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float) -> None:
-        move = self._move
-        if move is not None and part is move.source and move.covers(tokens.position):
-            part.abort()  # the source has not noticed that the move is complete, and still decodes
+    @abstractmethod
+    def _decodes(self, part: Part) -> None:
+        """A worker begins to send tokens."""
+
+    def _on_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float) -> None:
+        """Append new tokens to the stream. The hot path: everything else is behind a comparison."""
+        if self._finished.done():
             return
-        self._resumed = None
-        part.task.produced(len(tokens.ids))
-        if tokens.finish:
-            part.done()
-        if tokens.chunks:
-            self._waterfall.computed(tokens.chunks, part.sent_at)
         try:
-            ready = self._order.take(tokens, at)
+            if not part.has_tokens:
+                part.has_tokens = True
+                self._decodes(part)
+            move = self._move
+            if move is not None and part is move.source and move.covers(tokens.position):
+                part.abort()  # the source has not noticed that the move is complete, and still decodes
+                return
+            self._resumed = None
+            part.task.produced(len(tokens.ids))
+            if tokens.finish:
+                part.done()
+            if tokens.chunks:
+                self._waterfall.computed(tokens.chunks, part.sent_at)
+            stream = self._sequence.stream
+            for event, arrived in self._order.take(tokens, at):
+                if event.ids:
+                    self._waterfall.tokens(len(event.ids), arrived)
+                if event.drafted or event.finish or not self._has_tokens:
+                    self._note(event, stream.delta)
+                stream.delta.token_ids.extend(event.ids)
+                if event.logprobs:
+                    stream.delta.logprobs.extend(event.logprobs)
+                stream.changed()
         except Diverged as error:
             failed = Unavailable("two workers computed this answer differently")
-            raise AttemptFailed(str(error), part.session.worker_id, failed) from None
-        for event, arrived in ready:
-            self._deliver(event, arrived)
+            self._fail(AttemptFailed(str(error), part.session.worker_id, failed))
+        except Exception as error:  # as in `_on_event`
+            self._fail(error)
 
-    def _deliver(self, tokens: worker_pb2.Tokens, at: float) -> None:
-        stream, ids = self._sequence.stream, tokens.ids
-        delta = stream.delta
-        delta.token_ids.extend(ids)
-        delta.logprobs.extend(tokens.logprobs)
-        if ids:
-            self._waterfall.tokens(len(ids), at)
+    def _note(self, tokens: worker_pb2.Tokens, delta: Delta) -> None:
+        """What first tokens, last tokens and verified drafts say besides their ids."""
         if tokens.drafted:
             self._waterfall.drafted(tokens.drafted, tokens.accepted)
             if tokens.predicted:
@@ -326,7 +344,6 @@ class Attempt(ABC):
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
             if not self._finished.done():
                 self._finished.set_result(tokens.finish)
-        stream.changed()
 
 
 class MixedAttempt(Attempt):
@@ -346,15 +363,15 @@ class MixedAttempt(Attempt):
             return self._decoding_at(self.awaited)
         return self._prefilling_at(self._worker) if self._worker.is_running else self._queued_on(self._worker)
 
-    def _from_worker(self, event: Event) -> None:
-        match event.message:
-            case worker_pb2.Tokens() as tokens:
-                self._decoder = self._decoder or self._worker
-                self._take_tokens(self._worker, tokens, event.at)
+    def _decodes(self, part: Part) -> None:
+        self._decoder = self._decoder or part
+
+    def _from_worker(self, message: Message | WorkerLost, at: float) -> None:
+        match message:
             case worker_pb2.HandedOver():
                 self._on_source_sent(self._worker)
             case worker_pb2.Started() as started:
-                self._start(self._worker, started, event.at)
+                self._start(self._worker, started, at)
             case worker_pb2.Failed() as failed:
                 self._part_failed(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:

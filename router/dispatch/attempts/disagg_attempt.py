@@ -9,7 +9,7 @@ from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.dispatch.waterfall import busy_seconds
 from router.placement.account.load import Phase
-from router.workers.events import Event, WorkerLost
+from router.workers.events import Message, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -30,7 +30,6 @@ class DisaggAttempt(Attempt):
         super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
         self._decode: Part | None = None
-        self._has_first_token = False
         self._has_arrived = False
         self._is_reserved = False
 
@@ -44,7 +43,7 @@ class DisaggAttempt(Attempt):
         if self._decoder is not None:
             return self._decoder.session
         reserved = self._waterfall.reserved is not None
-        if self._decode is None or (reserved and not self._has_first_token):
+        if self._decode is None or (reserved and not self._prefill.has_tokens):
             return self._prefill.session
         return self._decode.session
 
@@ -52,20 +51,22 @@ class DisaggAttempt(Attempt):
         prefill, decode = self._prefill, self._decode
         if self._decoder is not None:
             return self._decoding_at(self._decoder.session)
-        if not self._has_first_token or decode is None:
+        if not self._prefill.has_tokens or decode is None:
             return self._prefilling_at(prefill) if prefill.is_running else self._queued_on(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
         return Standing(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
 
-    def _from_prefill(self, event: Event) -> None:
-        match event.message:
+    def _decodes(self, part: Part) -> None:
+        if part is self._prefill:
+            self._check_independent()
+        else:
+            self._decoder = self._decoder or part
+
+    def _from_prefill(self, message: Message | WorkerLost, at: float) -> None:
+        match message:
             case worker_pb2.Started() as started:
-                self._start(self._prefill, started, event.at)
+                self._start(self._prefill, started, at)
                 self._reserve()
-            case worker_pb2.Tokens() as tokens:
-                self._has_first_token = True
-                self._take_tokens(self._prefill, tokens, event.at)
-                self._check_independent()
             case worker_pb2.Progress() as progress:
                 self._progress(self._prefill, progress)
             case worker_pb2.HandedOver() as handed_off:
@@ -86,27 +87,24 @@ class DisaggAttempt(Attempt):
             case _:
                 pass
 
-    def _from_decode(self, event: Event) -> None:
+    def _from_decode(self, message: Message | WorkerLost, at: float) -> None:
         decode = self._decode
         assert decode is not None
-        match event.message:
+        match message:
             case worker_pb2.Reserved() as reserved:
                 self._is_reserved = True
-                self._waterfall.reserve(event.at)
+                self._waterfall.reserve(at)
                 decode.session.load.reserved(len(reserved.ticket.pages), decode.task.tokens)
                 self._prefill.session.send(
                     worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
                 )
             case worker_pb2.Arrived():
                 decode.is_running = True
-                self._waterfall.arrive(event.at)
+                self._waterfall.arrive(at)
                 self._has_arrived = True
                 decode.task.arrived(decode.task.tokens + 1)
                 self._prefill.done()
                 self._check_independent()
-            case worker_pb2.Tokens() as tokens:
-                self._decoder = self._decoder or decode
-                self._take_tokens(decode, tokens, event.at)
             case worker_pb2.Progress() as progress:
                 self._progress(decode, progress)
             case worker_pb2.HandedOver():
@@ -132,7 +130,7 @@ class DisaggAttempt(Attempt):
     @property
     def _is_independent(self) -> bool:
         """Whether the decode worker has all KV and the client all tokens: the prefill worker may fail."""
-        return self._has_arrived and self._has_first_token
+        return self._has_arrived and self._prefill.has_tokens
 
     def _check_independent(self) -> None:
         if self._is_independent:

@@ -29,6 +29,8 @@ class Part:
     """time.monotonic() when the command was sent; the worker's timings count from its arrival."""
     is_running: bool = False
     """The worker computes the request, which has left its queue."""
+    has_tokens: bool = False
+    """The worker has sent tokens."""
 
     def send(self, command: worker_pb2.Command) -> None:
         """Send the command that starts or reserves the request on the worker."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from router.dispatch.routing.route import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
-from router.workers.events import Event
+from router.workers.events import Listener, Message, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["Pull"]
@@ -22,7 +22,7 @@ class Pull:
         self._receiver = receiver
         self._on_transfer = on_transfer
         self._id = secrets.randbits(64)
-        source.session.listen(self._id, self._on_event)
+        source.session.listen(self._id, Listener(self._on_event, lambda _tokens, _at: None))
 
     def request(self) -> worker_pb2.Pull:
         """For the command to the receiver, which answers with Wanted."""
@@ -40,7 +40,7 @@ class Pull:
         """Ignore the source from now on."""
         self._source.session.forget(self._id)
 
-    def _on_event(self, event: Event) -> None:
-        if isinstance(event.message, worker_pb2.HandedOver):
-            seconds = busy_seconds((push.begin_s, push.end_s) for push in event.message.pushes)
-            self._on_transfer(self._source.session.key, self._receiver, event.message.bytes, seconds)
+    def _on_event(self, message: Message | WorkerLost, at: float) -> None:
+        if isinstance(message, worker_pb2.HandedOver):
+            seconds = busy_seconds((push.begin_s, push.end_s) for push in message.pushes)
+            self._on_transfer(self._source.session.key, self._receiver, message.bytes, seconds)

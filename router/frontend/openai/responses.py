@@ -64,9 +64,9 @@ class EventWriter:
         self._token_ids: Final = token_ids
         self._began: Final[set[int]] = set()
         """Completions of which an event with token ids was sent."""
-        self._is_scored: Final = serializer.echoes and run.request.options.prompt_logprobs is not None
-        self._echoed: Final[set[int]] = set()
-        """Completions whose prompt's log-probabilities were sent."""
+        is_scored = serializer.echoes and run.request.options.prompt_logprobs is not None
+        self._to_echo: Final = set(range(run.num_completions)) if is_scored else set()
+        """Completions whose prompt's log-probabilities are to be sent with their first chunk."""
         self._deltas: Final = [PartDeltas() for _ in range(run.num_completions)]
         self._head: Final = _head(run, serializer.event_object)
         head = orjson.dumps(self._head)[:-1]
@@ -90,10 +90,15 @@ class EventWriter:
 
     def event(self, chunk: Chunk) -> bytes:
         """Empty if a chunk has no visible text yet."""
-        if self._is_scored and chunk.index not in self._echoed:
-            self._echoed.add(chunk.index)
-            return self._echo(chunk) + self._event(chunk)
-        return self._event(chunk)
+        has_only_text = not (self._token_ids or chunk.finish or chunk.logprobs or chunk.parts is not None)
+        if not has_only_text or chunk.index in self._to_echo:
+            return self._event(chunk)
+        if not chunk.text:
+            return b""
+        after = self._after_without_usage
+        if self._usage is StreamedUsage.EVERY_EVENT:
+            after = self._after % self._usage_field()
+        return self._before[chunk.index] + orjson.dumps(chunk.text) + after
 
     def _echo(self, chunk: Chunk) -> bytes:
         """The log-probabilities of the prompt, whose text `opening` has."""
@@ -103,15 +108,12 @@ class EventWriter:
         return self._rare([choice], self._usage_so_far())
 
     def _event(self, chunk: Chunk) -> bytes:
+        """Of a chunk that has more than text."""
+        if chunk.index in self._to_echo:
+            self._to_echo.remove(chunk.index)
+            return self._echo(chunk) + self.event(chunk)
         if chunk.parts is not None:
             return self._parsed(chunk)
-        if not chunk.finish and not chunk.logprobs and not self._token_ids:
-            if not chunk.text:
-                return b""
-            after = self._after_without_usage
-            if self._usage is StreamedUsage.EVERY_EVENT:
-                after = self._after % self._usage_field()
-            return self._before[chunk.index] + orjson.dumps(chunk.text) + after
         serializer = self._serializer
         ending: dict[str, Any] = {
             "logprobs": serializer.logprobs(chunk.index, chunk.token_ids, chunk.logprobs)

@@ -84,7 +84,9 @@ class Task:
         if self.phase is not Phase.DECODE and self.phase in _AFTER_PREFILL:
             self._load.change(self, _AFTER_PREFILL[self.phase])
         if self.phase is Phase.DECODE:
-            self._load.decoded(self, count)
+            self.context_tokens += count
+            self._load.context_tokens += count
+            self._load.version += 1
 
     def arrived(self, context_tokens: int) -> None:
         """KV of another worker has arrived: an answer of this context is decoded here."""
@@ -183,7 +185,7 @@ class WorkerLoad:
         self.version += 1
 
     def change(self, task: Task, phase: Phase) -> None:
-        """For `Task`: all that is counted changes here and in `decoded`."""
+        """For `Task`: all that is counted changes here, but for the tokens of answers."""
         self._count(task, -1)
         if phase is Phase.ENDED:
             self.cached.forget(task.blocks)
@@ -194,12 +196,6 @@ class WorkerLoad:
             self.idle.clear()
         else:
             self.idle.set()
-
-    def decoded(self, task: Task, count: int) -> None:
-        """For `Task`."""
-        task.context_tokens += count
-        self.context_tokens += count
-        self.version += 1
 
     def _count(self, task: Task, sign: int) -> None:
         phase = task.phase

@@ -38,8 +38,7 @@ class ByteDetokenizer:
         self._decode: Final = _new_utf8_decoder(errors="replace").decode
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        table = self._table
-        return self._decode(b"".join([table[token_id] for token_id in token_ids]))
+        return self._decode(b"".join(map(self._table.__getitem__, token_ids)))
 
     def flush(self) -> str:
         return self._decode(b"", True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.workers.events import Event
+from router.workers.events import Listener
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import decode_worker
@@ -12,26 +12,30 @@ from tests.integration.fake_worker import decode_worker
 STREAMS = 100
 
 
-async def test_the_first_answer_of_a_step_does_not_wait_for_the_last() -> None:
-    """In a step's events, prompts come first: requests that wait for their first token are at the head."""
-    told: list[int] = []
-    news = asyncio.Event()
+async def test_the_tokens_of_a_step_are_handed_out_in_one_turn_of_the_loop() -> None:
+    """In the order of the message: a worker puts requests that wait for their first token at the head."""
+    turns: dict[int, int] = {}
+    turn = 0
 
-    def listener(event: Event) -> None:
-        if isinstance(event.message, worker_pb2.Tokens):  # at the end, they hear that the session is over
-            told.append(event.message.request_id)
-            news.set()
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
 
-    async def reader() -> int:
-        await news.wait()
-        return len(told)
+    def on_tokens(tokens: worker_pb2.Tokens, at: float) -> None:
+        turns[tokens.request_id] = turn
 
     async with service(decode_worker("decode-0")) as served:
         (session,) = served.registry.sessions()
         for request_id in range(STREAMS):
-            session.listen(request_id, listener)
-        reading = asyncio.create_task(reader())
+            session.listen(request_id, Listener(lambda _message, _at: None, on_tokens))
         tokens = [worker_pb2.Tokens(request_id=k, ids=[7]) for k in range(STREAMS)]
-        await session._deliver(worker_pb2.EventBatch(tokens=tokens))
-        assert told == list(range(STREAMS))
-        assert await reading < STREAMS / 2
+        counting = asyncio.create_task(count_turns())
+        served.workers[0].say(tokens=tokens)
+        async with asyncio.timeout(5):
+            while len(turns) < STREAMS:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        counting.cancel()
+    assert list(turns) == list(range(STREAMS))
+    assert len(set(turns.values())) == 1

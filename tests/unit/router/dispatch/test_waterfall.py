@@ -19,7 +19,9 @@ class Observer:
         self.gaps: list[float] = []
         self.on_first_token = self.first.append
         self.on_second_token = self.second.append
-        self.on_gap = self.gaps.append
+
+    def on_gap(self, seconds: float, count: int) -> None:
+        self.gaps += [seconds] * count
 
 
 def started(queued_s: float) -> worker_pb2.Started:

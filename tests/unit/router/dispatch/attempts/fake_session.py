@@ -11,7 +11,7 @@ from itertools import count
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.circuit_breaker import CircuitBreaker
-from router.workers.events import Event, Listener, Loss, Message, WorkerLost
+from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.heartbeat_monitor import Liveness
 from rpc.baton.v1 import worker_pb2
 
@@ -53,7 +53,7 @@ class FakeSession:
         if self.alive:
             self.listeners[request_id] = listener
         else:
-            asyncio.get_running_loop().call_soon(listener, self._loss())
+            asyncio.get_running_loop().call_soon(listener.event, self._loss(), time.monotonic())
 
     def forget(self, request_id: int) -> None:
         self.listeners.pop(request_id, None)
@@ -66,10 +66,14 @@ class FakeSession:
     def abort(self, request_id: int) -> None:
         self.send(worker_pb2.Command(abort=worker_pb2.Abort(request_id=request_id)))
 
-    def notify(self, request_id: int, message: Message) -> None:
+    def notify(self, request_id: int, message: Message | worker_pb2.Tokens) -> None:
         """Call the listener of the request, if there still is one."""
-        if (listener := self.listeners.get(request_id)) is not None:
-            listener(Event(message, time.monotonic()))
+        if (listener := self.listeners.get(request_id)) is None:
+            return
+        if isinstance(message, worker_pb2.Tokens):
+            listener.tokens(message, time.monotonic())
+        else:
+            listener.event(message, time.monotonic())
 
     def lose(self) -> None:
         """End the session: drop pending commands, and tell all listeners that the worker is lost."""
@@ -77,7 +81,7 @@ class FakeSession:
         self.commands.clear()
         listeners, self.listeners = list(self.listeners.values()), {}
         for listener in listeners:
-            listener(self._loss())
+            listener.event(self._loss(), time.monotonic())
 
-    def _loss(self) -> Event:
-        return Event(WorkerLost(f"{self.worker_id} ended", Loss.BROKEN), time.monotonic())
+    def _loss(self) -> WorkerLost:
+        return WorkerLost(f"{self.worker_id} ended", Loss.BROKEN)
