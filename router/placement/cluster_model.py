@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from router.placement.account.decaying_rate import DecayingRate
 from router.placement.account.load import WorkerLoad
@@ -55,7 +55,9 @@ class _Worker:
     facts: WorkerFacts
     load: WorkerLoad
     version: int = -1
-    """Of `load`, when `view` was made."""
+    """Of `load`, when `counts` were made."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Of `load`: fields of the view."""
     view: WorkerView | None = None
     """Cached view; None if out of date."""
 
@@ -63,7 +65,8 @@ class _Worker:
 class ClusterModel:
     """Makes the view of the cluster that policies decide on.
 
-    Every method costs O(1), except `view`: O(workers), and O(prompts) for each worker changed since the last.
+    Every method costs O(1), except `view`: O(workers), and O(prompts) for each worker whose tasks or report
+    have changed since the last.
     """
 
     def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
@@ -159,12 +162,11 @@ class ClusterModel:
 
     def _look(self, worker: _Worker, now: float, health: Health) -> WorkerView:
         facts, load, view = worker.facts, worker.load, worker.view
-        if view is not None and worker.version == load.version and view.health is health:
+        context_tokens = load.context_tokens + load.others.context_tokens
+        if worker.version != load.version:
+            worker.version, worker.counts = load.version, _counts(load, facts, now)
+        elif view is not None and view.health is health and view.context_tokens == context_tokens:
             return view
-        worker.version = load.version
-        others = load.others
-        foreign = (PromptWork(others.queued_tokens, 0, now),) if others.queued_tokens else ()
-        available = load.available_pages
         worker.view = WorkerView(
             id=facts.id,
             prefers=facts.prefers,
@@ -172,24 +174,31 @@ class ClusterModel:
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
             pause_target_s=facts.pause_target_s,
-            prompts=foreign
-            + tuple(
-                PromptWork(task.tokens - task.computed, task.computed, task.arrived_at)
-                for task in load.prompts
-            ),
-            decodes=load.decodes + others.decodes,
-            context_tokens=load.context_tokens + others.context_tokens,
-            incoming=load.incoming + others.incoming,
-            incoming_tokens=load.incoming_tokens + others.queued_tokens,
             max_running=facts.max_running,
             shares_prefixes=facts.shares_prefixes,
-            prompt_rate=load.given.rate(now),
-            available_pages=facts.total_pages if available is None else available,
             total_pages=facts.total_pages,
             page_size=facts.page_size,
-            requests=load.requests + others.requests,
-            tokens=load.tokens + others.tokens,
+            context_tokens=context_tokens,
+            prompt_rate=load.given.rate(now),
             health=health,
-            room=load.room(),
+            **worker.counts,
         )
         return worker.view
+
+
+def _counts(load: WorkerLoad, facts: WorkerFacts, now: float) -> dict[str, Any]:
+    """The fields of a view that change with `load.version`. O(prompts)."""
+    others = load.others
+    foreign = (PromptWork(others.queued_tokens, 0, now),) if others.queued_tokens else ()
+    own = [PromptWork(task.tokens - task.computed, task.computed, task.arrived_at) for task in load.prompts]
+    available = load.available_pages
+    return {
+        "prompts": (*foreign, *own),
+        "decodes": load.decodes + others.decodes,
+        "incoming": load.incoming + others.incoming,
+        "incoming_tokens": load.incoming_tokens + others.queued_tokens,
+        "available_pages": facts.total_pages if available is None else available,
+        "requests": load.requests + others.requests,
+        "tokens": load.tokens + others.tokens,
+        "room": load.room(),
+    }

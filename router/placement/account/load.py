@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from common.block_hash import BlockHash
@@ -29,7 +29,7 @@ _WEIGHT: Final = 0.1
 """Weight of the latest reservation in the moving average of the share of uncached pages."""
 
 
-class Phase(Enum):
+class Phase(StrEnum):
     """What a task does on its worker."""
 
     PROMISED = "promised"
@@ -86,7 +86,6 @@ class Task:
         if self.phase is Phase.DECODE:
             self.context_tokens += count
             self._load.context_tokens += count
-            self._load.version += 1
 
     def arrived(self, context_tokens: int) -> None:
         """KV of another worker has arrived: an answer of this context is decoded here."""
@@ -127,7 +126,7 @@ class WorkerLoad:
         self.given: Final = DecayingRate()
         """Prompt tokens to compute, without cached ones."""
         self.version = 0
-        """Changes whenever something changes that placement looks at."""
+        """Changes whenever something changes that placement looks at, except `context_tokens`."""
         self.requests = 0
         """Tasks for which a command was sent and that have not ended."""
         self.tokens = 0
