@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.step_time import StepTime, StepWork
@@ -17,7 +18,7 @@ def model_of(*names: str) -> ClusterModel:
     model = ClusterModel(kv_bytes_per_token=1000, link=LINK)
     for name in names:
         facts = WorkerFacts(id=name, chunk_tokens=512, total_pages=100, page_size=PAGE)
-        model.add(facts, WorkerLoad(PAGE))
+        model.add(facts, WorkerLoad(RequestPages(PAGE)))
     return model
 
 
