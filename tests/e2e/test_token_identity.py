@@ -119,8 +119,8 @@ async def test_a_prompt_alone_and_once_more_from_the_cache(smollm2: Path, oracle
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_prompt_of_4000_tokens_beside_shorter_ones(smollm2: Path, oracle: Oracle, mode: str) -> None:
-    names = ["4000 tokens", *SHORT]
+async def test_a_prompt_of_2000_tokens_beside_shorter_ones(smollm2: Path, oracle: Oracle, mode: str) -> None:
+    names = ["2000 tokens", *SHORT]
     async with cluster(smollm2, mode, num_pages=512, max_model_len=8192) as cluster_:
         assert await cluster_.answers([oracle.prompts[name] for name in names]) == oracle.answers(names)
         await cluster_.all_pages_back()
