@@ -166,7 +166,7 @@ def token_kv(job: Job, token: int, group: int) -> np.ndarray:
 
 
 def state_kv(job: Job, num_tokens: int) -> np.ndarray:
-    """The recurrent state after so many tokens: `[page, page_bytes]`."""
+    """The recurrent state after that number of tokens: `[page, page_bytes]`."""
     layout = job.source.layout
     drawn = np.random.default_rng((job.id, num_tokens)).bytes(layout.state_pages * layout.page_bytes)
     return np.frombuffer(drawn, dtype=np.uint8).reshape(layout.state_pages, layout.page_bytes)

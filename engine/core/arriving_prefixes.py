@@ -79,7 +79,7 @@ class ArrivingPrefixes:
         return prefix
 
     def arrived(self, prefix: ArrivingPrefix, verified: int) -> Insertion:
-        """The first `verified` pages have arrived, and nobody writes any of them now."""
+        """The first `verified` pages have arrived; no write to any page is still under way."""
         pages, owner = prefix.pages, prefix.owner
         self._pool.give_back(pages[verified:], owner, PageState.IN_FLIGHT)
         self._pool.arrived(pages[:verified], owner, owner)

@@ -1,4 +1,4 @@
-"""Pages of the pool by kind of KV group. No step needs them: they are counted when somebody asks."""
+"""Pages of the pool by kind of KV group. Counted on request only: no step needs them."""
 
 from __future__ import annotations
 

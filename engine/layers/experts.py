@@ -63,7 +63,7 @@ class Router(nn.Module):
         """x [T, d] -> the experts of each row, of those that this rank holds."""
         logits = self._logits(x)
         routes = self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
-        # In graphs, two launches a layer would slow a decode by some percent.
+        # In graphs, two launches a layer would slow a decode by a few percent.
         if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             self.counts += routes.starts.diff()
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)

@@ -34,7 +34,7 @@ class Candidate:
     cost: float
     """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
     source: Source | None = None
-    """Whose cached KV the prefill worker gets first; None: nobody's."""
+    """Whose cached KV the prefill worker gets first; None: it gets none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Placement:
     decode_worker: WorkerId
     why: Why
     source: Source | None = None
-    """Whose cached KV the prefill worker gets first; None: nobody's."""
+    """Whose cached KV the prefill worker gets first; None: it gets none."""
 
     @property
     def is_local(self) -> bool:

@@ -83,7 +83,7 @@ class HandoffWorld:
         return [job for worker in self.workers for job, use in worker.used.values() if use is Use.HELD]
 
     def blocks(self, pages: int) -> int:
-        """Blocks for which so many pages suffice."""
+        """Blocks for which that number of pages suffices."""
         return pages // len(self.layout.groups)
 
     # ---------------------------------------------------------------------------------------------- events
