@@ -28,7 +28,7 @@ from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DraftHints, Speculation
 from router.processing.text.tokenizer import Tokenizer
 

@@ -22,11 +22,11 @@ from engine.layers.factory import Layers
 from engine.layers.flashinfer_ops import FlashInferOps
 from engine.layers.routing import Routes
 from engine.loader.dummy_weights import fill_randomly
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.layer_options import Activation
+from engine.model_config.model_spec import ModelSpec
 from engine.models.mlp_table import mlp_names
 from engine.parallel.communicator import SINGLE_RANK
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.layer_options import Activation
-from engine.spec.model_spec import ModelSpec
 
 _BYTES_PER_S: Final = 4.2e12
 _FLOPS: Final = 680e12

@@ -24,9 +24,9 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
+from engine.model_config.model_spec import ModelSpec
 from engine.sampling.sampler import Sampler
 from engine.sampling.token_masks import constrained_rows, masks_of
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["main"]
 

@@ -26,7 +26,7 @@ from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
 from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import source_of
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["main"]
 

@@ -23,7 +23,7 @@ from engine.layers.grouped_gpu import GroupedWeight
 from engine.layers.linear_layer import Linear, LinearMethod
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
-from engine.spec.expert_spec import ExpertSpec
+from engine.model_config.expert_spec import ExpertSpec
 
 _BYTES: Final = 400 << 20
 """Weights that a graph reads: several times the cache."""

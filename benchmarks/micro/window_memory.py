@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.kv_groups import group_layers, kept_pages
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["held_bytes"]
 

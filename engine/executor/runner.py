@@ -31,6 +31,7 @@ from engine.kv_cache.stored import Fp8KV
 from engine.loader.kv_scales import kv_scales
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
+from engine.model_config.model_spec import ModelSpec
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
 from engine.recurrence.select import with_states
@@ -38,7 +39,6 @@ from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import SCORE_TENSORS, Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
 

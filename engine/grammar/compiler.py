@@ -15,7 +15,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import LIMITS, rejected, source_of
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["GrammarCompiler"]
 

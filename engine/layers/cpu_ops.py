@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels.cpu.library import CpuKernels
 from engine.layers.ops import Ops, Rotation
-from engine.spec.layer_options import Activation
+from engine.model_config.layer_options import Activation
 
 __all__ = ["CpuOps", "TableRotation"]
 

@@ -11,9 +11,9 @@ from torch.nn import functional
 from engine.layers.linear_layer import Linear, LinearMethod, Slot, float32, weight
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.layer_options import Activation
 from engine.parallel.communicator import Communicator
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.layer_options import Activation
 
 __all__ = ["ExpertMLP", "ExpertStack", "LiveRows", "Router"]
 

@@ -17,12 +17,12 @@ from engine.layers.mlp import GatedMLP, MlpNames
 from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm
 from engine.layers.ops import Ops
 from engine.layers.sharded import SumLinear, VocabularyHead
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.layer_options import QKNorm
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import Quantization
 from engine.parallel.communicator import Communicator
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.layer_options import QKNorm
-from engine.spec.model_spec import ModelSpec
-from engine.spec.quantization import Quantization
 
 __all__ = ["Layers"]
 

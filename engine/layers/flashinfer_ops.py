@@ -17,8 +17,8 @@ from engine.kernels.routing import route_tokens
 from engine.kernels.weighted_sum import weighted_sum
 from engine.layers.ops import Ops, Rotation
 from engine.layers.routing import Routes, scores_of
-from engine.spec.expert_spec import ExpertSpec, Scoring
-from engine.spec.layer_options import Activation
+from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.layer_options import Activation
 
 __all__ = ["FlashInferOps", "Positions"]
 

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
 from engine.layers.ops import Ops
+from engine.model_config.layer_options import Activation
 from engine.parallel.communicator import Communicator
-from engine.spec.layer_options import Activation
 
 __all__ = ["AllHeadsNorm", "Embedding", "GateUp", "HeadNorm", "LayerNorm", "NoNorm", "RMSNorm"]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.layers.routing import Routes, route
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.layer_options import Activation
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.layer_options import Activation
 
 __all__ = ["Ops", "Rotation"]
 

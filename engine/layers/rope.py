@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.spec.rope_spec import RopeScaling, RopeSpec
+from engine.model_config.rope_spec import RopeScaling, RopeSpec
 
 __all__ = ["rope_table"]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from common.progress import Progress, silent
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 

@@ -17,8 +17,8 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.numpy import save_file
 
 from common.progress import Progress
-from engine.spec.errors import UnsupportedModel
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["convert"]
 

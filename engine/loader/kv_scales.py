@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.loader.safetensors_reader import read_tensors, weight_files
-from engine.spec.errors import WeightsError
+from engine.model_config.errors import WeightsError
 
 __all__ = ["kv_scales"]
 

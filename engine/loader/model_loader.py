@@ -17,11 +17,11 @@ from engine.layers.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.places import Place, places_of
 from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.model_config.errors import WeightsError
+from engine.model_config.model_spec import ModelSpec
 from engine.models import registry
 from engine.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
-from engine.spec.errors import WeightsError
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["load_model"]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from engine.layers.linear_layer import Slot, slots_of
+from engine.model_config.errors import UnsupportedModel, WeightsError
+from engine.model_config.shard import Cut
 from engine.models.base import CausalLM
 from engine.models.weight_table import ParamSlice
-from engine.spec.errors import UnsupportedModel, WeightsError
-from engine.spec.shard import Cut
 
 __all__ = ["Place", "places_of"]
 

@@ -10,7 +10,7 @@ from typing import Final
 from safetensors import safe_open
 from torch import Tensor
 
-from engine.spec.errors import WeightsError
+from engine.model_config.errors import WeightsError
 
 __all__ = ["read_tensors", "weight_files"]
 

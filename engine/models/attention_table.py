@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.model_config.layer_options import Norms, QKNorm
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Cut, Shard
 from engine.models.weight_table import ParamSlice
-from engine.spec.layer_options import Norms, QKNorm
-from engine.spec.model_spec import ModelSpec
-from engine.spec.shard import Cut, Shard
 
 __all__ = ["attention_table", "norm_table", "projections"]
 

@@ -16,10 +16,10 @@ from engine.layers.layer_attention import LayerAttention
 from engine.layers.linear_layer import Linear
 from engine.layers.modules import Embedding
 from engine.layers.ops import Rotation
+from engine.model_config.errors import WeightsError
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Cut
 from engine.models.weight_table import ParamSlice, WeightTable
-from engine.spec.errors import WeightsError
-from engine.spec.model_spec import ModelSpec
-from engine.spec.shard import Cut
 
 __all__ = ["Attention", "CausalLM", "RecurrentAttention"]
 

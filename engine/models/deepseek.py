@@ -15,12 +15,12 @@ from engine.layers.factory import Layers
 from engine.layers.linear_layer import weight
 from engine.layers.modules import RMSNorm
 from engine.layers.ops import Rotation
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.latent_spec import LatentSpec
+from engine.model_config.model_spec import ModelSpec
 from engine.models.base import Attention
 from engine.models.llama import LlamaModel
 from engine.models.weight_table import ParamSlice
-from engine.spec.errors import UnsupportedModel
-from engine.spec.latent_spec import LatentSpec
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["DeepseekModel"]
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from engine.layers.factory import Layers
 from engine.layers.modules import Embedding, LayerNorm
+from engine.model_config.model_spec import ModelSpec
 from engine.models.base import Attention, CausalLM
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["GPT2Model"]
 

@@ -14,12 +14,12 @@ from engine.layers.linear_layer import float32
 from engine.layers.modules import NoNorm
 from engine.layers.ops import Rotation
 from engine.layers.rope import rope_table
+from engine.model_config.layer_options import Norms
+from engine.model_config.model_spec import ModelSpec
 from engine.models.attention_table import attention_table, norm_table, projections
 from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
-from engine.spec.layer_options import Norms
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["LlamaModel"]
 

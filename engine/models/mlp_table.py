@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from engine.layers.mlp import MlpNames
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Shard
 from engine.models.weight_table import ParamSlice
-from engine.spec.model_spec import ModelSpec
-from engine.spec.shard import Shard
 
 __all__ = ["mlp_names", "mlp_table"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.layers.factory import Layers
+from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.models.deepseek import DeepseekModel
 from engine.models.gemma3 import Gemma3Model
@@ -13,7 +14,6 @@ from engine.models.gpt2 import GPT2Model
 from engine.models.gpt_oss import GptOssModel
 from engine.models.llama import LlamaModel
 from engine.models.qwen3_next import Qwen3NextModel
-from engine.spec.model_spec import ModelSpec
 
 __all__ = ["build"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from engine.spec.shard import Cut
+from engine.model_config.shard import Cut
 
 __all__ = ["ParamSlice", "WeightTable", "per_layer"]
 

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from engine.spec.shard import Shard
+from engine.model_config.shard import Shard
 
 __all__ = ["SINGLE_RANK", "Communicator"]
 

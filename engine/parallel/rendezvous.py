@@ -16,8 +16,8 @@ import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from engine.errors import RankLost
+from engine.model_config.shard import Shard
 from engine.parallel.torch_communicator import TorchCommunicator
-from engine.spec.shard import Shard
 
 __all__ = ["Rendezvous", "RendezvousServer", "join"]
 

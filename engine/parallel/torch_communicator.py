@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.nn import functional
 
 from engine.errors import RankLost
-from engine.spec.shard import Shard
+from engine.model_config.shard import Shard
 
 __all__ = ["TorchCommunicator"]
 

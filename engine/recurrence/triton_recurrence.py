@@ -15,7 +15,7 @@ from engine.device.staging import send
 from engine.kernels.causal_conv import convolve_chunks, convolve_decodes, keep_windows
 from engine.kernels.delta_rule import STRETCH, DeltaShape, Stretches, delta_chunks, delta_decodes, suits
 from engine.kv_cache.state_pool import StatePool
-from engine.spec.delta_spec import DeltaSpec
+from engine.model_config.delta_spec import DeltaSpec
 
 __all__ = ["TritonRecurrence", "suits_kernels"]
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from router.placement import Targets
 from simulator.lengths import Lengths, parse_lengths
 from simulator.planner.advice import Advice, advise, ranked

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 from router.cli.ports import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown

@@ -14,10 +14,10 @@ from engine.device.defaults import PREFILL_CHUNK, defaults_for
 from engine.kv_cache.slot_count import wanted_slots
 from engine.loader.checkpoint import Checkpoint, resolve
 from engine.loader.vocabulary import same_vocabulary
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Shard
 from engine.presets import PRESETS, Preset
-from engine.spec.errors import UnsupportedModel
-from engine.spec.model_spec import ModelSpec
-from engine.spec.shard import Shard
 from prefill_worker.preferences import prefill_engine_config
 from router.cluster.accelerators import memory_of
 from router.cluster.scheduler_plan import scheduler_for

@@ -8,7 +8,7 @@ from typing import Final
 
 from common.kv_groups import KVGroup, RequestPages
 from engine.device.defaults import PREFILL_CHUNK
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from router.config.choices import Mode
 from router.placement import Targets
 from simulator.deployment import TUNED_STEP_SHARE, Deployment

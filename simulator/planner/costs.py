@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from engine.kv_cache.slot_count import wanted_slots
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from simulator.device import H200_8B, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
 from simulator.simulation import NVLINK, LinkCosts

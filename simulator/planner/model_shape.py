@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.loader.checkpoint import CheckpointError, resolve
-from engine.spec.errors import UnsupportedModel
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["SHAPES", "UnknownModel", "shape_of"]
 

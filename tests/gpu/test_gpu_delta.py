@@ -9,8 +9,8 @@ import torch
 
 from engine.core.request_state import NO_SLOT
 from engine.kv_cache.state_pool import StatePool
+from engine.model_config.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
-from engine.spec.delta_spec import DeltaSpec
 from tests.unit.engine.recurrence.test_triton_recurrence import batch_of
 
 SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)

@@ -9,8 +9,8 @@ import torch
 
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes
-from engine.spec.expert_spec import ExpertSpec, Scoring
-from engine.spec.layer_options import Activation
+from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.layer_options import Activation
 
 CUDA = torch.device("cuda")
 

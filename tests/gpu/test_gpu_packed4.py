@@ -9,7 +9,7 @@ import torch
 
 from engine.layers.linear_layer import Linear
 from engine.layers.routing import Routes, route
-from engine.spec.expert_spec import ExpertSpec
+from engine.model_config.expert_spec import ExpertSpec
 
 CUDA = torch.device("cuda")
 

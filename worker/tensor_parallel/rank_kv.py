@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from engine.executor.runner import ModelRunner
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 from kv_transfer import KVLayout, KVPort, PoolMemory
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.build import BuildError, built_library
-from engine.spec.layer_options import Activation
+from engine.model_config.layer_options import Activation
 
 __all__ = ["CpuKernels", "Step", "cpu_kernels"]
 

@@ -32,7 +32,7 @@ void rms_norm(int64_t threads, int64_t outer, int64_t inner, int64_t size, const
     }
 }
 
-enum Activation : int64_t { kSilu, kGelu, kClamped };  // as engine/spec/layer_options.py lists them
+enum Activation : int64_t { kSilu, kGelu, kClamped };  // as engine/model_config/layer_options.py lists them
 
 inline vec gated(int64_t activation, vec gate, vec up) {
     vec steepness = gate;

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
-from engine.spec.quantization import FP8_BLOCK
+from engine.model_config.quantization import FP8_BLOCK
 
 __all__ = ["FP8", "Fp8Blocks", "Fp8Rows", "row_scales"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
-from engine.spec.quantization import Int4Packing
+from engine.model_config.quantization import Int4Packing
 
 __all__ = ["Int4Groups"]
 

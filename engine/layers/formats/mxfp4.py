@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
-from engine.spec.quantization import MXFP4_BLOCK
+from engine.model_config.quantization import MXFP4_BLOCK
 
 __all__ = ["Mxfp4"]
 

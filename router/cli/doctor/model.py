@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
 from router.cluster.memory import free_main_memory

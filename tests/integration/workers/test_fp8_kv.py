@@ -25,7 +25,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.loader.kv_scales import kv_scales
 from engine.loader.model_loader import load_model
-from engine.spec.errors import WeightsError
+from engine.model_config.errors import WeightsError
 from rpc.baton.v1 import worker_pb2
 from tests.engine_config import engine_config
 from tests.integration.conftest import Oracle

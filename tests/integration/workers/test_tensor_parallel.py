@@ -17,8 +17,8 @@ import torch
 
 from engine.errors import RankLost
 from engine.executor.runner import ModelRunner
+from engine.model_config.errors import UnsupportedModel
 from engine.parallel import RendezvousServer
-from engine.spec.errors import UnsupportedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle

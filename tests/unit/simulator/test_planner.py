@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.spec.delta_spec import DeltaSpec
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.model_spec import ModelSpec
 from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse

@@ -17,7 +17,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
 from engine.grammar.source import check_grammar
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from tests.faults.small_model import save_small_model
 
 EOS = 1

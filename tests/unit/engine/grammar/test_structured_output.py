@@ -23,7 +23,7 @@ from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import fill_masks
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.model_spec import ModelSpec
 from tests.faults.small_model import SmallModel, save_small_model
 from tests.unit.tiny import make_config
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.layers.ops import Ops
 from engine.layers.routing import Routes, route
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec, Scoring
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec, Scoring
 
 
 def spec(**changed: object) -> ExpertSpec:

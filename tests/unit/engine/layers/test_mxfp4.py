@@ -10,9 +10,9 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from engine.layers.formats.mxfp4 import Mxfp4
 from engine.layers.linear_layer import Linear
 from engine.layers.routing import route
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.model_spec import ModelSpec
-from engine.spec.quantization import Quantization, WeightFormat
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import Quantization, WeightFormat
 
 EXPERTS, FEATURES, DEPTH = 4, 24, 96
 

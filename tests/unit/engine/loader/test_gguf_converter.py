@@ -29,7 +29,7 @@ from common.progress import silent
 from engine.loader import gguf_converter as gguf
 from engine.loader.model_loader import load_model
 from engine.loader.safetensors_reader import read_tensors, weight_files
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 from tests.unit.engine.dense_attention import DenseAttention
 
 TINY: dict[str, Any] = {

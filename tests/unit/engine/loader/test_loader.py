@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine.loader.model_loader import load_model
+from engine.model_config.errors import WeightsError
 from engine.models.base import CausalLM
-from engine.spec.errors import WeightsError
 
 Tensors = dict[str, Tensor]
 

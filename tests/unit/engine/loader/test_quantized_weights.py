@@ -22,10 +22,10 @@ from transformers import (
 
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
+from engine.model_config.errors import UnsupportedModel, WeightsError
+from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
-from engine.spec.errors import UnsupportedModel, WeightsError
-from engine.spec.model_spec import ModelSpec
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
 from tests.unit.engine.loader.quantizing import FP8_FORMATS, INT4_FORMATS, Format, rewrite

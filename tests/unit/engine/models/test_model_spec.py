@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.errors import UnsupportedModel
-from engine.spec.model_spec import ModelSpec
-from engine.spec.rope_spec import RopeScaling
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.rope_spec import RopeScaling
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

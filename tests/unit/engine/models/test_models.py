@@ -58,9 +58,9 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
 from engine.loader.model_loader import load_model
+from engine.model_config.architectures import ARCHITECTURES
 from engine.models import registry
 from engine.models.base import CausalLM
-from engine.spec.architectures import ARCHITECTURES
 from tests.unit.engine.dense_attention import DenseAttention
 
 TINY: dict[str, Any] = {

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from common.kv_groups import full_group
 from engine.loader.model_loader import load_model
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Shard, sizes_for
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.model_spec import ModelSpec
-from engine.spec.shard import Shard, sizes_for
 from kv_transfer import KVLayout
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention

@@ -13,8 +13,8 @@ from torch import Tensor
 from engine.batch.batch import Batch, StateBatch
 from engine.core.request_state import NO_SLOT
 from engine.kv_cache.state_pool import StatePool
+from engine.model_config.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
-from engine.spec.delta_spec import DeltaSpec
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"

@@ -6,12 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from engine.spec import delta_families as delta
-from engine.spec import dense_families as dense
-from engine.spec import expert_families as experts
-from engine.spec import latent_families as latent
-from engine.spec.config_fields import Config, llama
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.config_fields import Config, llama
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.families import delta, dense, experts, latent
 
 __all__ = ["ARCHITECTURES", "Architecture", "architecture_of"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 
 __all__ = ["DeltaSpec"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 
 __all__ = ["FP8_BLOCK", "MXFP4_BLOCK", "ONLINE_FP8", "Int4Packing", "Quantization", "WeightFormat"]
 

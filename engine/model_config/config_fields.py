@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.errors import UnsupportedModel
-from engine.spec.rope_spec import RopeScaling, RopeSpec
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.rope_spec import RopeScaling, RopeSpec
 
 __all__ = ["Config", "dense_layers", "llama", "require", "windows"]
 

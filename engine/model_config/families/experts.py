@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.config_fields import Config, dense_layers, llama, require, windows
-from engine.spec.dense_families import qwen2, qwen3
-from engine.spec.expert_spec import ExpertSpec, Scoring
-from engine.spec.layer_options import Activation, QKNorm
-from engine.spec.rope_spec import RopeSpec
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.config_fields import Config, dense_layers, llama, require, windows
+from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.families.dense import qwen2, qwen3
+from engine.model_config.layer_options import Activation, QKNorm
+from engine.model_config.rope_spec import RopeSpec
 
 __all__ = ["glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.model_spec import ModelSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.model_spec import ModelSpec
 
 __all__ = ["Cut", "Shard", "sizes_for"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 
 __all__ = ["ExpertSpec", "Scoring"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.config_fields import Config, llama, require, windows
-from engine.spec.layer_options import Activation, Norms, QKNorm
-from engine.spec.rope_spec import RopeSpec
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.config_fields import Config, llama, require, windows
+from engine.model_config.layer_options import Activation, Norms, QKNorm
+from engine.model_config.rope_spec import RopeSpec
 
 __all__ = [
     "GEMMA3_DEFAULTS",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.spec.config_fields import Config, dense_layers, llama
-from engine.spec.delta_spec import DeltaSpec
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.layer_options import QKNorm
+from engine.model_config.config_fields import Config, dense_layers, llama
+from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.layer_options import QKNorm
 
 __all__ = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
 

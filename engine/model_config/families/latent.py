@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.config_fields import Config, llama, require
-from engine.spec.expert_spec import ExpertSpec, Scoring
-from engine.spec.latent_spec import LatentSpec
-from engine.spec.rope_spec import RopeScaling, RopeSpec, mscale
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.config_fields import Config, llama, require
+from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.latent_spec import LatentSpec
+from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
 
 __all__ = ["deepseek_v2", "deepseek_v3"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
-from engine.spec.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel
 
 __all__ = ["RopeScaling", "RopeSpec", "mscale"]
 

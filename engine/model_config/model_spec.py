@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from common.kv_groups import KVGroup, group_layers
-from engine.spec.architectures import ARCHITECTURES, architecture_of
-from engine.spec.attention_spec import AttentionSpec
-from engine.spec.config_fields import Config
-from engine.spec.delta_spec import DeltaSpec
-from engine.spec.errors import UnsupportedModel
-from engine.spec.expert_spec import ExpertSpec
-from engine.spec.latent_spec import LatentSpec
-from engine.spec.layer_options import Activation, Norms, QKNorm
-from engine.spec.quantization import ONLINE_FP8, Quantization
-from engine.spec.rope_spec import RopeSpec
+from engine.model_config.architectures import ARCHITECTURES, architecture_of
+from engine.model_config.attention_spec import AttentionSpec
+from engine.model_config.config_fields import Config
+from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.latent_spec import LatentSpec
+from engine.model_config.layer_options import Activation, Norms, QKNorm
+from engine.model_config.quantization import ONLINE_FP8, Quantization
+from engine.model_config.rope_spec import RopeSpec
 
 __all__ = ["ModelSpec"]
 
