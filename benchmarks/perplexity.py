@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer
 
 from benchmarks.lib.model_folder import model_folder
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
 

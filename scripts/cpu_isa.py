@@ -28,8 +28,8 @@ _TESTS: Final = ("tests/unit/engine/layers", "tests/unit/engine/attention", "tes
 
 _CHOICE: Final = """
 import torch
-from engine.layers.linear_layer import Linear
-from engine.layers.dtype_trial import faster_dtype
+from engine.layers.linear.linear_layer import Linear
+from engine.layers.linear.dtype_trial import faster_dtype
 
 torch.set_num_threads(1)
 for dtype in (torch.float32, torch.bfloat16):

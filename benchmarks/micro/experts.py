@@ -19,7 +19,7 @@ import torch
 
 from engine.layers.experts import ExpertMLP
 from engine.layers.factory import Layers
-from engine.layers.flashinfer_ops import FlashInferOps
+from engine.layers.ops.flashinfer_ops import FlashInferOps
 from engine.layers.routing import Routes
 from engine.loader.dummy_weights import fill_randomly
 from engine.model_config.expert_spec import ExpertSpec
@@ -104,7 +104,7 @@ def _print_parts(layer: _Layer, counts: list[int]) -> None:
 
 def _print_tilings(layer: _Layer, counts: list[int]) -> None:
     """The five fastest tilings of both products, and the time of the one that is chosen."""
-    import engine.kernels.grouped_matmul as kernel
+    import engine.kernels.matmul.grouped_matmul as kernel
 
     chosen = kernel._tiling
     size = 1 if layer.weight_bytes < 2 else 2

@@ -16,12 +16,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.kernels.packed4 import Packed4, packed4_matmul
+from engine.kernels.matmul.packed4 import Packed4, packed4_matmul
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
-from engine.layers.grouped_gpu import GroupedWeight
-from engine.layers.linear_layer import Linear, LinearMethod
-from engine.layers.ops import Ops
+from engine.layers.linear.grouped_gpu import GroupedWeight
+from engine.layers.linear.linear_layer import Linear, LinearMethod
+from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes
 from engine.model_config.expert_spec import ExpertSpec
 

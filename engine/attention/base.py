@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from engine.batch.batch import Batch
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["AttentionBackend", "GraphableAttention", "PiecewiseAttention"]
 

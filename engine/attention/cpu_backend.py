@@ -9,9 +9,9 @@ import torch
 from engine.batch.batch import Batch, GroupTables, Ints
 from engine.kernels.cpu.library import CpuKernels, Step
 from engine.kv_cache.pool import KVPool
-from engine.layers.cpu_ops import TableRotation
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.cpu_ops import TableRotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["CpuAttention"]
 

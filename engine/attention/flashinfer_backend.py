@@ -23,7 +23,7 @@ from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["FlashInferAttention"]
 

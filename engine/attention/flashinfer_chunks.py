@@ -16,7 +16,7 @@ from engine.attention.kernel_choice import splits_contexts
 from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.device.staging import send
-from engine.kernels.gather import gather_kv
+from engine.kernels.attention.gather import gather_kv
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 

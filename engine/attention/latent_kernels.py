@@ -13,8 +13,8 @@ from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.decode_plan import DecodePlan
 from engine.device.staging import send
-from engine.kernels.decode_attention import DecodeWorkspace
-from engine.kernels.latent_attention import (
+from engine.kernels.attention.decode_attention import DecodeWorkspace
+from engine.kernels.attention.latent_attention import (
     CHUNK_ROWS,
     ChunkPlan,
     LatentShape,
@@ -22,10 +22,10 @@ from engine.kernels.latent_attention import (
     attend_decodes,
     decode_blocks,
 )
-from engine.kernels.latent_store import store_latents
+from engine.kernels.attention.latent_store import store_latents
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["LatentKernels", "latent_shape"]
 

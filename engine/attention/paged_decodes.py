@@ -14,7 +14,7 @@ import torch
 from engine.attention.decode_planner import DecodePlanner
 from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
 from engine.batch.step_inputs import Ints
-from engine.kernels.decode_attention import DecodeWorkspace, attend
+from engine.kernels.attention.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
 __all__ = ["DecodeAttention", "DecodeKernel", "PagedDecodes"]

@@ -8,12 +8,12 @@ from engine.attention.decode_planner import DecodePlanner
 from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeKernel, PagedDecodes
-from engine.kernels.decode_attention import DecodeWorkspace
-from engine.kernels.rotate_store import rotate_store
+from engine.kernels.attention.decode_attention import DecodeWorkspace
+from engine.kernels.attention.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
-from engine.layers.flashinfer_ops import Positions
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.flashinfer_ops import Positions
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["PagedKernels"]
 

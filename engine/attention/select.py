@@ -88,7 +88,7 @@ def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | 
         dim = pool.head_dim
         return None if dim in _HEAD_DIMS else f"it has no kernels for heads of {dim} features"
     from engine.attention.latent_kernels import latent_shape  # Triton ships only with torch's CUDA builds
-    from engine.kernels.latent_attention import suits
+    from engine.kernels.attention.latent_attention import suits
 
     if pool.fp8 is not None:
         return "Baton has no kernels for latents in 8 bits"

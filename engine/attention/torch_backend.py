@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.batch.batch import Batch, GroupTables, Ints
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["TorchAttention"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.layers.linear_layer import Linear, PlainWeight
+from engine.layers.linear.linear_layer import Linear, PlainWeight
 from engine.models.base import CausalLM
 
 __all__ = ["faster_library", "sample_weights"]

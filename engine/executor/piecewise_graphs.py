@@ -21,7 +21,7 @@ from engine.attention.base import PiecewiseAttention
 from engine.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.models.base import CausalLM
 from engine.parallel.communicator import Communicator
 

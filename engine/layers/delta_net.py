@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear_layer import weight
-from engine.layers.ops import Ops
+from engine.layers.linear.linear_layer import weight
+from engine.layers.ops.ops import Ops
 
 __all__ = ["Convolution", "Decay", "GatedNorm"]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear_layer import Linear, LinearMethod, Slot, float32, weight
-from engine.layers.ops import Ops
+from engine.layers.linear.linear_layer import Linear, LinearMethod, Slot, float32, weight
+from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import Activation

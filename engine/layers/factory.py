@@ -12,10 +12,10 @@ from torch import nn
 
 from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
 from engine.layers.formats.choose import method_of
-from engine.layers.linear_layer import PLAIN, Linear, LinearMethod
+from engine.layers.linear.linear_layer import PLAIN, Linear, LinearMethod
 from engine.layers.mlp import GatedMLP, MlpNames
 from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm
-from engine.layers.ops import Ops
+from engine.layers.ops.ops import Ops
 from engine.layers.sharded import SumLinear, VocabularyHead
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec

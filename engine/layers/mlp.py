@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.modules import GateUp
 
 __all__ = ["GatedMLP", "MlpNames"]

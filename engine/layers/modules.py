@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
-from engine.layers.ops import Ops
+from engine.layers.linear.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
+from engine.layers.ops.ops import Ops
 from engine.model_config.layer_options import Activation
 from engine.parallel.communicator import Communicator
 

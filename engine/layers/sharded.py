@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.layers.linear_layer import Linear, LinearMethod
+from engine.layers.linear.linear_layer import Linear, LinearMethod
 from engine.layers.modules import Embedding
 from engine.parallel.communicator import Communicator
 

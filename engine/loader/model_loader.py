@@ -13,7 +13,7 @@ from torch import Tensor
 from common.progress import Progress, silent
 from engine.device.cpu_threads import in_parallel
 from engine.layers.factory import Layers
-from engine.layers.select import ops_for
+from engine.layers.ops.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.places import Place, places_of
 from engine.loader.safetensors_reader import read_tensors, weight_files

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from engine.layers.linear_layer import Slot, slots_of
+from engine.layers.linear.linear_layer import Slot, slots_of
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.shard import Cut
 from engine.models.base import CausalLM

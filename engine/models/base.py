@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from engine.layers.experts import ExpertStack, Router
 from engine.layers.factory import Layers
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.modules import Embedding
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Cut

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.factory import Layers
-from engine.layers.linear_layer import weight
+from engine.layers.linear.linear_layer import weight
 from engine.layers.modules import RMSNorm
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.model_spec import ModelSpec

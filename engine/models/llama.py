@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.factory import Layers
-from engine.layers.linear_layer import float32
+from engine.layers.linear.linear_layer import float32
 from engine.layers.modules import NoNorm
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.layers.rope import rope_table
 from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec

@@ -8,7 +8,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, GraphableAttention
 from engine.batch.batch import Batch
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 
 __all__ = ["GraphableRecurrence", "GraphableStateful", "Recurrence", "StatefulAttention"]
 

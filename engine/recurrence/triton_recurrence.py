@@ -12,8 +12,15 @@ from engine.batch.batch import Batch, Ints, StateBatch
 from engine.batch.block_tables import starts_of
 from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
-from engine.kernels.causal_conv import convolve_chunks, convolve_decodes, keep_windows
-from engine.kernels.delta_rule import STRETCH, DeltaShape, Stretches, delta_chunks, delta_decodes, suits
+from engine.kernels.delta_net.causal_conv import convolve_chunks, convolve_decodes, keep_windows
+from engine.kernels.delta_net.delta_rule import (
+    STRETCH,
+    DeltaShape,
+    Stretches,
+    delta_chunks,
+    delta_decodes,
+    suits,
+)
 from engine.kv_cache.state_pool import StatePool
 from engine.model_config.delta_spec import DeltaSpec
 

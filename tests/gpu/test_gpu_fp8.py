@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.layers.formats.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
-from engine.layers.linear_layer import Linear, LinearMethod
-from engine.layers.ops import Ops
+from engine.layers.linear.linear_layer import Linear, LinearMethod
+from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import Activation
@@ -117,7 +117,7 @@ def test_experts_products_equal_those_of_the_dequantized_values(
 
 @pytest.mark.parametrize("size", [100, 4096, 14_336])
 def test_activations_are_quantized_as_torch_does_it(size: int) -> None:
-    from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
+    from engine.kernels.matmul.fp8_quantize import quantize_groups, quantize_rows
 
     x = torch.randn(33, size, device=CUDA, dtype=BF16)
     values, scales = quantize_rows(x)

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Ops
+from engine.layers.ops.ops import Ops
 from engine.layers.rope import rope_table
 from engine.model_config.layer_options import Activation
 from engine.model_config.rope_spec import RopeSpec
@@ -33,7 +33,7 @@ def make_pool(page_size: int, head_dim: int = 64, heads: int = 3) -> torch.Tenso
 def test_rotated_keys_and_values_go_where_the_slots_say_and_nowhere_else(
     page_size: int, head_dim: int, rotary: bool, in_place: bool
 ) -> None:
-    from engine.kernels.rotate_store import rotate_store
+    from engine.kernels.attention.rotate_store import rotate_store
 
     pool = make_pool(page_size, head_dim)
     expected = pool.clone()
@@ -78,7 +78,7 @@ def test_decodes_attend_to_their_contexts(
     """Planned for a step, and for a graph in which the batch leaves three rows empty."""
     from engine.attention.decode_planner import DecodePlanner
     from engine.attention.paged_decodes import DecodeAttention
-    from engine.kernels.decode_attention import DecodeWorkspace
+    from engine.kernels.attention.decode_attention import DecodeWorkspace
 
     used = [-(-context // page_size) for context in contexts]
     pages = torch.randperm(sum(used) + 1)
@@ -122,7 +122,7 @@ def test_decodes_attend_to_their_contexts(
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_a_gathered_copy_holds_the_filled_part_of_each_page_and_zeros(page_size: int) -> None:
-    from engine.kernels.gather import gather_kv
+    from engine.kernels.attention.gather import gather_kv
 
     pool = make_pool(page_size)
     pool[7] = torch.nan
@@ -139,7 +139,7 @@ def test_a_gathered_copy_holds_the_filled_part_of_each_page_and_zeros(page_size:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(6144, 4096), (4096, 14336), (64, 512), (8, 2048)])
 def test_matvec_is_a_linear_layer(rows: int, columns: int, bias: bool) -> None:
-    from engine.kernels.matvec import matvec, suits
+    from engine.kernels.matmul.matvec import matvec, suits
 
     x = torch.randn(1, columns, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
@@ -154,7 +154,7 @@ def test_matvec_is_a_linear_layer(rows: int, columns: int, bias: bool) -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(28672, 4096), (256, 14336), (8, 512), (16, 2048)])
 def test_a_gated_matvec_is_the_first_half_of_an_mlp(rows: int, columns: int) -> None:
-    from engine.kernels.matvec import gated_matvec, suits
+    from engine.kernels.matmul.matvec import gated_matvec, suits
 
     x = torch.randn(1, columns, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16) / columns**0.5
@@ -193,7 +193,7 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
     """A long chain of them gives what it gives with a halt after each."""
     from engine.kernels.add_norm import add_norm
     from engine.kernels.gate import gate
-    from engine.kernels.matvec import gated_matvec, matvec
+    from engine.kernels.matmul.matvec import gated_matvec, matvec
 
     size, depth = 2048, 60
     into = [torch.randn(2 * size, size, device="cuda", dtype=torch.bfloat16) / 45 for _ in range(depth)]

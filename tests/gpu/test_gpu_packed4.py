@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec
 

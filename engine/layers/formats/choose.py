@@ -7,7 +7,7 @@ import torch
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.int4 import Int4Groups
 from engine.layers.formats.mxfp4 import Mxfp4
-from engine.layers.linear_layer import LinearMethod
+from engine.layers.linear.linear_layer import LinearMethod
 from engine.model_config.quantization import Quantization, WeightFormat
 
 __all__ = ["method_of"]

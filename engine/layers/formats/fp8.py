@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
-from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import FP8_BLOCK
 
 __all__ = ["FP8", "Fp8Blocks", "Fp8Rows", "row_scales"]
@@ -80,7 +80,7 @@ class Fp8Rows(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.kernels.grouped_matmul import Scaling
+        from engine.kernels.matmul.grouped_matmul import Scaling
         from engine.layers.formats.fp8_gpu import GroupedFp8
 
         return GroupedFp8(weight, scale, Scaling.ROWS)
@@ -131,7 +131,7 @@ class Fp8Blocks(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.kernels.grouped_matmul import Scaling
+        from engine.kernels.matmul.grouped_matmul import Scaling
         from engine.layers.formats.fp8_gpu import GroupedFp8
 
         return GroupedFp8(weight, scale, Scaling.BLOCKS)

@@ -8,11 +8,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.kernels.fp8_quantize import quantize_groups, quantize_rows
-from engine.kernels.grouped_matmul import Scaling, grouped_matmul
-from engine.kernels.matvec import gated_matvec, matvec, suits
+from engine.kernels.matmul.fp8_quantize import quantize_groups, quantize_rows
+from engine.kernels.matmul.grouped_matmul import Scaling, grouped_matmul
+from engine.kernels.matmul.matvec import gated_matvec, matvec, suits
 from engine.layers.formats.quantized import PackedMethod
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
 __all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
-from engine.layers.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import MXFP4_BLOCK
 
 __all__ = ["Mxfp4"]

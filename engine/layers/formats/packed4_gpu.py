@@ -9,9 +9,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.kernels.packed4 import Packed4, expand, packed4_matmul, packed4_matvec, suits
+from engine.kernels.matmul.packed4 import Packed4, expand, packed4_matmul, packed4_matvec, suits
 from engine.layers.formats.quantized import PackedMethod
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
 __all__ = ["GroupedPacked4", "Packed4OnGpu", "interleaved"]

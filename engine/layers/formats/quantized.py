@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod, Slot
+from engine.layers.linear.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod, Slot
 
 __all__ = ["PackedMethod", "QuantizedWeight"]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Rotation
+from engine.layers.ops.ops import Rotation
 from engine.models.base import CausalLM
 
 __all__ = ["DenseAttention", "attend", "plain"]

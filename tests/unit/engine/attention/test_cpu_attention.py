@@ -18,9 +18,9 @@ from engine.batch.batch import Batch, GroupTables
 from engine.batch.block_tables import BlockTables
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
-from engine.layers.cpu_ops import TableRotation
 from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops import Ops
+from engine.layers.ops.cpu_ops import TableRotation
+from engine.layers.ops.ops import Ops
 from tests.unit.engine.dense_attention import attend, plain
 
 pytestmark = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")

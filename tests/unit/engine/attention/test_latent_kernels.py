@@ -30,7 +30,7 @@ def attended(pool: KVPool, batch: Batch, rows: torch.Tensor, multiprocessors: in
     """By the kernels, over rows that are stored."""
     from engine.attention.latent_kernels import _Chunks, _Decodes, latent_shape
     from engine.attention.paged_decodes import DecodeAttention
-    from engine.kernels.decode_attention import DecodeWorkspace
+    from engine.kernels.attention.decode_attention import DecodeWorkspace
 
     shape, device = latent_shape(pool, RANK), pool.tensor.device
     planner = DecodePlanner(multiprocessors=multiprocessors, num_kv_heads=1, page_size=pool.page_size)
@@ -66,7 +66,7 @@ def attended(pool: KVPool, batch: Batch, rows: torch.Tensor, multiprocessors: in
 def test_the_kernels_attend_as_plain_torch_does(
     requests: list[tuple[int, int]], multiprocessors: int
 ) -> None:
-    from engine.kernels.latent_store import store_latents
+    from engine.kernels.attention.latent_store import store_latents
 
     pool, batch = pool_and_batch(SHAPE, requests, seed=0)
     theirs, their_batch = pool_and_batch(SHAPE, requests, seed=0)

@@ -16,10 +16,10 @@ from engine.kernels.cpu import build, library
 from engine.kernels.cpu.build import BuildError, built_library
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
-from engine.layers.cpu_ops import CpuOps
-from engine.layers.ops import Ops
-from engine.layers.panels import panels_of
-from engine.layers.select import ops_for
+from engine.layers.linear.panels import panels_of
+from engine.layers.ops.cpu_ops import CpuOps
+from engine.layers.ops.ops import Ops
+from engine.layers.ops.select import ops_for
 from engine.model_config.layer_options import Activation
 from tests.unit.engine.dense_attention import plain
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.layers.ops import Ops
+from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes, route
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec, Scoring

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from engine.layers.ops import Ops
+from engine.layers.ops.ops import Ops
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_rows_equal_those_of_plain_torch(interleaved: bool) -> None:
-    from engine.kernels.latent_rows import latent_rows
+    from engine.kernels.attention.latent_rows import latent_rows
 
     tokens, heads, rank, rotated = 5, 3, 24, 8
     absorbed = torch.randn(heads, tokens, rank).transpose(0, 1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from engine.layers.formats.mxfp4 import Mxfp4
-from engine.layers.linear_layer import Linear
+from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import route
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec

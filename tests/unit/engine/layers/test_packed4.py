@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(("depth", "features"), [(192, 40), (512, 32)])
 def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
     """Groups of the last step may be fewer than the kernel takes at once."""
-    from engine.kernels.packed4 import packed4_matmul
+    from engine.kernels.matmul.packed4 import packed4_matmul
     from engine.layers.formats.mxfp4 import Mxfp4
     from engine.layers.formats.packed4_gpu import interleaved
 
@@ -41,7 +41,7 @@ def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, toke
 
 @pytest.mark.parametrize("width", [32, 128])
 def test_integers_with_zero_points_equal_their_values(width: int) -> None:
-    from engine.kernels.packed4 import packed4_matmul
+    from engine.kernels.matmul.packed4 import packed4_matmul
     from engine.layers.formats.packed4_gpu import interleaved
 
     torch.manual_seed(0)

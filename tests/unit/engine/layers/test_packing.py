@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from engine.kernels.cpu.library import cpu_kernels
-from engine.layers import panels
-from engine.layers.linear_layer import Linear
-from engine.layers.onednn import packed
-from engine.layers.panels import faster
+from engine.layers.linear import panels
+from engine.layers.linear.linear_layer import Linear
+from engine.layers.linear.onednn import packed
+from engine.layers.linear.panels import faster
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.layers.ops import Ops
+from engine.layers.ops.ops import Ops
 from engine.layers.rope import inverse_frequencies, rope_table
 from engine.model_config.rope_spec import RopeScaling, RopeSpec
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("tokens", [3, 100, 2100])
 def test_tokens_reach_the_experts_that_plain_torch_chooses(tokens: int) -> None:
     """The largest number of tokens needs a separate launch that sums the counts of blocks."""
-    from engine.kernels.routing import route_tokens
+    from engine.kernels.experts.routing import route_tokens
 
     spec = ExpertSpec(count=6, per_token=2, intermediate_size=8, normalized=True)
     logits = torch.randn(tokens, 6)

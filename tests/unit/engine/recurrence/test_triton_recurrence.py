@@ -124,8 +124,8 @@ def test_a_padded_graph_step_changes_the_slots_of_its_requests_alone() -> None:
 
 
 def test_rates_and_gated_norms_equal_those_of_plain_torch() -> None:
-    from engine.kernels.delta_gates import delta_rates, gated_norm
-    from engine.layers.ops import Ops
+    from engine.kernels.delta_net.delta_gates import delta_rates, gated_norm
+    from engine.layers.ops.ops import Ops
 
     heads, tokens = 6, 5
     rates = torch.randn(tokens, 2 * heads) * 20

@@ -1,6 +1,6 @@
 """Print the dtype in which this machine's CPU runs a model's matrix products faster.
 
-python -m engine.layers.dtype_trial
+python -m engine.layers.linear.dtype_trial
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 import torch
 
-from engine.layers.linear_layer import Linear
-from engine.layers.panels import fastest
+from engine.layers.linear.linear_layer import Linear
+from engine.layers.linear.panels import fastest
 
 __all__ = ["faster_dtype"]
 

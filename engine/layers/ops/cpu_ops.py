@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import CpuKernels
-from engine.layers.ops import Ops, Rotation
+from engine.layers.ops.ops import Ops, Rotation
 from engine.model_config.layer_options import Activation
 
 __all__ = ["CpuOps", "TableRotation"]

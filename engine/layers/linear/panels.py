@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
-from engine.layers.onednn import onednn_product, packed
+from engine.layers.linear.onednn import onednn_product, packed
 
 __all__ = ["Panels", "faster_panels", "fastest", "panels_of", "panels_win"]
 

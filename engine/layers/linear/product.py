@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from engine.layers.onednn import onednn_product
+from engine.layers.linear.onednn import onednn_product
 
 __all__ = ["linear"]
 
@@ -15,7 +15,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if weight.is_mkldnn:
         return onednn_product(x, weight, bias)
     if x.is_cuda and len(x) == 1:
-        from engine.kernels.matvec import matvec, suits  # Triton ships only with torch's CUDA builds
+        from engine.kernels.matmul.matvec import matvec, suits  # Triton ships only with torch's CUDA builds
 
         if suits(x, weight):
             return matvec(x, weight, bias)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from engine.batch.decode_plan import DecodePlan
-from engine.kernels.decode_attention import DecodeWorkspace
+from engine.kernels.attention.decode_attention import DecodeWorkspace
 
 __all__ = [
     "CHUNK_ROWS",

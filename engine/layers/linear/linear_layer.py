@@ -10,9 +10,9 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear import linear
-from engine.layers.onednn import packed
-from engine.layers.panels import Panels, faster_panels
+from engine.layers.linear.onednn import packed
+from engine.layers.linear.panels import Panels, faster_panels
+from engine.layers.linear.product import linear
 from engine.layers.routing import Routes
 
 __all__ = [
@@ -132,7 +132,9 @@ class PlainWeight(LinearMethod):
     def pack_stack(self, layer: nn.Module) -> GroupedProduct:
         stack = layer.get_parameter("weight").detach()
         if stack.is_cuda and stack.dtype != torch.float32:
-            from engine.layers.grouped_gpu import GroupedWeight  # Triton ships only with torch's CUDA builds
+            from engine.layers.linear.grouped_gpu import (
+                GroupedWeight,  # Triton ships only with torch's CUDA builds
+            )
 
             return GroupedWeight(stack)
         del layer.weight
@@ -144,7 +146,7 @@ class PlainWeight(LinearMethod):
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
         if not x.is_cuda:
             return None
-        from engine.kernels.matvec import gated_matvec, suits
+        from engine.kernels.matmul.matvec import gated_matvec, suits
 
         return gated_matvec(x, layer.weight) if suits(x, layer.weight) else None
 

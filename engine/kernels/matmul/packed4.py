@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
+from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["Packed4", "expand", "packed4_matmul", "packed4_matvec", "suits"]

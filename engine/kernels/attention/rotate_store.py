@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.fp8_quantize import LARGEST, quantized
+from engine.kernels.matmul.fp8_quantize import LARGEST, quantized
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["rotate_store"]

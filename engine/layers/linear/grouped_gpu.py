@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.grouped_matmul import grouped_matmul
+from engine.kernels.matmul.grouped_matmul import grouped_matmul
 from engine.layers.routing import Routes
 
 __all__ = ["GroupedWeight"]

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import torch
 
 from engine.kernels.cpu.library import cpu_kernels
-from engine.layers.cpu_ops import CpuOps
-from engine.layers.ops import Ops
+from engine.layers.ops.cpu_ops import CpuOps
+from engine.layers.ops.ops import Ops
 
 __all__ = ["ops_for"]
 
@@ -28,6 +28,6 @@ def ops_for(device: torch.device, dtype: torch.dtype) -> Ops:
             "flashinfer is not installed: the GPU runs plain torch operations, several times slower"
         )
         return Ops()
-    from engine.layers.flashinfer_ops import FlashInferOps  # imports CUDA libraries
+    from engine.layers.ops.flashinfer_ops import FlashInferOps  # imports CUDA libraries
 
     return FlashInferOps()

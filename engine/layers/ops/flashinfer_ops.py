@@ -10,12 +10,12 @@ from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
-from engine.kernels.delta_gates import delta_rates, gated_norm
+from engine.kernels.attention.latent_rows import latent_rows
+from engine.kernels.delta_net.delta_gates import delta_rates, gated_norm
+from engine.kernels.experts.routing import route_tokens
+from engine.kernels.experts.weighted_sum import weighted_sum
 from engine.kernels.gate import gate
-from engine.kernels.latent_rows import latent_rows
-from engine.kernels.routing import route_tokens
-from engine.kernels.weighted_sum import weighted_sum
-from engine.layers.ops import Ops, Rotation
+from engine.layers.ops.ops import Ops, Rotation
 from engine.layers.routing import Routes, scores_of
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.layer_options import Activation

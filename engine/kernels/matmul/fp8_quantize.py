@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.grouped_matmul import BLOCK
+from engine.kernels.matmul.grouped_matmul import BLOCK
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 __all__ = ["LARGEST", "quantize_groups", "quantize_rows", "quantized"]

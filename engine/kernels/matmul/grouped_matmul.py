@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
+from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 
 __all__ = ["BLOCK", "Scaling", "grouped_matmul"]
 
