@@ -279,7 +279,7 @@ class Engine:
         now = self._clock()
         request.waited = {WaitReason.TRANSFER: now - request.arrival}
         request.arrival = now
-        self.scheduler.adopt(request, now)
+        self.scheduler.add_remote(request, now)
         self._take_in(request)
 
     def quarantine(self, reservation: Reservation) -> None:

@@ -9,10 +9,10 @@ from typing import Final
 from engine.config import SchedulerConfig
 from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
-from engine.sched.itl_controller import PromptCost
-from engine.sched.prefill_rate import PrefillRate
+from engine.sched.chunk_size.itl_controller import PromptCost
 from engine.sched.scheduler import Scheduler
-from engine.sched.step_timing import StepTiming
+from engine.sched.timing.plan_timing import PlanTiming
+from engine.sched.timing.prefill_rate import PrefillRate
 
 __all__ = ["StepClock"]
 
@@ -24,7 +24,7 @@ class StepClock:
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self._scheduler = scheduler
         self._clock = clock
-        self._timing = StepTiming()
+        self._timing = PlanTiming()
         self._prefill_rate = PrefillRate()
         self._cost = PromptCost(config.costly_context)
         self._completed_at = -math.inf

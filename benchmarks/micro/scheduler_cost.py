@@ -8,8 +8,8 @@ Two states of a loaded worker: "full", in which every slot is taken and nothing 
 that the prefix cache changes. Prompts have 2,048 tokens, of which `--cached` are in the prefix cache. Times
 are CPU times of the thread. Other processes still add to them through the caches that they share, so the same
 load is planned `--repeats` times, and the least time of each step counts. With `--tpot-target-ms`, the steps
-of adaptive workers are planned (`engine/sched/tpot_controller.py`); a simulated step takes 0.6 x the target,
-and with prompts 2.5 x the target.
+of adaptive workers are planned (`engine/sched/chunk_size/tpot_controller.py`); a simulated step takes 0.6 x
+the target, and with prompts 2.5 x the target.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, InvalidRequest, QueueFull
-from engine.sched.admission import Admission
-from engine.sched.admission_forecast import Forecaster
-from engine.sched.itl_controller import ITLController
-from engine.sched.page_forecast import OutputLengths
-from engine.sched.policy import PolicyRules, rules_for
-from engine.sched.prefill_share import PrefillShare
-from engine.sched.prefix_ranker import PrefixRanker
+from engine.sched.admission.admission import Admission
+from engine.sched.admission.page_forecast import Forecaster
+from engine.sched.chunk_size.chunk_sizer import ChunkSizer
+from engine.sched.chunk_size.itl_controller import ITLController
+from engine.sched.chunk_size.token_budget import Progress
+from engine.sched.drafts.speculator import Speculator
+from engine.sched.output_lengths import OutputLengths
 from engine.sched.prefixes_in_flight import PrefixesInFlight
-from engine.sched.queues import Queues
-from engine.sched.speculator import Speculator
-from engine.sched.token_budget import Progress
-from engine.sched.waiting_queue import WaitingQueue
+from engine.sched.queue.policy import PolicyRules, rules_for
+from engine.sched.queue.prefix_ranker import PrefixRanker
+from engine.sched.queue.queues import Queues
+from engine.sched.queue.waiting_queue import WaitingQueue
 from engine.speculation.counts import DraftCounts
 
 __all__ = ["Scheduler"]
@@ -57,9 +57,9 @@ class Scheduler:
         self._rules = rules_for(config, seed)
         self._queues = Queues(config, kv, self._rules, _waiting_queue(config, kv, self._rules))
         self._lengths = OutputLengths()
-        self._share = PrefillShare(config, kv.page_size, context, self._lengths)
+        self._chunks = ChunkSizer(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
-        self._admission = Admission(config, kv, self._queues, self._rules, self._share, self._forecaster)
+        self._admission = Admission(config, kv, self._queues, self._rules, self._chunks, self._forecaster)
         # Another request's pages are of no use before its state is saved, at the end of its prompt.
         self._shares_prefixes = kv.cache is not None and config.share_prefixes and kv.states is None
         self._in_flight = PrefixesInFlight(kv.page_size)
@@ -96,24 +96,24 @@ class Scheduler:
         return self._queues.running
 
     @property
-    def adopted(self) -> deque[Request]:
+    def waiting_for_slot(self) -> deque[Request]:
         """Requests that arrived with their KV and wait for a slot. In order of arrival."""
-        return self._queues.adopted
+        return self._queues.waiting_for_slot
 
     @property
     def num_active(self) -> int:
         """Requests with a slot, and those that arrived with their KV and get the next ones."""
-        return len(self._queues.running) + len(self._queues.adopted)
+        return len(self._queues.running) + len(self._queues.waiting_for_slot)
 
     @property
     def itl_controller(self) -> ITLController | None:
-        return self._share.itl_controller
+        return self._chunks.itl_controller
 
     @property
     def prompt_budget(self) -> int | None:
         """Largest cost of the prompt tokens of a step that may have some beside decodes; None: no target for
         the time of steps."""
-        return self._share.usual_budget
+        return self._chunks.usual_budget
 
     @property
     def num_preemptions(self) -> int:
@@ -148,7 +148,7 @@ class Scheduler:
     @property
     def has_prompts(self) -> bool:
         """Whether the next step would compute prompts, new or in progress."""
-        return bool(self._queues.reading) or any(r.num_pending > 1 for r in self.waiting)
+        return bool(self._queues.prefilling) or any(r.num_pending > 1 for r in self.waiting)
 
     @property
     def promotions_until(self) -> float:
@@ -167,10 +167,10 @@ class Scheduler:
             raise InvalidRequest(
                 f"{request.num_tokens} tokens leave no room for an answer: the context holds {self.context}"
             )
-        if len(request.prompt) > self._share.largest_prompt:
+        if len(request.prompt) > self._chunks.largest_prompt:
             raise InvalidRequest(
                 f"a prompt of {len(request.prompt)} tokens never fits into a step of"
-                f" {self._share.largest_prompt:.0f}: chunked prefill is off; turn it on, or raise the budget"
+                f" {self._chunks.largest_prompt:.0f}: chunked prefill is off; turn it on, or raise the budget"
             )
         if len(self.waiting) >= self.config.max_waiting_requests:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
@@ -182,7 +182,7 @@ class Scheduler:
         self._queues.register(request, now)
         self.waiting.add(request)
 
-    def adopt(self, request: Request, now: float = 0.0) -> None:
+    def add_remote(self, request: Request, now: float = 0.0) -> None:
         """Add a request that arrived with its KV.
 
         It decodes in the next step, or as soon as a slot is free. If only a part of its prompt is here, the
@@ -192,7 +192,7 @@ class Scheduler:
             request.scheduling.aging = self._submitted / self.config.prompt_patience
             self._submitted += request.num_pending
         self._queues.register(request, now)
-        self.adopted.append(request)
+        self.waiting_for_slot.append(request)
 
     def remove(self, request: Request, reason: FinishReason) -> None:
         """Remove a request from whichever queue it is in. Its pages stay allocated until `kv.release`."""
@@ -239,22 +239,22 @@ class Scheduler:
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and with prompt tokens of this cost or 0, completed `seconds` after the one
         before it."""
-        if self._share.tpot_controller is not None:
-            self._share.tpot_controller.observe(cost, seconds)
-        elif self._share.itl_controller is not None and cost:
-            self._share.itl_controller.observe(cost, seconds)
+        if self._chunks.tpot_controller is not None:
+            self._chunks.tpot_controller.observe(cost, seconds)
+        elif self._chunks.itl_controller is not None and cost:
+            self._chunks.itl_controller.observe(cost, seconds)
 
     def plan(self, now: float = 0.0) -> StepPlan:
         """Plan the next step. `now` is when requests begin to wait, or to decode."""
         step = StepPlan()
-        self._queues.start_adopted()
+        self._queues.start_remote()
         prompts: list[Chunk] = []
         decodes: list[Chunk] = []
         if self.config.batching is Batching.MIXED:
             ready = self._make_room(step)
-            if self._share.tpot_controller is not None:
+            if self._chunks.tpot_controller is not None:
                 prompts_possible = self._admission.is_open and self.has_prompts
-                self._share.tpot_controller.plan(ready, now, prompts=prompts_possible)
+                self._chunks.tpot_controller.plan(ready, now, prompts=prompts_possible)
             ready += self._admit(step, now, len(ready))
             decodes = self._decode(ready)
             prompts = self._prefill(len(decodes))
@@ -268,7 +268,7 @@ class Scheduler:
                 decodes = self._decode(self._make_room(step))
         self._prompts_were_last = bool(prompts)
         step.leaves_prompts = bool(prompts) and (
-            bool(self._queues.reading) or self._admission.stopped_by is WaitReason.BUDGET
+            bool(self._queues.prefilling) or self._admission.stopped_by is WaitReason.BUDGET
         )
         self._note_waits(step, now)
         # Attention runs chunks and decodes through different kernels; see Batch.
@@ -293,7 +293,7 @@ class Scheduler:
         lacking = [request for request in decodes if request.num_computed >= request.capacity]
         if self.kv.needs.windowed:
             # A page that a prompt left behind may be in another request's window, and the pool empty.
-            lacking += [r for r in self._queues.reading if r.num_computed >= r.capacity]
+            lacking += [r for r in self._queues.prefilling if r.num_computed >= r.capacity]
         for request in lacking:
             while request.slot >= 0 and not self.kv.grow(request):
                 victims = self._queues.victims([r for r in self.running if not r.pinned])
@@ -344,7 +344,7 @@ class Scheduler:
         Drafts never preempt a request, and never take the last pages: each decode may need one soon.
         """
         assert self.speculator is not None
-        room = self._share.largest - len(decodes) - prompt_tokens
+        room = self._chunks.largest - len(decodes) - prompt_tokens
         spare, total = len(self.running), 0
         for index, draft in enumerate(self.speculator.draft(decodes, room)):
             if not draft:
@@ -370,10 +370,10 @@ class Scheduler:
         """
         candidates = self._admission.admit(step, now, num_decodes)
         if self._shares_prefixes:
-            candidates += self._queues.reading
-            for request in self._queues.reading:
+            candidates += self._queues.prefilling
+            for request in self._queues.prefilling:
                 self.kv.catch_up(request)
-        self._queues.read()
+        self._queues.drop_prefilled()
         unique = {request.scheduling.number: request for request in candidates}
         return self._decodable(unique.values())
 
@@ -393,12 +393,12 @@ class Scheduler:
                 planned.add(request, start)
             prompts.append(request)
         progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
-        lengths = self._share.lengths(progress, num_decodes)
+        lengths = self._chunks.lengths(progress, num_decodes)
         if self.kv.states is not None and self.kv.cache is not None:
             cut = self.kv.states.until_checkpoint
             lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]
         chunks = [self._chunk(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
-        self._queues.read()
+        self._queues.drop_prefilled()
         return chunks
 
     def _chunk(self, request: Request, length: int) -> Chunk:

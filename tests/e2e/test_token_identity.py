@@ -132,7 +132,7 @@ async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
 ) -> None:
     # Told how long the answers get, the scheduler would admit no more than fit.
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     # The longest first: the others are to come while it decodes.

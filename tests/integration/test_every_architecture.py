@@ -148,7 +148,7 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
 def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without foresight, admission lets in what will not fit.
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     engine = model.engine(16, page, tokens=192)

@@ -101,7 +101,7 @@ def test_handed_from_one_engine_to_another(model: Model, chunk: int | None, page
 def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without foresight, admission lets in what will not fit.
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     engine = model.engine(16, page, tokens=512)

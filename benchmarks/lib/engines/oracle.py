@@ -10,7 +10,7 @@ from engine.config import SpeculationConfig
 from engine.core.draft_source import DraftSource
 from engine.core.request import Request, TokenId
 from engine.engine import Engine
-from engine.sched.speculator import Speculator
+from engine.sched.drafts.speculator import Speculator
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 

@@ -101,7 +101,7 @@ async def test_aborts_at_random_moments_in_mixed_mode_with_preemption(
     folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     rng = random.Random(6)

@@ -125,7 +125,7 @@ def test_preempted_answers_are_the_same(
     folder: Path, answers: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     small = engine(folder, tokens=156)

@@ -66,7 +66,7 @@ async def test_preempted_requests_are_computed_again(
     folder: Path, oracle: Oracle, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     async with shared(folder, num_pages=24, overlap=overlap) as link:

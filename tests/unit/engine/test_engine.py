@@ -109,7 +109,7 @@ def test_a_pool_too_small_for_all_preempts_and_still_gives_the_reference(
     overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), int),
     )  # answers get longer than thought
     engine = make_engine(num_pages=12, overlap=overlap, radix_cache=False)

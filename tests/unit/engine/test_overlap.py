@@ -48,7 +48,7 @@ def test_overlap_changes_no_token(
     chunk_budget: int | None,
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     save_tiny_llama(tmp_path)

@@ -115,7 +115,7 @@ def test_constrained_tokens_are_those_of_a_reference_loop(
     chunk_budget: int | None,
 ) -> None:
     monkeypatch.setattr(
-        "engine.sched.page_forecast.OutputLengths.remaining",
+        "engine.sched.output_lengths.OutputLengths.remaining",
         lambda _, requests: np.zeros(len(requests), dtype=int),
     )
     engine = Engine(config(model, num_pages=num_pages, chunk_budget=chunk_budget, overlap=overlap))

@@ -9,7 +9,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.core.scheduling_state import SchedulingState
 from engine.kv_cache.radix import RadixCache
-from engine.sched.prefix_ranker import PrefixRanker
+from engine.sched.queue.prefix_ranker import PrefixRanker
 
 PAGE = 2
 

@@ -1,4 +1,9 @@
-"""How many pages must stay available to running requests when another one is admitted."""
+"""How many pages must stay available to running requests when another one is admitted.
+
+Admitting too many requests means preempting some later and computing their prompts again; admitting too few
+leaves memory idle. Requests grow together, but each gives back all its pages when it ends, so the peak
+decides.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,9 @@ from numpy.typing import NDArray
 from engine.config import Forecast, SchedulerConfig
 from engine.core.kv_manager import KVManager
 from engine.core.request import Request
-from engine.sched.page_forecast import OutputLengths, allowed_tokens, peak_growth
+from engine.sched.output_lengths import OutputLengths, allowed_tokens
 
-__all__ = ["AdmissionForecast", "Forecaster"]
+__all__ = ["AdmissionForecast", "Forecaster", "peak_growth"]
 
 _CLIP_TOKENS: Final = 4096
 """SGLang counts at most this many output tokens per request."""
@@ -154,3 +159,19 @@ class _Nothing:
 
 def _still_allowed(request: Request) -> int:
     return min(max(request.sampling.max_tokens - len(request.output), 0), _CLIP_TOKENS)
+
+
+def peak_growth(held: NDArray[np.int64], growth: NDArray[np.int64]) -> int:
+    """The most pages that requests need at any moment until all have ended, beyond those they hold.
+
+    Request i holds `held[i]` pages, takes `growth[i]` more, at the same pace as all others, and then gives
+    all of them back. O(n log n).
+    """
+    if len(growth) == 0:
+        return 0
+    order = np.argsort(growth, kind="stable")
+    more, pages = growth[order], held[order]
+    # Just before the k-th request ends, it and all later ones have grown by as much; earlier ones are gone.
+    alive = len(more) - np.arange(len(more))
+    given_back = np.cumsum(pages) - pages
+    return max(0, int((alive * more - given_back).max()))

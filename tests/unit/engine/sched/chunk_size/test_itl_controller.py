@@ -15,7 +15,7 @@ from hypothesis import given
 
 from engine.core.request import Request
 from engine.engine import NO_HOOKS, Engine
-from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.chunk_size.itl_controller import ITLController, PromptCost, whole_tiles
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import KeepPages, deliver, make_request, run
 from tests.unit.engine.fake_runner import FakeRunner

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config import STEP_SHARE
 from engine.core.request import Request
-from engine.sched.page_forecast import OutputLengths, produced_tokens
+from engine.sched.output_lengths import OutputLengths, produced_tokens
 
 __all__ = ["TPOTController"]
 

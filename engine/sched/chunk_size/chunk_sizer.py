@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 
 from engine.config import SchedulerConfig
-from engine.sched.itl_controller import ITLController, PromptCost, whole_tiles
-from engine.sched.page_forecast import OutputLengths
-from engine.sched.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
-from engine.sched.tpot_controller import TPOTController
+from engine.sched.chunk_size.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.chunk_size.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
+from engine.sched.chunk_size.tpot_controller import TPOTController
+from engine.sched.output_lengths import OutputLengths
 
-__all__ = ["PrefillShare"]
+__all__ = ["ChunkSizer"]
 
 
-class PrefillShare:
+class ChunkSizer:
     """Sizes chunks from the progress of prompts."""
 
     def __init__(self, config: SchedulerConfig, page_size: int, context: int, lengths: OutputLengths) -> None:

@@ -1,9 +1,4 @@
-"""Forecast of the most pages that running requests will need at once.
-
-Admitting too many requests means preempting some later and computing their prompts again; admitting too few
-leaves memory idle. Requests grow together, but each gives back all its pages when it ends, so the peak
-decides.
-"""
+"""How many tokens running answers will still produce: expected ones, and allowed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 
-__all__ = ["OutputLengths", "allowed_tokens", "peak_growth", "produced_tokens"]
+__all__ = ["OutputLengths", "allowed_tokens", "produced_tokens"]
 
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
@@ -69,19 +64,3 @@ def produced_tokens(requests: Sequence[Request]) -> NDArray[np.int64]:
 
 def _most(requests: Sequence[Request]) -> NDArray[np.int64]:
     return np.fromiter(map(_MAX_TOKENS, requests), np.int64, len(requests))
-
-
-def peak_growth(held: NDArray[np.int64], growth: NDArray[np.int64]) -> int:
-    """The most pages that requests need at any moment until all have ended, beyond those they hold.
-
-    Request i holds `held[i]` pages, takes `growth[i]` more, at the same pace as all others, and then gives
-    all of them back. O(n log n).
-    """
-    if len(growth) == 0:
-        return 0
-    order = np.argsort(growth, kind="stable")
-    more, pages = growth[order], held[order]
-    # Just before the k-th request ends, it and all later ones have grown by as much; earlier ones are gone.
-    alive = len(more) - np.arange(len(more))
-    given_back = np.cumsum(pages) - pages
-    return max(0, int((alive * more - given_back).max()))

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.sched.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
+from engine.sched.chunk_size.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
 
 PAGE = 16
 

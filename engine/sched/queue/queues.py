@@ -1,4 +1,4 @@
-"""The queues of requests (waiting, running, adopted) and the moves between them."""
+"""The queues of requests (waiting, running, waiting for a slot) and the moves between them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitClock, WaitReason
-from engine.sched.policy import PolicyRules
-from engine.sched.waiting_queue import WaitingQueue
+from engine.sched.queue.policy import PolicyRules
+from engine.sched.queue.waiting_queue import WaitingQueue
 
 __all__ = ["Queues"]
 
@@ -21,11 +21,11 @@ class Queues:
         self, config: SchedulerConfig, kv: KVManager, rules: PolicyRules, waiting: WaitingQueue
     ) -> None:
         self.waiting = waiting
-        self.adopted: deque[Request] = deque()
+        self.waiting_for_slot: deque[Request] = deque()
         """Requests that arrived with their KV and wait for a slot. In order of arrival."""
         self.running: list[Request] = []
         """In order of admission."""
-        self.reading: list[Request] = []
+        self.prefilling: list[Request] = []
         """Prompts in progress: those of `running` for which `is_prompt` holds, in the same order."""
         self.waits = WaitClock()
         self.num_preemptions = 0
@@ -41,7 +41,7 @@ class Queues:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + len(self.adopted)
+        return len(self.waiting) + len(self.waiting_for_slot)
 
     def is_prompt(self, request: Request) -> bool:
         """Whether prefill is left. With separate batches, the last token of a prompt counts as prefill."""
@@ -62,25 +62,25 @@ class Queues:
         request.admissions += 1
         self.running.append(request)
         if self.is_prompt(request):
-            self.reading.append(request)
+            self.prefilling.append(request)
 
-    def start_adopted(self) -> None:
-        """Start adopted requests while slots last.
+    def start_remote(self) -> None:
+        """Start requests that came with their KV while slots last.
 
         They have their pages and take one token of a step, so they never wait for prompts.
         """
-        while self.adopted and self._slots:
-            self.start(self.adopted.popleft())
+        while self.waiting_for_slot and self._slots:
+            self.start(self.waiting_for_slot.popleft())
 
-    def read(self) -> None:
+    def drop_prefilled(self) -> None:
         """Chunks were planned or cached pages found: forget prompts that are read completely."""
-        self.reading = list(filter(self.is_prompt, self.reading))
+        self.prefilling = list(filter(self.is_prompt, self.prefilling))
 
     def remove(self, request: Request) -> None:
         if request.slot >= 0:
             self._vacate(request)
         elif request.pages:
-            self.adopted.remove(request)
+            self.waiting_for_slot.remove(request)
         else:
             self.waiting.remove(request)
 
@@ -104,7 +104,7 @@ class Queues:
 
     def _vacate(self, request: Request) -> None:
         self.running.remove(request)
-        if request in self.reading:
-            self.reading.remove(request)
+        if request in self.prefilling:
+            self.prefilling.remove(request)
         self._slots.append(request.slot)
         request.slot = -1

@@ -7,8 +7,8 @@ from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.engine import Engine
 from engine.presets import PRESETS, Preset
-from engine.sched.admission_forecast import AdmissionForecast, Forecaster
-from engine.sched.page_forecast import OutputLengths
+from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
+from engine.sched.output_lengths import OutputLengths
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.sched.planning import request
 

@@ -11,7 +11,7 @@ from engine.config import SpeculationConfig
 from engine.core.draft_source import DraftSource, Wanted
 from engine.core.plan import Chunk
 from engine.core.request import Request, RequestId, TokenId
-from engine.sched.draft_length import DraftLength
+from engine.sched.drafts.draft_length import DraftLength
 from engine.speculation.acceptance import Acceptance
 from engine.speculation.counts import DraftCounts
 from engine.speculation.drafters import Drafter, EarlierAnswers, NGram, Predicted, Suffix

@@ -84,7 +84,7 @@ def arrive(scheduler: Scheduler, reservation: Reservation) -> Request:
     scheduler.kv.arrived(reservation)
     request.output.append(5)
     request.num_computed = request.num_tokens - 1
-    scheduler.adopt(request)
+    scheduler.add_remote(request)
     return request
 
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from engine.core.request import Request
-from engine.sched.prefix_ranker import PrefixRanker
+from engine.sched.queue.prefix_ranker import PrefixRanker
 
 __all__ = ["WaitingQueue"]
 

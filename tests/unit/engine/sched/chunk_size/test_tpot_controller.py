@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from engine.config import STEP_SHARE, SchedulerConfig
 from engine.core.request import Request
 from engine.engine import Engine
-from engine.sched.page_forecast import OutputLengths
-from engine.sched.tpot_controller import TPOTController
+from engine.sched.chunk_size.tpot_controller import TPOTController
+from engine.sched.output_lengths import OutputLengths
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import make_request, run
 from tests.unit.engine.fake_runner import FakeRunner

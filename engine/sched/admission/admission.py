@@ -14,11 +14,11 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
-from engine.sched.admission_forecast import AdmissionForecast, Forecaster
-from engine.sched.policy import PolicyRules
-from engine.sched.prefill_share import PrefillShare
-from engine.sched.queues import Queues
-from engine.sched.token_budget import Progress
+from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
+from engine.sched.chunk_size.chunk_sizer import ChunkSizer
+from engine.sched.chunk_size.token_budget import Progress
+from engine.sched.queue.policy import PolicyRules
+from engine.sched.queue.queues import Queues
 
 __all__ = ["Admission"]
 
@@ -33,7 +33,7 @@ class Admission:
         kv: KVManager,
         queues: Queues,
         rules: PolicyRules,
-        share: PrefillShare,
+        chunks: ChunkSizer,
         forecaster: Forecaster,
     ) -> None:
         self.stopped_by: WaitReason | None = None
@@ -42,7 +42,7 @@ class Admission:
         self._kv = kv
         self._queues = queues
         self._rules = rules
-        self._share = share
+        self._chunks = chunks
         self._forecaster = forecaster
 
     def admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
@@ -66,12 +66,12 @@ class Admission:
     @property
     def is_open(self) -> bool:
         """Whether the next step may have prompts: some are in progress, or waiting ones can get a slot."""
-        return bool(self._queues.reading) or self._queues.has_slot or self._preempts
+        return bool(self._queues.prefilling) or self._queues.has_slot or self._preempts
 
     def in_turn(self) -> list[Request]:
         """Prompts in progress, in the order in which they are served."""
-        reading = self._queues.reading
-        return sorted(reading, key=self._rules.admission_key) if self._rules.interleaves else reading
+        prefilling = self._queues.prefilling
+        return sorted(prefilling, key=self._rules.admission_key) if self._rules.interleaves else prefilling
 
     def expected_tokens(self, request: Request) -> int:
         """Tokens of a new request that the prefix cache holds or can get from tiers; O(tokens)."""
@@ -89,7 +89,7 @@ class Admission:
         Running requests and those ahead of it in the queue share the prefill rate with it.
         """
         key = self._rules.admission_key(request)
-        before = [*self._queues.reading, *self._queues.waiting.ahead_of(key)]
+        before = [*self._queues.prefilling, *self._queues.waiting.ahead_of(key)]
         tokens = sum(r.num_pending - r.scheduling.num_expected for r in [*before, request])
         wait = tokens / prefill_rate
         if now + wait > request.deadline:
@@ -110,7 +110,7 @@ class Admission:
         queues, key_of = self._queues, self._rules.admission_key
         if not queues.has_slot and not self._preempts:
             return WaitReason.SLOTS
-        room = self._share.room(num_decodes, len(queues.reading) + len(queues.waiting))
+        room = self._chunks.room(num_decodes, len(queues.prefilling) + len(queues.waiting))
         before = deque(self.in_turn())
         forecast = self._forecaster.forecast(queues.running)
         passed: WaitReason | None = None

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from engine.sched.step_timing import StepTiming
+from engine.sched.timing.plan_timing import PlanTiming
 
 HOST_S = 0.002
 
@@ -17,7 +17,7 @@ HOST_S = 0.002
 class Device:
     """Steps of known lengths under an engine that overlaps, by the same calls in the same order."""
 
-    timing: StepTiming
+    timing: PlanTiming
     now: float = 0.0
     ends: float = 0.0
     """When the step in flight will be done."""
@@ -61,18 +61,18 @@ def mixed(base: float, per_token: float, *tokens: int, count: int = 200) -> list
 
 
 def test_nothing_known_means_plan_at_once() -> None:
-    assert StepTiming().plan_at(prompts=False) < 0
+    assert PlanTiming().plan_at(prompts=False) < 0
 
 
 def test_a_step_is_planned_shortly_before_the_one_in_flight_ends() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.02))
     assert device.idle == 0.0
     assert HOST_S < device.leads[-1] < 3 * HOST_S
 
 
 def test_a_step_with_prompt_tokens_is_known_to_take_longer() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.01))
     device.run(mixed(0.01, 20e-6, 500, 0, 900))
     assert max(device.leads[-3:]) < 3 * HOST_S
@@ -80,7 +80,7 @@ def test_a_step_with_prompt_tokens_is_known_to_take_longer() -> None:
 
 
 def test_a_preparation_that_took_long_makes_the_next_come_early() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.02))
     device.run(decodes(0.02, 1), host_s=0.012)
     device.run(decodes(0.02, 1))
@@ -89,7 +89,7 @@ def test_a_preparation_that_took_long_makes_the_next_come_early() -> None:
 
 def test_decodes_that_were_slow_once_do_not_delay_mixed_steps_for_ever() -> None:
     """Under load every step has prompts in it, so there is no other step to learn from."""
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.08))
     device.run(mixed(0.01, 20e-6, 400, count=30))
     idle = device.idle
@@ -99,7 +99,7 @@ def test_decodes_that_were_slow_once_do_not_delay_mixed_steps_for_ever() -> None
 
 def test_a_device_that_runs_dry_is_not_taken_for_a_slow_one() -> None:
     """An estimate that is too long makes steps late; that they are late must not confirm it."""
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(mixed(0.007, 100e-6, 0, 800))
     device.run(mixed(0.007, 20e-6, 800, 200, 1000, count=40))
     idle = device.idle
@@ -109,7 +109,7 @@ def test_a_device_that_runs_dry_is_not_taken_for_a_slow_one() -> None:
 
 def test_steps_of_all_kinds_with_noise_keep_the_device_busy() -> None:
     rng = random.Random(1)
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     for _ in range(2000):
         tokens = rng.choice([0, 0, rng.randrange(30, 1500)])
         device.run([(tokens, (0.007 + 22e-6 * tokens) * rng.uniform(0.95, 1.1))])
@@ -119,7 +119,7 @@ def test_steps_of_all_kinds_with_noise_keep_the_device_busy() -> None:
 
 def test_steps_with_prompts_that_surprise_do_not_make_others_early() -> None:
     rng = random.Random(1)
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     for _ in range(300):
         surprise = 0.02 + rng.uniform(-0.006, 0.006)
         device.run([(700, surprise), *decodes(0.01, 3)])
@@ -130,7 +130,7 @@ def test_steps_with_prompts_that_surprise_do_not_make_others_early() -> None:
 
 
 def test_a_step_without_prompts_is_planned_later_if_the_host_is_faster_at_it() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(mixed(0.02, 20e-6, 0, 0, 500, count=201), host_prompts_s=0.003)
     *_, decode, _, prompt = device.leads
     assert HOST_S < decode < HOST_S + 0.002
@@ -140,7 +140,7 @@ def test_a_step_without_prompts_is_planned_later_if_the_host_is_faster_at_it() -
 
 def test_who_comes_in_the_last_moment_does_not_make_the_next_plan_early() -> None:
     """The device runs dry for them, but no step was shorter than expected."""
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(mixed(0.02, 20e-6, 0, 0, 500, count=201), host_prompts_s=0.003)
     device.run(decodes(0.02, 3))
     before = device.leads[-1]
@@ -153,7 +153,7 @@ def test_who_comes_in_the_last_moment_does_not_make_the_next_plan_early() -> Non
 
 def test_a_slow_preparation_is_not_taken_for_a_short_step() -> None:
     def lead(host_s: float, *, dry: bool) -> float:
-        device = Device(StepTiming())
+        device = Device(PlanTiming())
         device.run(decodes(0.02))
         device.timing.prepared(0, host_s, device.now, dry=dry)
         return device.ends - device.timing.plan_at(prompts=False)
@@ -163,13 +163,13 @@ def test_a_slow_preparation_is_not_taken_for_a_short_step() -> None:
 
 
 def test_a_host_slower_than_the_device_plans_at_once() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.003), host_s=0.006)
     assert device.timing.plan_at(prompts=False) < device.now
 
 
 def test_a_step_for_an_idle_device_is_planned_at_once() -> None:
-    device = Device(StepTiming())
+    device = Device(PlanTiming())
     device.run(decodes(0.02))
     device.timing.completed(device.now + 0.02, waited=True, more=False)
     assert device.timing.plan_at(prompts=False) < 0
@@ -177,6 +177,6 @@ def test_a_step_for_an_idle_device_is_planned_at_once() -> None:
 
 def test_decodes_after_long_prompts_of_one_size_are_planned_at_once() -> None:
     for sizes in ([16_384] * 3, [16_384, 16_320, 16_384]):
-        device = Device(StepTiming())
+        device = Device(PlanTiming())
         device.run([*((size, 0.315) for size in sizes), *decodes(0.006, count=20)])
         assert device.idle < 0.02, "seconds in which the device waited for a plan"

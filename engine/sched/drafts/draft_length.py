@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from engine.sched.line_fit import LineFit
+from engine.sched.timing.line_fit import LineFit
 
 __all__ = ["DraftLength"]
 

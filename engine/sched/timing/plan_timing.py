@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from engine.sched.line_fit import LineFit
+from engine.sched.timing.line_fit import LineFit
 
-__all__ = ["StepTiming"]
+__all__ = ["PlanTiming"]
 
 _MARGIN_S: Final = 0.0003
 """An idle device delays all requests slightly; missing a step delays one request by a whole step."""
@@ -23,7 +23,7 @@ _DRY_S: Final = 0.0005
 """When the device ran dry, plan at least this much earlier; twice as much if it runs dry again."""
 
 
-class StepTiming:
+class PlanTiming:
     """Estimates how long a step takes on the device, and how long the host takes to plan and prepare one.
 
     The end of a step is known only if the host waited for it. If the step ended before the next was prepared,
