@@ -7,8 +7,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core.kv_manager import Reservation
 from engine.core.request import RequestId
+from engine.core.reservations import Reservation
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved

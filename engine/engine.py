@@ -16,9 +16,10 @@ from engine.config import EngineConfig
 from engine.core.arriving_prefixes import ArrivingPrefix
 from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut, Verified
 from engine.core.group_pages import GroupPages, pages_by_kind
-from engine.core.kv_manager import KVManager, Reservation
+from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
+from engine.core.reservations import Reservation
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, GrammarError, InvalidRequest, NotFinite
@@ -238,7 +239,7 @@ class Engine:
         self._check_new(request)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
-        active = self.scheduler.num_active + self.kv.active_reservations
+        active = self.scheduler.num_active + len(self.kv.reservations.active)
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
         room = min(room, self.max_tokens - request.num_tokens)
@@ -254,7 +255,7 @@ class Engine:
 
         None if there is nothing to send, or too little room now. `owner`: of the pages, such as the handoff.
         """
-        active = self.scheduler.num_active + self.kv.active_reservations
+        active = self.scheduler.num_active + len(self.kv.reservations.active)
         if not self.kv.shares_prefixes or self.scheduler.wants_pages:
             return None
         prefix = self.kv.expect(request, num_tokens, active, owner)
@@ -273,7 +274,7 @@ class Engine:
 
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
-        self.kv.arrived(reservation)
+        self.kv.reservations.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
         self.kv.pass_by(request, request.num_computed)
         now = self._clock()

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from engine.core.kv_manager import Reservation
 from engine.core.request import Request
+from engine.core.reservations import Reservation
 from engine.core.sampling_params import SamplingParams
 from router.placement import (
     PRIOR,

@@ -17,8 +17,8 @@ from typing import Final, Protocol
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.config import PATIENCE, EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured, StepOutput
-from engine.core.kv_manager import Reservation
 from engine.core.request import Request
+from engine.core.reservations import Reservation
 from engine.device.defaults import GPU_TOKEN_TILE
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
@@ -227,7 +227,7 @@ class SimWorker:
             free_pages=stats.available_pages,
             running=stats.running,
             starved=stats.starved,
-            incoming=self.engine.kv.active_reservations,
+            incoming=len(self.engine.kv.reservations.active),
             queued_handoffs=len(self._borrowers),
             queued_pages=sum(needs.pages(needs.blocks(request.num_tokens)) for request in self._borrowers),
         )

@@ -11,7 +11,6 @@ takes as many for the tokens ahead, so those with which it was admitted suffice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from common.block_key import BlockKey
@@ -20,6 +19,7 @@ from common.token_array import token_array
 from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
 from engine.core.page_tiers import PageTiers
 from engine.core.request import Request
+from engine.core.reservations import Reservation, Reservations
 from engine.core.state_slots import StateSlots
 from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
@@ -29,31 +29,7 @@ from engine.kv_cache.radix import Match, RadixCache, RadixNode
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
 
-__all__ = ["KVManager", "Reservation"]
-
-
-@dataclass(slots=True, eq=False)
-class Reservation:
-    """Pages reserved for KV that another worker computes."""
-
-    request: Request
-    first_token: int
-    """First token whose KV is transferred; earlier ones are cached here. A multiple of the page size."""
-    incoming: list[int]
-    """Pages that the peer writes, block by block from `first_token` on, without those behind windows."""
-
-    @property
-    def handoff_id(self) -> int:
-        return self.request.id
-
-    @property
-    def pages(self) -> list[int]:
-        return self.request.pages
-
-    @property
-    def slots(self) -> list[int]:
-        """The slot that the peer writes the state into, if the model has one."""
-        return [] if self.request.state is None else [self.request.state.slot]
+__all__ = ["KVManager"]
 
 
 class KVManager:
@@ -87,10 +63,7 @@ class KVManager:
         self._stride = self.needs.stride
         self.tiers: PageTiers | None = None
         self.arriving = None if self.cache is None else ArrivingPrefixes(self.pool, self.cache, self._take)
-        self.reservations: dict[int, Reservation] = {}
-        """By handoff: those that may still become requests."""
-        self._quarantined: dict[int, Reservation] = {}
-        """Aborted handoffs whose pages a remote peer may still write."""
+        self.reservations = Reservations(self.pool, self.states)
 
     def use_tiers(self, tiers: KVTiers, copier: Copier, root: BlockKey) -> None:
         """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first page.
@@ -102,11 +75,6 @@ class KVManager:
         if self.cache is None or self.arriving is None:
             raise EngineError("KV tiers need the radix cache")
         self.tiers = PageTiers(self.pool, self.cache, self.arriving, tiers, copier, root)
-
-    @property
-    def active_reservations(self) -> int:
-        """Handoffs that may still become running requests; those in quarantine never will."""
-        return len(self.reservations)
 
     @property
     def num_available(self) -> int:
@@ -277,34 +245,16 @@ class KVManager:
         incoming = self._begin(request, lambda _: headroom, PageState.IN_FLIGHT, room)
         if incoming is None:
             return None
-        reservation = Reservation(request, request.num_computed, incoming)
-        self.reservations[request.id] = reservation
-        return reservation
-
-    def arrived(self, reservation: Reservation) -> None:
-        """All KV has arrived and is verified: the pages now belong to the request."""
-        del self.reservations[reservation.handoff_id]
-        self.pool.arrived(reservation.incoming, reservation.handoff_id, reservation.request.id)
-        if self.states is not None:
-            self.states.pool.arrived(reservation.slots, reservation.handoff_id, reservation.request.id)
+        return self.reservations.add(Reservation(request, request.num_computed, incoming))
 
     def quarantine(self, reservation: Reservation) -> None:
         """Abort a handoff whose peer may still write. Its pages stay unusable until `free_reservation`."""
-        self._quarantined[reservation.handoff_id] = self.reservations.pop(reservation.handoff_id)
-        self.pool.quarantine(reservation.incoming, reservation.handoff_id)
-        if self.states is not None:
-            self.states.pool.quarantine(reservation.slots, reservation.handoff_id)
+        self.reservations.quarantine(reservation)
         self._drop_cached_part(reservation.request)
 
     def free_reservation(self, reservation: Reservation) -> None:
         """Free the pages of a handoff: no write can land in them any more."""
-        owner = self._quarantined if reservation.handoff_id in self._quarantined else self.reservations
-        del owner[reservation.handoff_id]
-        if reservation.incoming:
-            state = self.pool.state(reservation.incoming[0])
-            self.pool.give_back(reservation.incoming, reservation.handoff_id, state)
-            if self.states is not None:
-                self.states.release(reservation.request, reservation.handoff_id, state)
+        self.reservations.free(reservation)
         self._drop_cached_part(reservation.request)
 
     @property
@@ -360,7 +310,7 @@ class KVManager:
         held = [page for request in owners for page in self._held_by(request)]
         in_nodes = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
         cached = [page for page in in_nodes if page != NO_PAGE]
-        lent = [*self.reservations.values(), *self._quarantined.values()]
+        lent = self.reservations.all()
         incoming = [page for reservation in lent for page in reservation.incoming]
         if self.arriving is not None:
             incoming += self.arriving.pages

@@ -70,7 +70,7 @@ class Forecaster:
     def forecast(self, running: Sequence[Request]) -> AdmissionForecast:
         """Requests whose KV is being received count as well: they run soon."""
         kv = self._kv
-        active = [*running, *(reservation.request for reservation in kv.reservations.values())]
+        active = [*running, *(reservation.request for reservation in kv.reservations.active.values())]
         match self._config.forecast:
             case Forecast.PEAK:
                 return _Peak(kv, self._lengths, self._config.schedule_conservativeness, active)

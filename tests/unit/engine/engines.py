@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.core.kv_manager import Reservation
 from engine.core.request import Request
+from engine.core.reservations import Reservation
 from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from tests.engine_config import engine_config

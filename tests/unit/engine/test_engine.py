@@ -296,11 +296,11 @@ def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
     assert given_up is not None
     assert engine.reserve(make_request(2, list(range(20)))) is None
     engine.quarantine(given_up)
-    assert engine.kv.active_reservations == 0
+    assert len(engine.kv.reservations.active) == 0
     assert engine.reserve(make_request(3, list(range(20)))) is not None
     assert engine.check_pages().quarantined == 5
     engine.free_reservation(given_up)
-    assert engine.kv.active_reservations == 1
+    assert len(engine.kv.reservations.active) == 1
     assert engine.check_pages().quarantined == 0
 
 

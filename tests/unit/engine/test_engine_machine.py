@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from common.block_key import root_key
 from common.kv_groups import group_layers
 from engine.config import Batching, Forecast, Policy
-from engine.core.kv_manager import Reservation
 from engine.core.request import Request
+from engine.core.reservations import Reservation
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import deliver, make_engine, make_request

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import Policy, SchedulerConfig
-from engine.core.kv_manager import KVManager, Reservation
+from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
+from engine.core.reservations import Reservation
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.sched.scheduler import Scheduler
 
@@ -81,7 +82,7 @@ def lend(scheduler: Scheduler, request: Request) -> Reservation:
 
 def arrive(scheduler: Scheduler, reservation: Reservation) -> Request:
     request = reservation.request
-    scheduler.kv.arrived(reservation)
+    scheduler.kv.reservations.arrived(reservation)
     request.output.append(5)
     request.num_computed = request.num_tokens - 1
     scheduler.add_remote(request)
