@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-__all__ = ["VLLM", "MetricNames", "exported"]
+__all__ = ["VLLM", "MetricNames", "Source", "exported"]
 
 
 class MetricNames(Enum):
@@ -61,25 +61,30 @@ VLLM: Final[Mapping[str, _Name]] = {
 """By the name of the family, which for counters is without _total."""
 
 
-def exported(
-    source: CollectorRegistry, labels: Mapping[str, str], names: MetricNames = MetricNames.BATON
-) -> CollectorRegistry:
-    """What `source` holds, with CPU time, memory and open files of this process, for scraping.
+@dataclass(frozen=True, slots=True)
+class Source:
+    registry: CollectorRegistry
+    labels: Mapping[str, str]
+    """Added to samples that do not have them."""
 
-    `labels` are added to samples that do not have them. Nothing is kept: each scrape asks `source`.
+
+def exported(sources: Sequence[Source], names: MetricNames = MetricNames.BATON) -> CollectorRegistry:
+    """What `sources` hold, with CPU time, memory and open files of this process, for scraping.
+
+    Figures of the process have the labels that are the same in all sources. Nothing is kept: each scrape
+    asks the sources.
     """
     target = CollectorRegistry()
-    target.register(_Export(source, labels, VLLM if names is MetricNames.VLLM else {}))
+    target.register(_Export(sources, VLLM if names is MetricNames.VLLM else {}))
     return target
 
 
 class _Export(Collector):
-    def __init__(
-        self, source: CollectorRegistry, labels: Mapping[str, str], names: Mapping[str, _Name]
-    ) -> None:
-        self._source = source
+    def __init__(self, sources: Sequence[Source], names: Mapping[str, _Name]) -> None:
+        self._sources = sources
         self._process = ProcessCollector(registry=None)
-        self._labels = dict(labels)
+        common = set.intersection(*(set(source.labels.items()) for source in sources))
+        self._common = dict(sorted(common))
         self._names = names
 
     def describe(self) -> Iterable[Metric]:
@@ -87,15 +92,20 @@ class _Export(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        for family in (*self._source.collect(), *self._process.collect()):
-            yield self._translated(family)
+        families: dict[str, Metric] = {}  # the format wants the samples of a family together
+        for source in self._sources:
+            for family in source.registry.collect():
+                self._add(families, family, source.labels)
+        for family in self._process.collect():
+            self._add(families, family, self._common)
+        return families.values()
 
-    def _translated(self, family: Metric) -> Metric:
+    def _add(self, families: dict[str, Metric], family: Metric, labels: Mapping[str, str]) -> None:
         known = self._names.get(family.name, _Name(family.name))
-        metric = Metric(known.name, family.documentation, family.type)
-        metric.samples = [self._sample(sample, family.name, known) for sample in family.samples]
-        return metric
+        metric = families.setdefault(family.name, Metric(known.name, family.documentation, family.type))
+        metric.samples += [_sample(sample, family.name, known, labels) for sample in family.samples]
 
-    def _sample(self, sample: Sample, family: str, known: _Name) -> Sample:
-        labels = {known.labels.get(name, name): value for name, value in sample.labels.items()}
-        return sample._replace(name=known.name + sample.name[len(family) :], labels=self._labels | labels)
+
+def _sample(sample: Sample, family: str, known: _Name, labels: Mapping[str, str]) -> Sample:
+    own = {known.labels.get(name, name): value for name, value in sample.labels.items()}
+    return sample._replace(name=known.name + sample.name[len(family) :], labels={**labels, **own})

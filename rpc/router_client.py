@@ -128,9 +128,17 @@ class RouterClient:
     """Client of one router. All methods belong to one asyncio loop."""
 
     def __init__(
-        self, target: str, *, api_key: str | None = None, credentials: grpc.ChannelCredentials | None = None
+        self,
+        target: str,
+        *,
+        model: str = "",
+        api_key: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`target`: host:port. Without `credentials` nothing is encrypted."""
+        """`target`: host:port. `model`: of all requests; empty if the router has only one. Without
+        `credentials` nothing is encrypted.
+        """
+        self._model: Final = model
         self._channel: Final = (
             grpc.aio.insecure_channel(target)
             if credentials is None
@@ -155,7 +163,7 @@ class RouterClient:
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
         request = router_pb2.GenerateRequest(
-            request_id=request_id, sampling=sampling_pb2.SamplingParams(**sampling)
+            request_id=request_id, model=self._model, sampling=sampling_pb2.SamplingParams(**sampling)
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -187,7 +195,7 @@ class RouterClient:
 
     async def tokenize(self, prompt: str | Chat) -> Sequence[int]:
         """Raises CallFailed."""
-        request = router_pb2.TokenizeRequest()
+        request = router_pb2.TokenizeRequest(model=self._model)
         if isinstance(prompt, str):
             request.text = prompt
         else:
@@ -222,7 +230,7 @@ class RouterClient:
         """Raises CallFailed."""
         try:
             info: router_pb2.ModelInfo = await self._stub.GetModelInfo(
-                router_pb2.GetModelInfoRequest(), metadata=self._metadata
+                router_pb2.GetModelInfoRequest(model=self._model), metadata=self._metadata
             )
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None

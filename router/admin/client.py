@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from router.admin.explain import explained
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import ConfigError, parse_models
 from router.config.table import SETTINGS
 
 __all__ = ["COMMANDS", "run"]
@@ -40,7 +40,13 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
-    for worker in ask("GET", "/workers"):
+    workers = ask("GET", f"/workers{_query(arguments)}")
+    several = len({worker["model"] for worker in workers}) > 1
+    model = ""
+    for worker in workers:
+        if several and worker["model"] != model:
+            model = worker["model"]
+            print(f"{model}:")
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
         print(f"{worker['worker']:<12} {worker['role']:<8} {worker['requests']:>4} requests  {home}  {state}")
@@ -55,7 +61,7 @@ def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 def _drain(arguments: argparse.Namespace, ask: Ask) -> None:
     for worker in arguments.worker:
-        moved = ask("POST", _path(worker, "drain", arguments))["moved"]
+        moved = ask("POST", _drain_path(worker, "drain", arguments))["moved"]
         print(f"{worker} is drained; {moved} of its requests moved to other workers")
 
 
@@ -65,31 +71,32 @@ def _restart(arguments: argparse.Namespace, ask: Ask) -> None:
     A worker that cannot be restarted is left as it is; the next ones are restarted all the same.
     """
     is_all = arguments.worker == ["all"]
-    workers = [w["worker"] for w in ask("GET", "/workers")] if is_all else arguments.worker
+    known = ask("GET", f"/workers{_query(arguments)}") if is_all else []
+    pairs = [(w["model"], w["worker"]) for w in known] or [(arguments.model, w) for w in arguments.worker]
     failed = []
-    for worker in workers:
+    for model, worker in pairs:
         try:
-            moved = ask("POST", _path(worker, "restart", arguments))["moved"]
+            moved = ask("POST", _drain_path(worker, "restart", arguments, model))["moved"]
         except _Refused as refused:
             print(f"router restart: {refused}", file=sys.stderr, flush=True)
             failed.append(worker)
         else:
             print(f"{worker} is ready again; {moved} of its requests moved to other workers", flush=True)
-    if len(failed) < len(workers) and failed:
+    if len(failed) < len(pairs) and failed:
         raise _Refused(f"not restarted: {', '.join(failed)}")
     if failed:
         raise _Refused("no worker was restarted")
 
 
 def _role(arguments: argparse.Namespace, ask: Ask) -> None:
-    query = urlencode({"role": arguments.role, "force": int(arguments.force)})
-    ask("POST", f"/workers/{quote(arguments.worker, safe='')}/role?{query}")
+    query = _query(arguments, role=arguments.role, force=int(arguments.force))
+    ask("POST", f"/workers/{quote(arguments.worker, safe='')}/role{query}")
     print(f"{arguments.worker} is a {arguments.role} worker now")
 
 
 def _scale(arguments: argparse.Namespace, ask: Ask) -> None:
-    query = urlencode({"workers": arguments.number})
-    workers = ask("POST", f"/scale/{arguments.role}?{query}")["workers"]
+    query = _query(arguments, workers=arguments.number)
+    workers = ask("POST", f"/scale/{arguments.role}{query}")["workers"]
     print(f"{arguments.role} workers: {', '.join(workers) or 'none'}")
 
 
@@ -98,25 +105,33 @@ def _stop(arguments: argparse.Namespace, ask: Ask) -> None:
     if arguments.config is not None:
         if not arguments.workers:
             raise _Refused("--config is for --workers, when no router runs")
-        ended = _end_workers(arguments.config)
+        ended = _end_workers(arguments.config, arguments.model)
         print(f"ended {', '.join(ended) or 'no worker: there was none'}")
         return
+    if arguments.model is not None:
+        raise _Refused("--model is for --config: a router ends with all of its models")
     query = urlencode({"workers": int(arguments.workers), "force": int(arguments.force)})
     ask("POST", f"/stop?{query}")
     print(f"the router{' and its workers are' if arguments.workers else ' is'} stopping; see its log")
 
 
-def _end_workers(file: str) -> list[str]:
+def _end_workers(file: str, model: str | None) -> list[str]:
     try:
-        settings = parse(["--config", file]).cluster
+        configs = parse_models(["--config", file])
     except ConfigError as error:
         raise _Refused("; ".join(error.problems)) from None
-    if settings.ray_address is None:
+    if model is not None:
+        configs = tuple(config for config in configs if config.served_model_name == model)
+    if not configs:
+        raise _Refused(f"{file} has no model {model}")
+    if configs[0].cluster.ray_address is None:
         raise _Refused(f"{file} has no ray-address: the workers of a router's own Ray end with it")
-    from router.cluster.ray_cluster import ClusterError, end_workers  # Ray: a second, which only this needs
+    # Ray: a second, which only this needs
+    from router.cluster.ray_cluster import end_workers
+    from router.cluster.ray_connection import ClusterError
 
     try:
-        return end_workers(settings)
+        return end_workers(configs)
     except ClusterError as error:
         raise _Refused(str(error)) from None
 
@@ -140,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
         default=_DEFAULT_PORT,
         help="admin port of the router (default: %(default)s)",
     )
+    of_model = argparse.ArgumentParser(add_help=False)
+    of_model.add_argument("--model", metavar="NAME", help="of this model; if the router has several")
     draining = argparse.ArgumentParser(add_help=False)
     draining.add_argument(
         "--timeout",
@@ -158,27 +175,27 @@ def _parser() -> argparse.ArgumentParser:
         description = f"{text[0].upper()}{text[1:]}."
         return commands.add_parser(name, parents=[common, *parents], help=text, description=description)
 
-    command("workers", "list the workers of a running router")
+    command("workers", "list the workers of a running router", of_model)
     explain = command("explain", "show where a request was computed, and what it waited for")
     explain.add_argument("request", help="id of the response (`id`, or header x-request-id)")
     drain = command(
-        "drain", "drain workers: no new requests, running answers move to other workers", draining
+        "drain", "drain workers: no new requests, running answers move to other workers", of_model, draining
     )
     drain.add_argument("worker", nargs="+", help="worker id, such as decode-0")
     restart = command(
-        "restart", "drain and restart workers, one by one; also starts drained workers", draining
+        "restart", "drain and restart workers, one by one; also starts drained workers", of_model, draining
     )
     restart.add_argument("worker", nargs="+", help="worker id, such as decode-0, or `all`")
-    role = command("role", "change the role of a worker; running requests are not affected")
+    role = command("role", "change the role of a worker; running requests are not affected", of_model)
     role.add_argument("worker", help="worker id, such as prefill-1")
     role.add_argument("role", choices=["prefill", "decode"])
     role.add_argument("--force", action="store_true", help="also if it is the last worker of its role")
-    scale = command("scale", "change the number of workers; those that leave are drained first")
+    scale = command("scale", "change the number of workers; those that leave are drained first", of_model)
     scale.add_argument(
         "role", choices=["prefill", "decode"], help="in mixed mode all workers are decode workers"
     )
     scale.add_argument("number", type=int, help="workers of this role that the cluster is to have")
-    stop = command("stop", "stop a router: running requests get --drain-timeout to finish")
+    stop = command("stop", "stop a router: running requests get --drain-timeout to finish", of_model)
     stop.add_argument(
         "--workers", action="store_true", help="end the workers too (default: they wait for the next router)"
     )
@@ -189,9 +206,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _path(worker: str, verb: str, arguments: argparse.Namespace) -> str:
-    timeout = {} if arguments.timeout is None else {"timeout": arguments.timeout}
-    return f"/workers/{quote(worker, safe='')}/{verb}?{urlencode({**timeout, 'force': int(arguments.force)})}"
+def _drain_path(worker: str, verb: str, arguments: argparse.Namespace, model: str | None = None) -> str:
+    query = _query(
+        arguments,
+        model=model or arguments.model,
+        timeout=arguments.timeout,
+        force=int(arguments.force),
+    )
+    return f"/workers/{quote(worker, safe='')}/{verb}{query}"
+
+
+def _query(arguments: argparse.Namespace, **values: object) -> str:
+    """With the model, if one is given, and the values that are not None."""
+    given = {"model": arguments.model, **values}
+    query = urlencode({name: value for name, value in given.items() if value is not None})
+    return f"?{query}" if query else ""
 
 
 def _asker(port: int) -> Ask:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -33,7 +34,7 @@ from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from worker.config import WorkerRole
 
-__all__ = ["LOOPBACK", "AdminServer", "admin_app"]
+__all__ = ["LOOPBACK", "AdminServer", "ManagedModel", "admin_app"]
 
 LOOPBACK: Final = "127.0.0.1"
 _ROLES: Final = {"prefill": ROLE_PREFILL, "decode": ROLE_DECODE}
@@ -47,26 +48,34 @@ _STATUS: Final = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ManagedModel:
+    """What the admin API reads and changes of a model."""
+
+    registry: Registry
+    drainer: WorkerDrainer
+    scaling: Scaling | None = None
+    """None: the number of workers cannot change."""
+    explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None
+    drain_timeout_s: float = 30.0
+    startup_timeout_s: float = 900.0
+
+
 def admin_app(
-    registry: Registry,
-    drainer: WorkerDrainer,
+    models: Mapping[str, ManagedModel],
     *,
-    scaling: Scaling | None = None,
     stop: Callable[[bool], None] = lambda _: None,
     num_siblings: int = 0,
-    explain: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
-    drain_timeout_s: float,
-    startup_timeout_s: float,
 ) -> Starlette:
-    """The admin API:
+    """The admin API. With several models, requests for a worker or a role have the query parameter `model`:
 
-    * GET /workers
-    * GET /requests/{id}: a running or recent request, as `explain` returns it
+    * GET /workers: those of `model`, or of all
+    * GET /requests/{id}: a running or recent request, as `ManagedModel.explain` returns it
     * POST /workers/{name}/drain, /workers/{name}/restart: query parameters `timeout` in seconds (default:
-      `drain_timeout_s`) and `force=1`
+      --drain-timeout) and `force=1`
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
     * POST /scale/{role}: query parameter `workers`, the number of workers of that role, `prefill` or
-      `decode`; 404 without `scaling`
+      `decode`
     * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
       other routers. Answered before the router ends
 
@@ -74,20 +83,37 @@ def admin_app(
     of the `num_siblings` other front ends of this command.
     """
 
+    def asked_model(request: Request) -> ManagedModel:
+        name = request.query_params.get("model")
+        if name is None and len(models) == 1:
+            return next(iter(models.values()))
+        if name is None or name not in models:
+            which = "give a model" if name is None else f"there is no model {name}"
+            raise HTTPException(404 if name else 400, f"{which}: {', '.join(models)}")
+        return models[name]
+
     async def workers(request: Request) -> Response:
-        return _json([_described(member) for member in registry.members()])
+        only = request.query_params.get("model")
+        if only is not None:
+            asked_model(request)
+        chosen = models if only is None else [only]
+        return _json(
+            [_described(name, member) for name in chosen for member in models[name].registry.members()]
+        )
 
     async def drain(request: Request) -> Response:
-        moved = await drainer.drain(
-            request.path_params["name"], _timeout(request, drain_timeout_s), force=_forced(request)
+        model = asked_model(request)
+        moved = await model.drainer.drain(
+            request.path_params["name"], _timeout(request, model.drain_timeout_s), force=_forced(request)
         )
         return _json({"moved": moved})
 
     async def restart(request: Request) -> Response:
-        moved = await drainer.restart(
+        model = asked_model(request)
+        moved = await model.drainer.restart(
             request.path_params["name"],
-            _timeout(request, drain_timeout_s),
-            startup_timeout_s,
+            _timeout(request, model.drain_timeout_s),
+            model.startup_timeout_s,
             force=_forced(request),
         )
         return _json({"moved": moved})
@@ -96,31 +122,34 @@ def admin_app(
         asked = _ROLES.get(request.query_params.get("role", ""))
         if asked is None:
             raise HTTPException(400, f"role={request.query_params.get('role')}: use prefill or decode")
+        drainer = asked_model(request).drainer
         await drainer.assign(request.path_params["name"], asked, force=_forced(request))
         return _json({})
 
     async def scale(request: Request) -> Response:
         names = [role.value for role in WorkerRole]
         asked, text = request.path_params["role"], request.query_params.get("workers", "")
-        if scaling is None or asked not in names:
+        model = asked_model(request)
+        if model.scaling is None or asked not in names:
             raise HTTPException(404, f"there is no role {asked}: use {' or '.join(names)}")
         if not text.isdecimal():
             raise HTTPException(400, f"workers={text}: use a number of workers")
-        return _json({"workers": await scaling.scale(WorkerRole(asked), int(text), startup_timeout_s)})
+        scaled = await model.scaling.scale(WorkerRole(asked), int(text), model.startup_timeout_s)
+        return _json({"workers": scaled})
 
     async def stopped(request: Request) -> Response:
         workers = request.query_params.get("workers") == "1"
-        others = registry.other_routers()
+        others = sorted({name for model in models.values() for name in model.registry.other_routers()})
         if workers and len(others) > num_siblings and not _forced(request):
             raise HTTPException(409, f"{', '.join(others)} uses these workers too; --force overrides this")
         stop(workers)
         return _json({"others": others})
 
     async def explained(request: Request) -> Response:
-        found = explain(request.path_params["id"])
-        if found is None:
-            raise HTTPException(404, "no running or recent request has this id; see --explain-requests")
-        return _json(found)
+        for name, model in models.items():
+            if (found := model.explain(request.path_params["id"])) is not None:
+                return _json({"model": name, **found})
+        raise HTTPException(404, "no running or recent request has this id; see --explain-requests")
 
     return Starlette(
         routes=[
@@ -177,9 +206,10 @@ def _finishing(
     return answer
 
 
-def _described(member: Member) -> dict[str, object]:
+def _described(model: str, member: Member) -> dict[str, object]:
     session = member.session
     return {
+        "model": model,
         "worker": member.handle.worker_id,
         "role": member.role_name,
         "state": member.state.value,

@@ -16,20 +16,21 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 import ray
 import yaml
 
 from router.cli.ports import check_free
 from router.cli.shutdown import Interrupted, Shutdown
-from router.cluster.ray_cluster import Cluster, end_workers
+from router.cluster.ray_cluster import end_workers
+from router.cluster.ray_connection import RayConnection
+from router.config.flags.config_file import as_file
 from router.config.flags.environment import environment_of
 from router.config.settings import RouterConfig
-from router.config.table import SETTINGS
 from router.frontend.http.server import listen
 
 __all__ = ["END_WORKERS", "end_with_parent", "run_frontends"]
@@ -43,7 +44,7 @@ _LOOPBACK_NETWORK: Final = "127.0.0.0/8"
 _PR_SET_PDEATHSIG: Final = 1
 
 
-async def run_frontends(config: RouterConfig) -> int:
+async def run_frontends(configs: Sequence[RouterConfig]) -> int:
     """Run until all front ends have ended; returns the exit status of this process.
 
     One that was killed is started again; any other end of one, such as an error at its start, ends all.
@@ -52,45 +53,53 @@ async def run_frontends(config: RouterConfig) -> int:
     shutdown = Shutdown()
     shutdown.install()
     async with AsyncExitStack() as stack:
-        config = _with_ports(config, stack)
+        own_ray = configs[0].cluster.ray_address is None
+        configs = _with_ports(configs, stack)
         try:
-            if config.cluster.ray_address is None:
-                config = await shutdown.unless_requested(_with_ray(config, stack))
+            if own_ray:
+                configs = await shutdown.unless_requested(_with_ray(configs, stack))
                 shutdown.install()
         except Interrupted:
             return 0
-        status = await _FrontEnds(config).run(shutdown)
+        status = await _FrontEnds(configs).run(shutdown)
         if status == END_WORKERS:
-            if config.cluster.ray_address is not None:
-                await asyncio.to_thread(end_workers, config.cluster)
+            if not own_ray:
+                await asyncio.to_thread(end_workers, configs)
             status = 0
         return status
 
 
-def _with_ports(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig:
+def _with_ports(configs: Sequence[RouterConfig], stack: AsyncExitStack) -> list[RouterConfig]:
     """Hold the ports, which all front ends bind too, for as long as `stack` is open."""
-    frontend = config.frontend
+    frontend, admin = configs[0].frontend, configs[0].effective_admin_port
     for flag, port in (("--http-port", frontend.http_port), ("--grpc-port", frontend.grpc_port)):
         check_free(flag, frontend.host, port)
     held = [listen(frontend.host, port, shared=True) for port in (frontend.http_port, frontend.grpc_port)]
     for holder in held:
         stack.callback(holder.close)
     http, grpc = (holder.getsockname()[1] for holder in held)
-    admin = config.effective_admin_port
-    return replace(
-        config,
-        frontend=replace(frontend, http_port=http, grpc_port=grpc),
-        operation=replace(config.operation, admin_port=admin),
-    )
+    return [
+        replace(
+            config,
+            frontend=replace(config.frontend, http_port=http, grpc_port=grpc),
+            operation=replace(config.operation, admin_port=admin),
+        )
+        for config in configs
+    ]
 
 
-async def _with_ray(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig:
+async def _with_ray(configs: Sequence[RouterConfig], stack: AsyncExitStack) -> list[RouterConfig]:
     """Start a local Ray, which ends with `stack`; the front ends join it as they would any other."""
-    cluster = Cluster(config)
-    cluster.known_machine()
-    stack.push_async_callback(cluster.close)
-    await cluster.join()
+    connection = RayConnection(configs)
+    for config in configs:
+        connection.known_device(config)
+    stack.push_async_callback(connection.close)
+    await connection.join()
     os.environ["RAY_AUTH_MODE"] = "token"
+    return [_joining(config, connection) for config in configs]
+
+
+def _joining(config: RouterConfig, connection: RayConnection) -> RouterConfig:
     settings = config.cluster
     own = {"UCX_NET_DEVICES": os.environ.get("UCX_NET_DEVICES", "lo")} | environment_of(settings.worker_env)
     return replace(
@@ -98,7 +107,7 @@ async def _with_ray(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig
         cluster=replace(
             settings,
             ray_address=ray.get_runtime_context().gcs_address,
-            worker_cpus=cluster.rank_cpus,
+            worker_cpus=connection.rank_cpus(config),
             worker_network=settings.worker_network or _LOOPBACK_NETWORK,
             worker_env=" ".join(f"{name}={shlex.quote(value)}" for name, value in own.items()),
         ),
@@ -107,10 +116,10 @@ async def _with_ray(config: RouterConfig, stack: AsyncExitStack) -> RouterConfig
 
 @dataclass
 class _FrontEnds:
-    config: RouterConfig
+    configs: Sequence[RouterConfig]
 
     async def run(self, shutdown: Shutdown) -> int:
-        count = self.config.frontend.frontends
+        count = self.configs[0].frontend.frontends
         keeping = [asyncio.create_task(self._keep(index, shutdown)) for index in range(count)]
         await asyncio.wait(keeping, return_when=asyncio.FIRST_COMPLETED)
         shutdown.request(workers=False)  # the others end too
@@ -134,26 +143,17 @@ class _FrontEnds:
 
     async def _start(self, index: int) -> Process:
         """In a process group of its own: a Ctrl-C on the terminal reaches it once, through this process."""
-        port = self.config.operation.admin_port
-        config = replace(
-            self.config, operation=replace(self.config.operation, admin_port=port + index if port else 0)
-        )
+        port = self.configs[0].operation.admin_port
+        own = port + index if port else 0
+        configs = [
+            replace(config, operation=replace(config.operation, admin_port=own)) for config in self.configs
+        ]
         command = [sys.executable, "-m", "router.cli.main", "front-end", "--config", "/dev/stdin"]
         process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, process_group=0)
         assert process.stdin is not None
-        process.stdin.write(yaml.safe_dump(_as_file(config)).encode())
+        process.stdin.write(yaml.safe_dump(as_file(configs), sort_keys=False).encode())
         process.stdin.close()
         return process
-
-
-def _as_file(config: RouterConfig) -> dict[str, Any]:
-    """The settings as `--config` reads them."""
-    values = {setting.flag.removeprefix("--"): setting.of(config) for setting in SETTINGS.values()}
-    return {
-        name: value.value if isinstance(value, Enum) else value
-        for name, value in values.items()
-        if value is not None
-    }
 
 
 def end_with_parent() -> None:

@@ -14,7 +14,7 @@ from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
 from router.cli.packages import shadowed_packages
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import ConfigError, parse_models
 from router.config.settings import LogFormat, LogLevel, RouterConfig
 
 __all__ = ["main"]
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_front_end = arguments[:1] == [_FRONT_END]
     try:
         _check_command(arguments)
-        config = parse(arguments[1:] if is_front_end else arguments)
+        configs = parse_models(arguments[1:] if is_front_end else arguments)
     except ConfigError as error:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
@@ -60,13 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     allow_many_connections()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if config.frontend.frontends > 1 and not is_front_end:
-        return _serve_several(config)
-    return _serve(config)
+    if configs[0].frontend.frontends > 1 and not is_front_end:
+        return _serve_several(configs)
+    return _serve(configs)
 
 
-def _serve(config: RouterConfig) -> int:
+def _serve(configs: Sequence[RouterConfig]) -> int:
     """Run one router; returns the exit status of this process."""
+    config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
@@ -77,7 +78,7 @@ def _serve(config: RouterConfig) -> int:
     if config.frontend.frontends > 1:
         end_with_parent()
     try:
-        ends_workers = asyncio.run(serve(config))
+        ends_workers = asyncio.run(serve(configs))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1
@@ -87,13 +88,14 @@ def _serve(config: RouterConfig) -> int:
     return END_WORKERS if ends_workers and config.frontend.frontends > 1 else 0
 
 
-def _serve_several(config: RouterConfig) -> int:
+def _serve_several(configs: Sequence[RouterConfig]) -> int:
+    config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
     from router.cli.frontends import run_frontends
     from router.cli.service import CANNOT_START
 
     try:
-        return asyncio.run(run_frontends(config))
+        return asyncio.run(run_frontends(configs))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1

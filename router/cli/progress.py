@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -36,6 +37,7 @@ class StartupDisplay:
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._label = ""
         self._began = time.monotonic()
         self._took: list[tuple[str, float]] = []
 
@@ -48,6 +50,15 @@ class StartupDisplay:
     ) -> None:
         self._bars.stop()
 
+    def of(self, label: str) -> StartupDisplay:
+        """The same display, with `label` before every line: of one of several models."""
+        labelled = copy(self)
+        labelled._label = f"{label}: "
+        return labelled
+
+    def labelled(self, message: str) -> str:
+        return self._label + message
+
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """One stage of the start; shows the time that it took."""
@@ -55,7 +66,7 @@ class StartupDisplay:
         self.show(name)
         yield
         took = time.monotonic() - began
-        self._took.append((name, took))
+        self._took.append((self._label + name, took))
         self.done(name, f"{took:.1f} s")
 
     def after(self) -> str:
@@ -66,7 +77,7 @@ class StartupDisplay:
     def waiting(self, what: str) -> None:
         """Show and log what the workers wait for."""
         self.show("workers", what)
-        _log.info("%s", what)
+        _log.info("%s%s", self._label, what)
 
     def show(self, name: str, note: str = "") -> None:
         """Show that `name` is in progress."""
@@ -92,9 +103,10 @@ class StartupDisplay:
 
     def say(self, message: str) -> None:
         """Print a permanent line."""
-        self._console.print(message, highlight=False, soft_wrap=True)
+        self._console.print(self._label + message, highlight=False, soft_wrap=True)
 
     def _update(self, name: str, **changes: object) -> TaskID:
+        name = self._label + name
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = self._bars.add_task(name, total=None, note="")

@@ -1,13 +1,17 @@
-"""The life of the router process: resolve the model, start Ray, serve, drain, clean up."""
+"""The life of the router process: resolve the models, start Ray, serve, drain, clean up."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
 import logging
+import os
 import signal
+import socket
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from engine.device.cpu_dtype import preferred_cpu_dtype
@@ -17,7 +21,8 @@ from router.cli.ports import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.plan_warnings import warnings_of
-from router.cluster.ray_cluster import Cluster, ClusterError
+from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import ClusterError, RayConnection
 from router.cluster.worker_plan import Machine, PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, RouterConfig
 from router.frontend.access import Access
@@ -25,6 +30,7 @@ from router.frontend.api_keys import BadKeyFile
 from rpc.tls import BadCertificate
 
 if TYPE_CHECKING:
+    from router.cli.model_service import ModelService
     from router.cli.serving import Service
 
 __all__ = ["CANNOT_START", "StartupFailed", "serve"]
@@ -51,28 +57,31 @@ CANNOT_START: Final = (
 """Errors that the user can act on. They are printed as one line, without a traceback."""
 
 
-async def serve(config: RouterConfig) -> bool:
-    """Run until SIGTERM or SIGINT, then drain. Raises the errors of CANNOT_START, and RayLost.
+async def serve(configs: Sequence[RouterConfig]) -> bool:
+    """Run until SIGTERM or SIGINT, then drain. `configs`: of each model; they share all other settings.
 
-    Returns whether the workers are to end too, when all front ends have ended.
+    Returns whether the workers are to end too, when all front ends have ended. Raises the errors of
+    CANNOT_START, and RayLost.
     """
-    shutdown = Shutdown()
+    config, shutdown = configs[0], Shutdown()
     shutdown.install()
     async with AsyncExitStack() as stack:
+        connection = RayConnection(configs)
         try:
             with StartupDisplay() as display:
-                service = await shutdown.unless_requested(_Start(config, display, stack, shutdown).run())
+                start = _Start(configs, connection, display, stack, shutdown)
+                service = await shutdown.unless_requested(start.run())
                 shutdown.install()
         except Interrupted:
             _log.info("interrupted while starting")
             return False
-        loss = await shutdown.unless(service.cluster.lost(service.placement_notice))
+        loss = await shutdown.unless(connection.lost(service.placement_notice))
         if loss is None:
             await service.drain(config.operation.drain_timeout)
             if config.frontend.frontends > 1:
                 return shutdown.ends_workers
             if shutdown.ends_workers:
-                _log.info("ended %s", ", ".join(await service.cluster.end_workers()))
+                _log.info("ended %s", ", ".join(await service.end_workers()))
             elif config.cluster.ray_address is not None:
                 _log.info("the workers go on; `router stop --workers` ends them")
             return False
@@ -84,49 +93,99 @@ async def serve(config: RouterConfig) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """The first half of a start, up to Ray; each step pushes its cleanup on `stack`."""
+    """Each step pushes its cleanup on `stack`."""
 
-    config: RouterConfig
+    configs: Sequence[RouterConfig]
+    connection: RayConnection
     display: StartupDisplay
     stack: AsyncExitStack
     shutdown: Shutdown
 
     async def run(self) -> Service:
-        config = self.config
-        host = config.frontend.host
-        if config.frontend.frontends == 1:  # otherwise they are held for all front ends
-            check_free("--http-port", host, config.frontend.http_port)
-            check_free("--grpc-port", host, config.frontend.grpc_port)
-        check_free("--admin-port", _LOOPBACK, config.effective_admin_port)
+        config = self.configs[0]
+        self._check_ports(config)
         access = Access.load(config)
         if access.has_files:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
             watch = asyncio.create_task(access.watch(), name="key and certificate files")
             self.stack.callback(watch.cancel)
-        with self.display.stage(f"model {config.model}"):
-            checkpoint = await asyncio.to_thread(resolve, config.model, self.display.progress)
-        cluster = Cluster(config)
-        machine = cluster.known_machine()
-        # Before Ray starts where possible: a plan that cannot work is refused within a second.
-        plans = None if machine is None else await self._plans(checkpoint, machine)
+        models = [_Model(one, self._display(one), self.connection) for one in self.configs]
+        for model in models:
+            await model.resolve()
         importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.serving"))
-        self.stack.push_async_callback(cluster.close)
+        self.stack.push_async_callback(self.connection.close)
         with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
-            connected = await cluster.connect(on_wait=self.display.waiting)
-        if plans is None:
-            plans = await self._plans(checkpoint, connected)
+            await self.connection.join()
         serving = await importing
-        start = serving.Serving(config, self.display, self.stack, access, checkpoint, self.shutdown.request)
-        try:
-            service: Service = await start.run(cluster, plans)
-        except serving.CANNOT_SERVE as error:
-            raise StartupFailed(str(error)) from error
+        services = await self._all_ready(models)
+        service: Service = await serving.serving(config, services, access, self.shutdown.request, self.stack)
+        self.display.say(service.summary(config, self.display.after()))
         return service
 
-    async def _plans(self, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
-        if machine.device == "cpu" and self.config.dtype is Dtype.AUTO:
-            with self.display.stage("dtype for this CPU"):
+    def _check_ports(self, config: RouterConfig) -> None:
+        """Raises PortTaken."""
+        host = config.frontend.host
+        if config.frontend.frontends == 1:  # otherwise they are held for all front ends
+            check_free("--http-port", host, config.frontend.http_port)
+            check_free("--grpc-port", host, config.frontend.grpc_port)
+        check_free("--admin-port", _LOOPBACK, config.effective_admin_port)
+
+    def _display(self, config: RouterConfig) -> StartupDisplay:
+        return self.display if len(self.configs) == 1 else self.display.of(config.served_model_name or "")
+
+    async def _all_ready(self, models: Sequence[_Model]) -> list[ModelService]:
+        """Start all at once: each waits for its own workers, most of the time."""
+        router = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {socket.gethostname()}:{os.getpid()}"
+        stacks = [await self.stack.enter_async_context(AsyncExitStack()) for _ in models]
+        starts = [
+            asyncio.create_task(model.serve(stack, router))
+            for model, stack in zip(models, stacks, strict=True)
+        ]
+        try:
+            return await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.wait(starts)
+
+
+class _Model:
+    """The start of one model."""
+
+    def __init__(self, config: RouterConfig, display: StartupDisplay, connection: RayConnection) -> None:
+        self._config = config
+        self._display = display
+        self._connection = connection
+        self._cluster = Cluster(config, connection)
+        self._checkpoint: Checkpoint
+        self._plans: list[WorkerPlan] | None = None
+
+    async def resolve(self) -> None:
+        """Find the model, and plan its workers before Ray starts where possible: a plan that cannot work is
+        refused within a second.
+        """
+        with self._display.stage(f"model {self._config.model}"):
+            self._checkpoint = await asyncio.to_thread(resolve, self._config.model, self._display.progress)
+        if (machine := self._cluster.known_machine()) is not None:
+            self._plans = await self._planned(machine)
+
+    async def serve(self, stack: AsyncExitStack, router: str) -> ModelService:
+        """`router`: its name, unique among those of the workers; later ones sort after earlier ones."""
+        from router.cli.model_service import CANNOT_SERVE, ModelStart  # imported while Ray started
+
+        machine = await self._cluster.find(on_wait=self._display.waiting)
+        stack.push_async_callback(self._cluster.close)
+        plans = self._plans or await self._planned(machine)
+        start = ModelStart(self._config, self._display, stack, self._checkpoint, self._connection, router)
+        try:
+            return await start.run(self._cluster, plans)
+        except CANNOT_SERVE as error:
+            raise StartupFailed(self._display.labelled(str(error))) from error
+
+    async def _planned(self, machine: Machine) -> list[WorkerPlan]:
+        if machine.device == "cpu" and self._config.dtype is Dtype.AUTO:
+            with self._display.stage("dtype for this CPU"):
                 machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
-        for warning in warnings_of(self.config, machine):
-            _log.warning(warning)
-        return plan_workers(self.config, checkpoint, machine)
+        for warning in warnings_of(self._config, machine):
+            _log.warning("%s", self._display.labelled(warning))
+        return plan_workers(self._config, self._checkpoint, machine)

@@ -1,84 +1,38 @@
-"""The router over a started Ray: places the workers, and serves once they are ready.
-
-Imported while Ray starts: the front ends and their libraries take most of a second of CPU time.
-"""
+"""The front ends over the models that are served."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Final
 
 from common.garbage_collection import freeze_gc
-from common.metric_export import exported
-from engine.config import EngineConfig, Policy
-from engine.loader.checkpoint import Checkpoint
-from router.admin.drain import WorkerDrainer
+from common.metric_export import Source, exported
 from router.admin.endpoint import AdminServer, admin_app
-from router.admin.roll import Roll
-from router.admin.scaling import Scaling
 from router.cli.loop_lag import watch_loop
+from router.cli.model_service import ModelService
 from router.cli.ports import taking
-from router.cli.progress import StartupDisplay
-from router.cli.scaling import begin_scaling
-from router.cli.sizes import sizes
-from router.cluster.nodes import residents
 from router.cluster.placement_notice import PlacementNotice
-from router.cluster.poison_board import PoisonBoard
-from router.cluster.ray_cluster import Cluster
-from router.cluster.ray_worker import RayWorker
-from router.cluster.worker_plan import WorkerPlan
-from router.config.choices import Mode
 from router.config.settings import RouterConfig
-from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
-from router.dispatch.metrics import RouterMetrics
 from router.frontend.access import Access
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
-from router.frontend.page.status import StatusReader
-from router.kv_events.feed import KVEventFeed, kv_event_feed
-from router.probes.link_check import LinkBroken, check_links
-from router.probes.worker_probe import WorkerProbe
-from router.processing.explanation import Explanation
-from router.processing.generation import Generation
-from router.processing.history import History
-from router.processing.served_model import ServedModel
-from router.processing.text.tokenizer import Tokenizer, TokenizerError
-from router.request_limits import RequestLimits
-from router.tracing.otlp import TraceExporter
-from router.workers.fencing import Fencing
-from router.workers.member import Member
-from router.workers.registry import Registry, WorkerBroken
+from router.processing.models import Models
+from router.workers.registry import place_among
+from router.workers.session import WorkerSession
 
-__all__ = ["CANNOT_SERVE", "Service", "Serving"]
+__all__ = ["Service", "serving"]
 
 _log = logging.getLogger(__name__)
-
-_WATCH_S: Final = 0.3
-_FOUND_S: Final = 3.0
-"""For all workers that ran before this router to connect, before it serves with those that have."""
-
-
-class NotReady(Exception):
-    """Workers were not ready in time; the message says which, and why."""
-
-
-CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, WorkerBroken)
-"""Errors that the user can act on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    cluster: Cluster
-    dispatcher: ClusterDispatcher
+    models: Sequence[ModelService]
     http: HttpServer
     grpc: GrpcServer
     admin: AdminServer
@@ -89,299 +43,118 @@ class Service:
         began = time.monotonic()
         _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
         self.http.wind_down()
-        left = await self.dispatcher.drain(timeout_s, workers_return=workers_return)
+        left = sum(
+            await asyncio.gather(
+                *(one.dispatcher.drain(timeout_s, workers_return=workers_return) for one in self.models)
+            )
+        )
         if left:
             _log.warning("%d requests did not finish within --drain-timeout %g s", left, timeout_s)
         # Streams of finished requests may still have to be written.
         rest = max(timeout_s - (time.monotonic() - began), 0.0)
         await asyncio.gather(self.http.stop(rest), self.grpc.stop(rest))
 
+    async def end_workers(self) -> list[str]:
+        """Of all models; returns their names."""
+        return [name for model in self.models for name in await model.cluster.end_workers()]
 
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """The second half of a start; each step pushes its cleanup on `stack`."""
-
-    config: RouterConfig
-    display: StartupDisplay
-    stack: AsyncExitStack
-    access: Access
-    checkpoint: Checkpoint
-    stop: Callable[[bool], None]
-    """Begins the orderly end of this process; with True, the workers end too."""
-
-    async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> Service:
-        """Raises what placing and loading the workers raises, and the errors of the front ends."""
-        config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
-        # Concurrently with the workers, which take most of a start.
-        tokenizing = asyncio.create_task(
-            asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
-        )
-        self.stack.callback(tokenizing.cancel)
-        metrics = RouterMetrics(config.mode.value)
-        name = config.served_model_name or checkpoint.name
-        feed = await self._kv_events(name)
-        registry = await self._workers(cluster, plans, metrics, feed)
-        tracing = self._tracing(name)
-        on_end = tracing if feed is None else feed.before(tracing)
-        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
-        exchange = asyncio.create_task(PoisonBoard(dispatcher.poison_requests, cluster.ask).run())
-        self.stack.callback(exchange.cancel)
-        drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
-        follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
-        self.stack.callback(follow.cancel)
-        roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
-        self.stack.callback(roll.cancel)
-        await self._ready(cluster, registry)
-        scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
-        model = ServedModel(
-            name=name,
-            path=checkpoint.path,
-            mode=config.mode.value,
-            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
-            vocab_size=spec.vocab_size,
-            eos_token_ids=spec.eos_token_ids,
-            prefill_workers=config.num_prefill_workers,
-            decode_workers=config.decode_workers,
-        )
-        tokenizer = await tokenizing
-        if config.uses_handoffs and not cluster.found_workers:
-            await self._check_links(registry, dispatcher)
-        await self.stack.enter_async_context(
-            WorkerProbe(
-                registry,
-                dispatcher.attempt,
-                dispatcher.able,
-                interval_s=config.failover.probe_interval,
-                timeout_s=config.failover.probe_timeout,
-            )
-        )
-        limits = RequestLimits(
-            max_prompt_tokens=config.access.max_prompt_tokens,
-            max_completions=config.access.max_completions,
-            max_logprobs=config.access.max_logprobs,
-            priorities=config.scheduling.effective_policy is Policy.PRIORITY,
-            ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
-        )
-        history = History(config.operation.explain_requests)
-        formats = tokenizer.output_formats.chosen(
-            config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
-        )
-        generation = Generation(model, tokenizer, dispatcher, limits, formats, history)
-        service = await self._frontends(
-            generation, history, cluster, dispatcher, drainer, scaling, registry, metrics
-        )
-        freeze_gc()
-        workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
-        self.display.say(f"workers: {residents(workers, await cluster.nodes())}")
-        for line in sizes(session.info for session in registry.sessions()):
-            self.display.say(line)
-        self._summarize(model, service, plans[0].config.engine)
-        return service
-
-    def _tracing(self, model: str) -> OnEnd:
-        endpoint = self.config.operation.otlp_traces_endpoint
-        if endpoint is None:
-            return lambda _sequence, _outcome, _at: None
-        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
-
-    async def _kv_events(self, model: str) -> KVEventFeed | None:
-        if self.config.operation.kv_events is None:
-            return None
-        with taking("--kv-events or --kv-events-replay"):
-            return await self.stack.enter_async_context(kv_event_feed(self.config.operation, model))
-
-    async def _workers(
-        self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics, feed: KVEventFeed | None
-    ) -> Registry:
-        """Connect to all workers, and start those that there are not. Raises ClusterError."""
-
-        def on_change(member: Member, up: bool) -> None:
-            if feed is not None:
-                feed.worker_changed(member, up)
-            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
-            if up:
-                self.display.done(member.handle.worker_id, "ready")
-
-        with self.display.stage("room for workers"):
-            handles = await cluster.place(plans, on_wait=self.display.waiting)
-            if not cluster.found_workers:
-                for handle in handles:
-                    self.display.show(handle.worker_id, "starting a process, importing torch")
-            # A local Ray has one node, and the router cannot outlive it.
-            joined = self.config.cluster.ray_address is not None
-            fencing = Fencing(cluster.dead_nodes, cluster) if joined else None
-            if fencing is not None:
-                await self.stack.enter_async_context(fencing)
-            registry = await self.stack.enter_async_context(
-                Registry(
-                    handles,
-                    on_change,
-                    silence_s=self.config.failover.worker_timeout,
-                    grace_s=self.config.failover.worker_grace,
-                    fencing=fencing,
-                    digests={
-                        handle.worker_id: cluster.settings_digest(handle.worker_id) for handle in handles
-                    },
-                    name=_name(),
-                )
-            )
-            cluster.leads = lambda: registry.leads
-        return registry
-
-    async def _ready(self, cluster: Cluster, registry: Registry) -> None:
-        """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
-        patience = self.config.cluster.startup_timeout
-        with self.display.stage("workers"):
-            watch = asyncio.create_task(self._watch_loading(registry, cluster.workers))
-            try:
-                if cluster.found_workers:
-                    await registry.wait_until(registry.all_ready, _FOUND_S)
-                    ready = await registry.wait_for_any(patience)
-                else:
-                    ready = await registry.wait_for_all(patience)
-            finally:
-                watch.cancel()
-            if not ready:
-                raise NotReady(
-                    f"not all workers were ready within --startup-timeout {patience:g} s: "
-                    + "; ".join(registry.complaints())
-                )
-        if cluster.found_workers:
-            ids = ", ".join(session.worker_id for session in registry.sessions())
-            self.display.say(f"found workers of --cluster-name {self.config.cluster.cluster_name}: {ids}")
-            for complaint in registry.complaints():
-                _log.warning("not ready yet: %s", complaint)
-            return
-        for worker in cluster.workers:
-            self.display.say(_started(worker))
-
-    def _roll(self, registry: Registry, drainer: WorkerDrainer) -> Roll:
-        return Roll(
-            registry,
-            drainer,
-            drain_timeout_s=self.config.operation.drain_timeout,
-            startup_timeout_s=self.config.cluster.startup_timeout,
-        )
-
-    async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
-        """Raises LinkBroken."""
-        patience = self.config.cluster.startup_timeout
-        with self.display.stage("links"):
-            links = await check_links(registry, dispatcher.attempt, timeout_s=patience)
-        for link in links:
-            self.display.say(str(link))
-
-    async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
-        """Show the loading progress of each worker until it is ready."""
-        while True:
-            ready = {session.worker_id for session in registry.sessions()}
-            for worker in workers:
-                state = None if worker.worker_id in ready else await worker.progress()
-                if state is not None:
-                    self.display.loading(worker.worker_id, *state)
-            await asyncio.sleep(_WATCH_S)
-
-    async def _frontends(
-        self,
-        generation: Generation,
-        history: History,
-        cluster: Cluster,
-        dispatcher: ClusterDispatcher,
-        drainer: WorkerDrainer,
-        scaling: Scaling,
-        registry: Registry,
-        metrics: RouterMetrics,
-    ) -> Service:
-        config, access = self.config, self.access
-        if access.keys is not None:
-            access.keys.share.place = registry.place
-        lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe), name="loop lag")
-        self.stack.callback(lag.cancel)
-        status = StatusReader(
-            generation.model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
-        )
-        http = HttpServer(
-            generation,
-            HttpConfig(
-                host=config.frontend.host,
-                port=config.frontend.http_port,
-                shared=config.frontend.frontends > 1,
-                max_body_bytes=config.access.max_body_bytes,
-                tls=access.tls,
-                keys=access.keys,
-                metrics_keys=access.metrics_keys,
-                cors_origins=access.cors_origins,
-                keep_alive_s=config.frontend.http_keep_alive,
-            ),
-            metrics=exported(
-                metrics.registry,
-                {
-                    "role": "router",
-                    "mode": config.mode.value,
-                    "worker": "router",
-                    "model_name": generation.model.name,
-                },
-                config.operation.metrics_names,
-            ),
-            worker_targets=registry.metrics_targets,
-            routes=page_routes(status.read),
-        )
-        grpc = GrpcServer(
-            generation,
-            GrpcConfig(
-                host=config.frontend.host,
-                port=config.frontend.grpc_port,
-                shared=config.frontend.frontends > 1,
-                max_message_bytes=config.access.max_body_bytes,
-                tls=access.tls,
-                keys=access.keys,
-            ),
-        )
-        for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
-            with taking(flag):
-                await server.start()
-            self.stack.push_async_callback(server.stop, 0.0)
-        admin = AdminServer(
-            admin_app(
-                registry,
-                drainer,
-                scaling=scaling,
-                stop=self.stop,
-                num_siblings=config.frontend.frontends - 1,
-                explain=Explanation(generation, history, dispatcher.standings).find,
-                drain_timeout_s=self.config.operation.drain_timeout,
-                startup_timeout_s=self.config.cluster.startup_timeout,
-            ),
-            self.config.effective_admin_port,
-        )
-        with taking("--admin-port"):
-            await admin.start()
-        self.stack.push_async_callback(admin.stop)
-        notice = PlacementNotice(
-            lambda: (session.info.node for session in registry.sessions()),
-            with_gpus=any(session.info.device.startswith("cuda") for session in registry.sessions()),
-        )
-        return Service(cluster, dispatcher, http, grpc, admin, notice)
-
-    def _summarize(self, model: ServedModel, service: Service, engine: EngineConfig) -> None:
-        config = self.config
-        workers = f"{config.decode_workers} decode"
-        if config.uses_handoffs:
-            workers = f"{config.num_prefill_workers} prefill + {workers}"
-        scheme = "http" if config.access.tls_cert is None else "https"
-        self.display.say(
-            f"{model.name} is ready {self.display.after()}: {config.mode.value}, {workers} on {engine.device}"
-            f" in {engine.dtype}; {scheme}://{config.frontend.host}:{service.http.port}/v1"
-            f" and gRPC {config.frontend.host}:{service.grpc.port}; --admin-port {service.admin.port}"
+    def summary(self, config: RouterConfig, after: str) -> str:
+        """One line when everything is ready. `after`: the time that it took."""
+        if len(self.models) == 1:
+            what = f"{self.models[0].name} is ready {after}: {self.models[0].summary()}"
+        else:
+            each = (f"{model.name} ({model.summary()})" for model in self.models)
+            what = f"{', '.join(each)} are ready {after}"
+        scheme, host = "http" if config.access.tls_cert is None else "https", config.frontend.host
+        return (
+            f"{what}; {scheme}://{host}:{self.http.port}/v1 and gRPC {host}:{self.grpc.port};"
+            f" --admin-port {self.admin.port}"
         )
 
 
-def _name() -> str:
-    """Of this router, for the workers: by time of its start, then by process."""
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%fZ} {socket.gethostname()}:{os.getpid()}"
+async def serving(
+    config: RouterConfig,
+    models: Sequence[ModelService],
+    access: Access,
+    stop: Callable[[bool], None],
+    stack: AsyncExitStack,
+) -> Service:
+    """Start the front ends, which end with `stack`. `config`: of any of the models, in what they share.
+
+    `stop` begins the orderly end of this process; with True, the workers end too. Raises PortTaken.
+    """
+    if access.keys is not None:
+        access.keys.share.place = lambda: place_among(model.registry for model in models)
+    lag = asyncio.create_task(watch_loop(lambda s: _observe_lag(models, s)), name="loop lag")
+    stack.callback(lag.cancel)
+    generations = Models(model.generation for model in models)
+    http = HttpServer(
+        generations,
+        HttpConfig(
+            host=config.frontend.host,
+            port=config.frontend.http_port,
+            shared=config.frontend.frontends > 1,
+            max_body_bytes=config.access.max_body_bytes,
+            tls=access.tls,
+            keys=access.keys,
+            metrics_keys=access.metrics_keys,
+            cors_origins=access.cors_origins,
+            keep_alive_s=config.frontend.http_keep_alive,
+        ),
+        metrics=exported([_metrics(model) for model in models], config.operation.metrics_names),
+        worker_targets=lambda: [target for model in models for target in model.registry.metrics_targets()],
+        routes=page_routes({model.name: model.status().read for model in models}),
+    )
+    grpc = GrpcServer(
+        generations,
+        GrpcConfig(
+            host=config.frontend.host,
+            port=config.frontend.grpc_port,
+            shared=config.frontend.frontends > 1,
+            max_message_bytes=config.access.max_body_bytes,
+            tls=access.tls,
+            keys=access.keys,
+        ),
+    )
+    for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
+        with taking(flag):
+            await server.start()
+        stack.push_async_callback(server.stop, 0.0)
+    admin = AdminServer(
+        admin_app(
+            {model.name: model.managed() for model in models},
+            stop=stop,
+            num_siblings=config.frontend.frontends - 1,
+        ),
+        config.effective_admin_port,
+    )
+    with taking("--admin-port"):
+        await admin.start()
+    stack.push_async_callback(admin.stop)
+    freeze_gc()
+    return Service(models, http, grpc, admin, _placement_notice(models))
 
 
-def _started(worker: RayWorker) -> str:
-    """What its start consisted of; a restarted worker's last start."""
-    parts = ", ".join(f"{stage[:1].lower()}{stage[1:]} {took:.1f} s" for stage, took in worker.stages)
-    return f"{worker.worker_id} started in {sum(took for _, took in worker.stages):.1f} s: {parts}"
+def _metrics(model: ModelService) -> Source:
+    labels = {
+        "role": "router",
+        "mode": model.config.mode.value,
+        "worker": "router",
+        "model_name": model.name,
+    }
+    return Source(model.metrics.registry, labels)
+
+
+def _observe_lag(models: Sequence[ModelService], seconds: float) -> None:
+    for model in models:
+        model.metrics.loop_lag.observe(seconds)
+
+
+def _placement_notice(models: Sequence[ModelService]) -> PlacementNotice:
+    def sessions() -> list[WorkerSession]:
+        return [session for model in models for session in model.registry.sessions()]
+
+    return PlacementNotice(
+        lambda: (session.info.node for session in sessions()),
+        with_gpus=any(session.info.device.startswith("cuda") for session in sessions()),
+    )

@@ -155,7 +155,7 @@ def run(argv: Sequence[str]) -> int:
     console = Console(highlight=False)
     try:
         api = api_of(arguments)
-        model = api.get("/v1/models")["data"][0]["id"]
+        model = arguments.model or api.get("/v1/models")["data"][0]["id"]
     except (ApiError, Unreachable, OSError, ValueError) as error:
         print(f"router chat: {error}", file=sys.stderr)
         return 1
@@ -208,6 +208,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_api_arguments(parser)
+    parser.add_argument("--model", metavar="NAME", help="model to chat with (default: the router's first)")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument("--temperature", type=float, help="sampling temperature (default: the router's)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="largest number of tokens of an answer")

@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from urllib.parse import urlencode
 
 from rich.console import Console
 from rich.live import Live
@@ -24,14 +25,15 @@ def run(argv: Sequence[str]) -> int:
     console = Console()
     try:
         api = api_of(arguments)
-        screen = top_screen(api.get(_PATH))
+        path = _PATH if arguments.model is None else f"{_PATH}?{urlencode({'model': arguments.model})}"
+        screen = top_screen(api.get(path))
         if arguments.once or not console.is_terminal:
             console.print(screen)
             return 0
         with Live(screen, console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(arguments.interval)
-                live.update(top_screen(api.get(_PATH)), refresh=True)
+                live.update(top_screen(api.get(path)), refresh=True)
     except (ApiError, Unreachable, OSError, ValueError) as error:
         print(f"router top: {error}", file=sys.stderr)
         return 1
@@ -45,6 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
         description="Monitor a running router: workers, KV pages, queue, latencies, last requests.",
     )
     add_api_arguments(parser, key="metrics key")
+    parser.add_argument("--model", metavar="NAME", help="model to show (default: the router's first)")
     parser.add_argument("--once", action="store_true", help="print once and exit, as without a terminal")
     parser.add_argument(
         "--interval",

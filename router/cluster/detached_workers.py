@@ -64,7 +64,7 @@ class Shape:
 
 
 class DetachedWorkers:
-    """Every actor in the namespace that this process has joined is a worker."""
+    """Every named actor in the namespace is a worker."""
 
     def __init__(self, record: ClusterRecord, namespace: str) -> None:
         self._record = record
@@ -139,9 +139,10 @@ class DetachedWorkers:
     def actors(self) -> dict[str, Any]:
         """By worker id."""
         found = {}
-        for worker_id in list_named_actors():
-            with suppress(ValueError):  # it has ended meanwhile
-                found[worker_id] = ray.get_actor(worker_id)
+        for actor in list_named_actors(all_namespaces=True):
+            if actor["namespace"] == self._namespace:
+                with suppress(ValueError):  # it has ended meanwhile
+                    found[actor["name"]] = ray.get_actor(actor["name"], self._namespace)
         return found
 
     def routers(self) -> list[str]:

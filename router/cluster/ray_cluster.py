@@ -1,4 +1,4 @@
-"""Baton's use of Ray: it places workers, starts them, and restarts them when they die.
+"""The workers of one model in Ray, which places and starts them, and restarts them when they die.
 
 Requests never pass through Ray. The router holds a `RayWorker` for each worker, which resolves the address of
 the worker's current incarnation.
@@ -11,8 +11,6 @@ over; a Ray that the router itself has started ends with it.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -26,51 +24,50 @@ from common.error_text import first_line
 from router.cluster.bundles import bundle_of, summed, total
 from router.cluster.detached_workers import DetachedWorkers, InUse, Shape
 from router.cluster.fleet import WantedWorkers, in_order, role_of
-from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.memory import free_main_memory, gpu_memory
-from router.cluster.nodes import Node, RayLost, gcs, nodes, until_enough, until_lost
+from router.cluster.nodes import gcs
+from router.cluster.ray_connection import ClusterError, RayConnection
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, end_actor
 from router.cluster.record import ClusterRecord, FirstGroup
 from router.cluster.worker_actors import WorkerActors
 from router.cluster.worker_plan import Machine, WorkerPlan, device_for
-from router.config.groups.cluster import ClusterSettings
-from router.config.settings import LogLevel, RouterConfig
+from router.config.settings import RouterConfig
 from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["Cluster", "ClusterError", "end_workers"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Cluster", "end_workers"]
 
 _LOOPBACK: Final = "127.0.0.1"
-_CONNECT_S: Final = 60.0
 _ROOM_S: Final = 1.0
 """For how long a call waits for room, so that the thread can be used for something else."""
 
 
-class ClusterError(Exception):
-    """Ray cannot be started or reached, or has no room; the message says what to do."""
-
-
 class Cluster:
-    """The workers of one name in a Ray that this process started or joined, until `close`."""
+    """The workers of one name, over a connection to Ray."""
 
-    def __init__(self, config: RouterConfig, actor_class: Callable[[WorkerRole], type] | None = None) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        ray_connection: RayConnection,
+        actor_class: Callable[[WorkerRole], type] | None = None,
+    ) -> None:
         """`actor_class` is for tests: replaces the actor class of each role."""
         self._config = config
         self._settings = config.cluster
-        self._is_local = self._settings.ray_address is None
-        self._actors = WorkerActors(config, actor_class, is_local=self._is_local)
+        self._ray = ray_connection
+        self._is_local = ray_connection.is_local
         self._namespace = f"baton.{self._settings.cluster_name}"
-        self._num_ranks = config.num_ranks
-        self._thread = RayThread()
-        self._asking = RayThread()
-        """For queries that Ray may not answer, so that nothing else waits behind them."""
+        self._actors = WorkerActors(
+            config,
+            self._namespace,
+            actor_class,
+            is_local=self._is_local,
+            shares_cores=ray_connection.num_ranks > 1,
+        )
         self._acting = RayThread()
         """For operations on workers."""
-        self._is_lost = False
         self.workers: list[RayWorker] = []
         """After `place`."""
         self.leads: Callable[[], bool] = lambda: True
@@ -81,97 +78,49 @@ class Cluster:
         self._first_ids: tuple[str, ...] = ()
         self._plans: dict[WorkerRole, WorkerPlan] = {}
         """One of each role, under any name."""
-        self.rank_cpus = self._settings.worker_cpus or max(1, (os.cpu_count() or 1) // self._num_ranks)
 
     def known_machine(self) -> Machine | None:
         """The machine of a local Ray without GPUs; None if only Ray can tell.
 
         Raises ClusterError, PlanError.
         """
-        if not self._is_local:
-            return None
-        gpus = num_local_gpus()
-        device = device_for(self._config.device, gpus)
-        self._check_room(device, gpus)
-        return self._machine_on(device) if device == "cpu" else None
+        return self._machine_on("cpu") if self._ray.known_device(self._config) == "cpu" else None
 
-    async def connect(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
-        """Start or join Ray; takes about 4 s for a local Ray. `on_wait` is called with the missing nodes.
+    async def find(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
+        """Look for workers in the Ray that was joined, and at the machine for them. `on_wait` is called with
+        the nodes that miss.
 
         Raises ClusterError, PlanError.
         """
-        await self.join()
-        self._found_group = await self._thread.call(lambda: self._record.group)
-        self.found_workers = self._found_group is not None
+        await self.open()
         # Workers that were placed before serve, even if a node has left since.
-        if self._settings.wait_for_nodes is not None and not self.found_workers:
-            await self._wait_for_nodes(self._settings.wait_for_nodes, on_wait)
-        return await self._thread.call(self._machine)
+        if not self.found_workers:
+            await self._ray.wait_for_nodes(on_wait)
+        return await self._acting.call(self._machine)
 
-    async def join(self) -> None:
-        """The part of `connect` that does not depend on the workers. Raises ClusterError."""
-        try:
-            async with asyncio.timeout(_CONNECT_S):
-                await self._thread.call(self._init)
-        except TimeoutError:
-            raise ClusterError(self._cannot_connect("no answer")) from None
-        except Exception as error:  # Ray also raises plain Exceptions
-            raise ClusterError(self._cannot_connect(first_line(error))) from error
+    async def open(self) -> None:
+        """Raises what Ray raises."""
+        await self._ray.asking.call(self._open)
 
-    async def _wait_for_nodes(self, wanted: int, on_wait: Callable[[str], None]) -> None:
-        try:
-            async with asyncio.timeout(self._settings.startup_timeout):
-                await until_enough(self.nodes, wanted, on_wait)
-        except TimeoutError:
-            raise ClusterError(
-                f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster did not have the"
-                f" {wanted} nodes of --wait-for-nodes; `ray status` shows which are missing"
-            ) from None
-
-    async def nodes(self) -> list[Node]:
-        """Raises what Ray raises if it cannot say."""
-        return await self._asking.call(nodes)
-
-    async def lost(self, on_nodes: Callable[[Sequence[Node]], None] = lambda _: None) -> RayLost:
-        """Wait until Ray has ended. `on_nodes` is called with the nodes every 2 s."""
-
-        async def ask() -> list[Node]:
-            known = await self.nodes()
-            on_nodes(known)
-            return known
-
-        loss = await until_lost(ask, self._own_node)
-        self._is_lost = True
-        return loss
-
-    def _init(self) -> None:
-        operation = self._config.operation
-        common: dict[str, Any] = {
-            "logging_level": logging.ERROR,
-            "namespace": self._namespace,
-            "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
-        }
-        if self._is_local:
-            start_local_ray(num_cpus=max(self.rank_cpus * self._num_ranks, os.cpu_count() or 1), **common)
-        else:
-            ray.init(address=self._settings.ray_address, **common)
-        self._own_node: str = ray.get_runtime_context().get_node_id()
+    def _open(self) -> None:
         self._record = ClusterRecord(gcs(), self._namespace)
         self._identity: Identity = self._record.identity()
         self._detached = DetachedWorkers(self._record, self._namespace)
+        self._found_group = self._record.group
+        self.found_workers = self._found_group is not None
 
     def _machine(self) -> Machine:
         """The machine on which workers will run."""
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        device = device_for(self._config.device, resources.get("GPU", 0.0))
-        self._check_room(device, int(resources.get("GPU", 0.0)))
-        return self._machine_on(device)
+        gpus = int(resources.get("GPU", 0.0))
+        self._ray.check_room(gpus)
+        return self._machine_on(device_for(self._config.device, gpus))
 
     def _machine_on(self, device: str) -> Machine:
         return Machine(
             device=device,
             memory_bytes=self._memory_bytes(device),
-            cpus=self.rank_cpus if self._is_local else self._settings.worker_cpus or 1,
+            cpus=self._ray.rank_cpus(self._config) if self._is_local else self._settings.worker_cpus or 1,
             host=_LOOPBACK if self._is_local else "",
         )
 
@@ -193,7 +142,7 @@ class Cluster:
                 " and --placement, or another --cluster-name, or stop it first"
             ) from None
         # Workers of another group were ended for those of this one.
-        settled = await self._thread.call(lambda: self._record.group)
+        settled = await self._ray.asking.call(lambda: self._record.group)
         self._first_ids = () if settled is None else settled.worker_ids
         self.found_workers &= self._found_group == settled
         await self._until_room(group, on_wait)
@@ -251,7 +200,7 @@ class Cluster:
             self._record,
             self._acting,
             identity=self._identity,
-            reaches=self._reaches,
+            reaches=self._ray.reaches,
             leads=lambda: self.leads(),
         )
 
@@ -266,12 +215,14 @@ class Cluster:
 
     async def wanted(self) -> dict[WorkerRole, WantedWorkers]:
         """The workers that the cluster is to have. Raises what Ray raises if it cannot say."""
-        found = {role: await self._asking.call(partial(self._record.wanted, role)) for role in self._plans}
+        found = {
+            role: await self._ray.asking.call(partial(self._record.wanted, role)) for role in self._plans
+        }
         return {role: wanted for role, wanted in found.items() if wanted is not None}
 
     async def ask(self, use: Callable[[ClusterRecord], object]) -> object:
         """What `use` returns, where it may block. Raises what Ray raises."""
-        return await self._asking.call(partial(use, self._record))
+        return await self._ray.asking.call(partial(use, self._record))
 
     async def want(self, role: WorkerRole, workers: WantedWorkers) -> None:
         """Let the cluster have these, for every router. Raises what Ray raises."""
@@ -279,7 +230,7 @@ class Cluster:
 
     async def actors(self) -> set[str]:
         """Names of the workers that there are. Raises what Ray raises if it cannot say."""
-        return set(await self._asking.call(self._detached.actors))
+        return set(await self._ray.asking.call(self._detached.actors))
 
     async def give_back(self, worker_id: str) -> None:
         """What a worker had that has ended, and is not wanted any more."""
@@ -295,7 +246,7 @@ class Cluster:
         """
         if not self._is_local:
             return ""  # Ray's autoscaler may add nodes
-        has: dict[str, float] = await self._asking.call(ray.cluster_resources)
+        has: dict[str, float] = await self._ray.asking.call(ray.cluster_resources)
         needed = [self._shape.bundles[role] for role, count in counts.items() for _ in range(count)]
         if all(amount <= has.get(kind, 0.0) for kind, amount in total(needed).items()):
             return ""
@@ -317,50 +268,26 @@ class Cluster:
         return sorted(actors)
 
     async def _has_room(self, group: PlacementGroup) -> bool:
-        return await self._asking.call(partial(group.wait, _ROOM_S))
-
-    async def dead_nodes(self) -> set[str]:
-        """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
-        return {node.id for node in await self.nodes() if not node.alive}
+        return await self._ray.asking.call(partial(group.wait, _ROOM_S))
 
     async def incarnations(self) -> list[Incarnation]:
         """The last known process of each worker. Raises what Ray raises if it cannot say."""
         ids = [worker.worker_id for worker in self.workers]
-        return await self._asking.call(partial(self._record.incarnations, ids))
+        return await self._ray.asking.call(partial(self._record.incarnations, ids))
 
     async def keep_incarnation(self, incarnation: Incarnation) -> None:
         """Raises what Ray raises."""
         await self.ask(lambda record: record.keep_incarnation(incarnation))
 
-    async def _reaches(self, node_id: str) -> bool:
-        """Whether Ray answers, and its health checks reach that node."""
-        try:
-            return any(node.alive and node.id == node_id for node in await self.nodes())
-        except Exception as error:  # Ray's errors share no base class
-            _log.debug("Ray cannot say which nodes it reaches: %s", error)
-            return False
-
     async def close(self) -> None:
-        """Leave Ray; if this process started it, end it with its workers. Safe to call at any point."""
-        if self._is_lost or not ray.is_initialized():
-            return
-        if self._is_local:
+        """After `find`: end the workers of a Ray that ends with this process."""
+        if self._is_local and self._ray.is_up:
             await self.end_workers()
-        await self._thread.call(ray.shutdown)
-
-    def _check_room(self, device: str, gpus: int) -> None:
-        """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
-        if self._is_local and device == "cuda" and gpus < self._num_ranks:
-            raise ClusterError(
-                f"{self._num_ranks} ranks of workers need a GPU each and this machine has {gpus}; lower"
-                " --tensor-parallel-size, --decode-workers or --prefill-workers, or join a larger cluster"
-                " with --ray-address"
-            )
 
     def _memory_bytes(self, device: str) -> int:
         """Measured before the workers take it, for as long as they live: their settings depend on it."""
         if device == "cpu" and self._is_local:
-            return free_main_memory() // self._num_ranks
+            return free_main_memory() // self._ray.num_ranks
         if (known := self._record.memory(device)) is not None:
             return known
         measure = ray.remote(gpu_memory if device == "cuda" else free_main_memory)
@@ -374,27 +301,23 @@ class Cluster:
         self._record.keep_memory(device, memory)
         return memory
 
-    def _cannot_connect(self, reason: str) -> str:
-        if self._is_local:
-            return f"Ray could not be started on this machine: {reason}"
-        return (
-            f"no Ray cluster can be joined at --ray-address {self._settings.ray_address}: {reason}; start one"
-            " (`ray start --head`, or `ray up deploy/cluster.yaml`) and give this process its token"
-            " (RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN), or leave the flag out for a local Ray"
-        )
 
-
-def end_workers(settings: ClusterSettings) -> list[str]:
-    """End the workers of a cluster that no router uses; returns their names. Raises ClusterError."""
+def end_workers(configs: Sequence[RouterConfig]) -> list[str]:
+    """End the workers of clusters that no router uses; returns their names. Raises ClusterError."""
 
     async def end() -> list[str]:
-        cluster = Cluster(RouterConfig(cluster=settings))
-        await cluster.join()
+        connection = RayConnection(configs)
+        await connection.join()
         try:
-            if routers := await cluster.routers():
-                raise ClusterError(f"{', '.join(routers)} uses these workers: `router stop --workers` there")
-            return await cluster.end_workers()
+            return [name for config in configs for name in await _ended(Cluster(config, connection))]
         finally:
-            await cluster.close()
+            await connection.close()
 
     return asyncio.run(end())
+
+
+async def _ended(cluster: Cluster) -> list[str]:
+    await cluster.open()
+    if routers := await cluster.routers():
+        raise ClusterError(f"{', '.join(routers)} uses these workers: `router stop --workers` there")
+    return await cluster.end_workers()

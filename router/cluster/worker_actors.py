@@ -30,10 +30,20 @@ class WorkerActors:
     """Finds and creates actors of workers, which are named after them."""
 
     def __init__(
-        self, config: RouterConfig, actor_class: Callable[[WorkerRole], type] | None, *, is_local: bool
+        self,
+        config: RouterConfig,
+        namespace: str,
+        actor_class: Callable[[WorkerRole], type] | None,
+        *,
+        is_local: bool,
+        shares_cores: bool,
     ) -> None:
-        """`is_local`: in a Ray of one node, which ends with this process."""
+        """`is_local`: in a Ray of one node, which ends with this process. `shares_cores`: a worker may not
+        be the only process that computes on its machine.
+        """
         self._config = config
+        self._namespace = namespace
+        self._shares_cores = shares_cores
         self._actor_class = actor_class or _actor_class
         self._users = environment_of(config.cluster.worker_env)
         self._is_local = is_local
@@ -59,6 +69,7 @@ class WorkerActors:
                 num_gpus=plan.gpus,  # the leader's; its other ranks take the rest of the bundle
                 max_restarts=_FOREVER,
                 name=plan.config.worker_id,
+                namespace=self._namespace,
                 lifetime=DETACHED,
                 get_if_exists=True,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
@@ -79,7 +90,7 @@ class WorkerActors:
 
     def _environment(self, plan: WorkerPlan) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": str(plan.cpus)}
-        if self._config.num_ranks > 1:
+        if self._shares_cores:
             # OpenMP's idle threads spin. Where processes share cores, they keep busy threads of other
             # processes from running: two workers with two threads each, on two cores, decoded fifteen to
             # thirty times slower. A worker with cores of its own keeps OpenMP's default: with 1000 turns it

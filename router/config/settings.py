@@ -68,7 +68,8 @@ class RouterConfig:
         str,
         Option(
             _MODEL,
-            "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id",
+            "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id; several as"
+            " NAME=MODEL each",
             "MODEL",
         ),
     ] = ""

@@ -110,6 +110,10 @@ class ClusterDispatcher:
         """Whether new sequences are accepted; without a worker, if one is started for them."""
         return not self._draining and (self._selector.is_ready() or self.wakes_workers)
 
+    def workers(self, role: worker_pb2.Role) -> int:
+        """See `Dispatcher.workers`."""
+        return len(self._registry.ready(role))
+
     async def drain(self, timeout_s: float, *, workers_return: bool = True) -> int:
         """Refuse new sequences and wait for the running ones; returns how many are left.
 

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 from router.dispatch.standing import Standing
 from router.dispatch.token_stream import TokenStream
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 __all__ = ["Dispatcher", "OnCut", "ignore_cut"]
 
@@ -48,4 +48,8 @@ class Dispatcher(Protocol):
 
     def ready(self) -> bool:
         """Whether there are ready workers for a request."""
+        ...
+
+    def workers(self, role: worker_pb2.Role) -> int:
+        """Number of workers of a role that can be used now."""
         ...

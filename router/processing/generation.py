@@ -13,7 +13,7 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
-from router.errors import InvalidRequest, NotFound, Unavailable
+from router.errors import InvalidRequest, Unavailable
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
@@ -30,7 +30,7 @@ from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import MAX_PRIORITY, RequestLimits
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 __all__ = ["Generation", "PreparedPrompt"]
 
@@ -93,13 +93,16 @@ class Generation:
     def ready(self) -> bool:
         return self._dispatcher.ready()
 
+    def workers(self, role: worker_pb2.Role) -> int:
+        """Number of workers of a role that can be used now."""
+        return self._dispatcher.workers(role)
+
     async def start(self, request: GenerationRequest) -> Run:
         """Validate and tokenize. Nothing is sent to workers before the run's chunks are iterated.
 
-        Raises InvalidRequest, NotFound or Overloaded.
+        Raises InvalidRequest or Overloaded.
         """
         model, options = self.model, request.options
-        self.check_model(request.model)
         self._check_counts(request)
         options.check(self.bounds)
         # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
@@ -157,15 +160,6 @@ class Generation:
                 f"The prediction has more tokens than the context, which holds {context}.", param="prediction"
             )
         return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
-
-    def check_model(self, name: str) -> None:
-        """Raise NotFound unless `model` is empty or the served model."""
-        if name not in ("", self.model.name):
-            raise NotFound(
-                f"The model {name[:100]!r} does not exist; this server has {self.model.name!r}.",
-                param="model",
-                code="model_not_found",
-            )
 
     def abort(self, request_id: str) -> bool:
         """Abort a running request, also on the workers. False if the client has none with this id."""

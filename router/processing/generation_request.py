@@ -33,8 +33,6 @@ class GenerationRequest:
     """Unique among running requests."""
     prompts: Sequence[Prompt]
     options: SamplingOptions
-    model: str = ""
-    """Empty: the served one."""
     n: int = 1
     """Completions of every prompt."""
     priority: int = 0

@@ -1,4 +1,4 @@
-"""Facts about the served model, for the frontends."""
+"""Facts about a served model, for the frontends."""
 
 from __future__ import annotations
 
@@ -20,5 +20,3 @@ class ServedModel:
     """Prompt and output together, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
-    prefill_workers: int = 0
-    decode_workers: int = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -28,7 +28,14 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
-__all__ = ["Registry", "WorkerBroken", "WorkerHandle", "WorkerStopped", "WorkerUnavailable"]
+__all__ = [
+    "Registry",
+    "WorkerBroken",
+    "WorkerHandle",
+    "WorkerStopped",
+    "WorkerUnavailable",
+    "place_among",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +78,7 @@ class Registry:
         self._on_news: Callable[[], None] = lambda: None
         self._fencing = fencing
         self._digests = dict(digests)
-        self._name = name
+        self.name: Final = name
         self._changed = asyncio.Condition()
         self._draining: set[str] = set()
         """Workers that report a drain."""
@@ -134,17 +141,12 @@ class Registry:
 
         Routers may disagree about that for a moment, so whatever the leader does must be safe to do twice.
         """
-        return all(self._name > other for other in self.other_routers())
-
-    def place(self) -> tuple[int, int]:
-        """The index of this router among all that are connected to the workers, and their number."""
-        others = self.other_routers()
-        return sum(other < self._name for other in others), len(others) + 1
+        return all(self.name > other for other in self.other_routers())
 
     def other_routers(self) -> list[str]:
         """The other routers that the workers report."""
         names = {name for session in self.sessions() for name in session.load.routers}
-        return sorted(names - {self._name})
+        return sorted(names - {self.name})
 
     def complaints(self) -> list[str]:
         """For each worker that is not ready, its last error."""
@@ -266,7 +268,7 @@ class Registry:
             member.breaker,
             monitor=HeartbeatMonitor(self._silence_s, self._grace_s),
             on_news=lambda: self._on_report(member),
-            router=self._name,
+            router=self.name,
         )
         found = session.info.settings_digest
         wanted = self._digests.get(worker_id, found)
@@ -341,3 +343,12 @@ def _described(session: WorkerSession) -> str:
     info = session.info
     host = info.metrics_address.rpartition(":")[0]
     return f"{session.worker_id} (pid {info.pid} on {host}, {session.num_cut} requests continue elsewhere)"
+
+
+def place_among(registries: Iterable[Registry]) -> tuple[int, int]:
+    """The index of this router among all that are connected to the workers of any of its models, and their
+    number.
+    """
+    known = list(registries)
+    others = {other for registry in known for other in registry.other_routers()}
+    return sum(other < known[0].name for other in others), len(others) + 1

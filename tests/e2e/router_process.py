@@ -77,9 +77,13 @@ def _has_ended(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def router(log: Path, *flags: str, model: str = "smollm2") -> Iterator[RouterProcess]:
-    """Ends the router however the test went; does not wait for it to be ready."""
-    command = [Path(sys.executable).with_name("router"), "--model", model, "--device", "cpu"]
+def router(log: Path, *flags: str, model: str | None = "smollm2") -> Iterator[RouterProcess]:
+    """Ends the router however the test went; does not wait for it to be ready.
+
+    `model` None: `flags` say which.
+    """
+    command = [Path(sys.executable).with_name("router"), "--device", "cpu"]
+    command += [] if model is None else ["--model", model]
     command += ["--dtype", "float32"]  # answers are compared with transformers' token by token
     ports = ["--http-port", "0", "--grpc-port", "0"]
     with log.open("wb") as output:

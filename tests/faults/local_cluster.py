@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from common.metric_export import exported
+from common.metric_export import Source, exported
 from engine.config import SpeculationConfig
 from router.cli.loop_lag import watch_loop
 from router.config.settings import Mode, RouterConfig
@@ -18,6 +18,7 @@ from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
 from router.frontend.page.status import StatusReader
 from router.processing.generation import Generation
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -148,17 +149,18 @@ def _open_frontends(
         eos_token_ids=(1,),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
+    models = Models([generation])
     status = StatusReader(
         model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
     )
     http = HttpServer(
-        generation,
+        models,
         HttpConfig(port=0),
-        metrics=exported(metrics.registry, {"role": "router", "model_name": model.name}),
+        metrics=exported([Source(metrics.registry, {"role": "router", "model_name": model.name})]),
         worker_targets=registry.metrics_targets,
-        routes=page_routes(status.read),
+        routes=page_routes({model.name: status.read}),
     )
-    return http, GrpcServer(generation, GrpcConfig(port=0))
+    return http, GrpcServer(models, GrpcConfig(port=0))
 
 
 def _closing(stop: Callable[[float], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

@@ -21,10 +21,11 @@ from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
 from router.processing.generation import Generation
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import RequestLimits
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.tls import TlsFiles
 
 STOP = sampling_pb2.FINISH_REASON_STOP
@@ -73,6 +74,9 @@ class ScriptedDispatcher:
 
     def ready(self) -> bool:
         return self.is_ready
+
+    def workers(self, role: worker_pb2.Role) -> int:
+        return int(self.is_ready and role == worker_pb2.ROLE_DECODE)
 
     async def generate(
         self,
@@ -166,10 +170,14 @@ def _prompt_logprobs(tokens: Sequence[int], count: int) -> sampling_pb2.PromptLo
 @dataclass
 class Frontends:
     dispatcher: ScriptedDispatcher
-    generation: Generation
+    models: Models
     http: HttpServer
     grpc: GrpcServer
     scheme: str = "http"
+
+    @property
+    def generation(self) -> Generation:
+        return self.models.first
 
     @property
     def url(self) -> str:
@@ -213,11 +221,11 @@ async def open_frontends(
         vocab_size=49152,
         eos_token_ids=(2,),
     )
-    generation = Generation(model, tokenizer, dispatcher, limits)
+    models = Models([Generation(model, tokenizer, dispatcher, limits)])
     registry = CollectorRegistry()
     Counter("baton_example", "An example", registry=registry)
     http = HttpServer(
-        generation,
+        models,
         HttpConfig(
             port=0,
             tls=tls,
@@ -228,13 +236,13 @@ async def open_frontends(
         ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
-        routes=page_routes(_no_status),
+        routes=page_routes({"small": _no_status}),
     )
-    grpc = GrpcServer(generation, GrpcConfig(port=0, tls=tls, keys=keys))
+    grpc = GrpcServer(models, GrpcConfig(port=0, tls=tls, keys=keys))
     await http.start()
     await grpc.start()
     try:
-        yield Frontends(dispatcher, generation, http, grpc, "http" if tls is None else "https")
+        yield Frontends(dispatcher, models, http, grpc, "http" if tls is None else "https")
     finally:
         await asyncio.gather(http.stop(grace_s=1), grpc.stop(grace_s=1))
 

@@ -21,7 +21,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import tune_gc
-from common.metric_export import exported
+from common.metric_export import Source, exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
@@ -219,7 +219,7 @@ class WorkerHost:
             "worker": config.worker_id,
             "model_name": config.model,
         }
-        return exported(self._parts.metrics.registry, labels, config.metric_names)
+        return exported([Source(self._parts.metrics.registry, labels)], config.metric_names)
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine

@@ -17,6 +17,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from router.processing.text.tokenizer import Tokenizer
 from router.workers.registry import Registry
@@ -70,7 +71,9 @@ async def _route(folder: Path, vocab_size: int, workers: Sequence[str], port: in
             Tokenizer.load(folder, vocab_size=vocab_size),
             ClusterDispatcher(config, registry, metrics),
         )
-        http = HttpServer(generation, HttpConfig(port=port, shared=True), metrics=CollectorRegistry())
+        http = HttpServer(
+            Models([generation]), HttpConfig(port=port, shared=True), metrics=CollectorRegistry()
+        )
         await http.start()
         freeze_gc()
         pipe.send(True)

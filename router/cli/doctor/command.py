@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from router.cli.doctor import gpus, links, machine, model, nodes, software, transports
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
-from router.config.flags.command_line import ConfigError, add_flag, settings_in
+from router.config.flags.command_line import ConfigError, add_flag
+from router.config.flags.config_file import read_config_file
 from router.config.flags.environment import environment_of
 from router.config.flags.validation import problems_of
 from router.config.settings import Device, RouterConfig
@@ -131,7 +132,7 @@ def _parse(argv: Sequence[str]) -> tuple[RouterConfig, bool]:
     """The settings, and whether only transports are measured. Raises ConfigError."""
     given: dict[str, Any] = vars(make_parser().parse_args(argv))
     path, only_transports = given.pop("config", None), given.pop("transports")
-    config = configured({**(settings_in(path) if path else {}), **given})
+    config = configured({**(read_config_file(path).settings if path else {}), **given})
     # The model is optional here.
     problems = problems_of(config if config.model else replace(config, model="smollm2"))
     if only_transports and config.cluster.ray_address is not None:

@@ -8,16 +8,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
-
 from router.config.flags.aliases import OWN, as_given, translated
-from router.config.flags.named_settings import named_settings
+from router.config.flags.config_error import ConfigError
+from router.config.flags.config_file import ConfigFile, read_config_file
+from router.config.flags.model_settings import named_model, problems_between, settings_of
 from router.config.flags.validation import problems_of
 from router.config.flags.values import choices, converter, did_you_mean
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
 
-__all__ = ["ConfigError", "add_flag", "parse", "settings_in"]
+__all__ = ["ConfigError", "add_flag", "parse", "parse_models"]
 
 _DESCRIPTION = """\
 Serve a language model from a cluster: an OpenAI-compatible HTTP API and a gRPC API in front of
@@ -37,6 +37,9 @@ examples:
 
   router --config production.yaml --log-level debug
       the same names in a file (page-size: 32); flags win over the file
+
+  router --model small=smollm2 --model big=/models/Llama-3.1-8B-Instruct
+      two models, each with workers of its own; with other settings for each: `models` in a file
 
   router workers | router drain decode-1 | router restart all
       list the workers of a running router; drain one; restart all, one by one
@@ -59,28 +62,61 @@ then:
 """
 
 
-class ConfigError(Exception):
-    """The command line or the file is invalid. Every message names the flag, its value and what to do."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = tuple(problems)
-
-
 def parse(argv: Sequence[str]) -> RouterConfig:
-    """The validated configuration. Raises ConfigError; exits for --help and --version as argparse does."""
-    given, names = _given(argv)
-    path: Path | None = given.pop("config", None)
-    settings: dict[str, Any] = {**(settings_in(path) if path else {}), **given}
-    config = configured(settings)
-    problems = problems_of(config)
-    if problems:
-        raise ConfigError([as_given(problem, names) for problem in problems])
+    """The validated configuration of a router with one model. Raises ConfigError; see `parse_models`."""
+    config, *others = parse_models(argv)
+    if others:
+        raise ConfigError(["there are several models, and this is for one"])
     return config
 
 
+def parse_models(argv: Sequence[str]) -> tuple[RouterConfig, ...]:
+    """The validated configuration of each model; they are equal in what `is_of_model` does not name.
+
+    Raises ConfigError; exits for --help and --version as argparse does.
+    """
+    given, names = _given(argv)
+    path: Path | None = given.pop("config", None)
+    file = read_config_file(path) if path else ConfigFile()
+    configs = tuple(map(configured, _settings(given, file)))
+    problems = [
+        as_given(_of(config, configs, problem), names)
+        for config in configs
+        for problem in problems_of(config)
+    ]
+    problems += problems_between(configs)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return configs
+
+
+def _settings(given: dict[str, Any], file: ConfigFile) -> list[dict[str, Any]]:
+    """Of each model. What the command line has wins over the file. Raises ConfigError."""
+    models = list(dict.fromkeys(given.pop("model", [])))
+    named = {found.name: {"model": found.path} for found in map(named_model, models) if found is not None}
+    if models and file.models:
+        raise ConfigError([f"--model {models[0]} and `models` in the file; give one of them"])
+    if (named and len(named) < len(models)) or (not named and len(models) > 1):
+        names = " and ".join(sorted(models))
+        raise ConfigError([f"{names}: several models need a name each, such as --model small=smollm2"])
+    settings = {**file.settings, **given}
+    if not (several := named or file.models):
+        return [settings | ({"model": models[0]} if models else {})]
+    if "served_model_name" in settings:
+        raise ConfigError(
+            [f"--served-model-name {settings['served_model_name']}: each model has its own name"]
+        )
+    return [settings_of(name, file.settings, own, given) for name, own in several.items()]
+
+
+def _of(config: RouterConfig, configs: Sequence[RouterConfig], problem: str) -> str:
+    return problem if len(configs) == 1 else f"{config.served_model_name}: {problem}"
+
+
 def _given(argv: Sequence[str]) -> tuple[dict[str, Any], Mapping[str, str]]:
-    """Settings of a command line with flags of Baton or of other servers; and the latter by ours."""
+    """Settings of a command line with flags of Baton or of other servers, `model` as a list; and the flags
+    of others by ours.
+    """
     line = translated(argv[1:] if argv and argv[0] == "serve" else argv)
     if line.problems:
         raise ConfigError(line.problems)
@@ -95,10 +131,8 @@ def _with_model(given: dict[str, Any], rest: Sequence[str]) -> dict[str, Any]:
     """`rest`: what belongs to no flag, which may be a model: `router serve MODEL`, as in vLLM."""
     for flag in (word.partition("=")[0] for word in rest if word.startswith("-")):
         raise ConfigError([f"{flag} is not a flag of router{did_you_mean(flag, OWN)}"])
-    models = {*rest, given["model"]} if "model" in given else set(rest)
-    if len(models) > 1:
-        raise ConfigError([f"{' and '.join(sorted(models))}: one router serves one model; give one of them"])
-    return {**given, "model": models.pop()} if models else given
+    models = [*given.get("model", []), *rest]
+    return {**given, "model": models} if models else given
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,7 +163,12 @@ def _parser() -> argparse.ArgumentParser:
         option = setting.option
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        add_flag(groups[option.group], setting)
+        if setting.name == "model":
+            groups[option.group].add_argument(
+                setting.flag, action="append", metavar=option.metavar, help=option.help
+            )
+        else:
+            add_flag(groups[option.group], setting)
     groups[SETTINGS["log_level"].option.group].add_argument(
         "--config", type=Path, metavar="FILE", help="YAML file with any of these settings, by the same names"
     )
@@ -158,23 +197,3 @@ def _help(setting: Setting) -> str:
         return text
     default = setting.default.value if isinstance(setting.default, Enum) else setting.default
     return f"{text} (default: {default})"
-
-
-def settings_in(path: Path) -> dict[str, object]:
-    """The settings of a YAML file, by the names of `RouterConfig`. Raises ConfigError."""
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError([f"--config {path}: {error.strerror}; give a readable YAML file"]) from None
-    except yaml.YAMLError as error:
-        raise ConfigError([f"--config {path} is not YAML: {error}"]) from None
-    if content is None:
-        return {}
-    if not isinstance(content, Mapping):
-        raise ConfigError([f"--config {path} must hold settings such as `page-size: 16`"])
-    found = named_settings({str(key): value for key, value in content.items()})
-    known = [setting.replace("_", "-") for setting in SETTINGS]
-    problems = [f"{key} is not a setting{did_you_mean(key, known)}" for key in found.unknown]
-    if problems := problems + found.problems:
-        raise ConfigError([f"--config {path}: {problem}" for problem in problems])
-    return found.settings

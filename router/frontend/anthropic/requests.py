@@ -183,7 +183,7 @@ class CountTokensBody(BaseModel):
     mcp_servers: Annotated[Any, Refused("no hosted tools", ([],))] = None
     speed: Annotated[Any, Refused("only `standard` is supported", ("standard",))] = None
     compaction: Annotated[Any, Refused("a prompt is never cut")] = None
-    fallbacks: Annotated[Any, Refused("one model is served", ([],))] = None
+    fallbacks: Annotated[Any, Refused("a request is for one model", ([],))] = None
     thread: Annotated[Any, Refused("nothing is kept between requests")] = None
     betas: _Bookkeeping = None
     billing_policy: _Bookkeeping = None
@@ -270,7 +270,6 @@ class MessagesBody(CountTokensBody):
             id=request_id,
             prompts=[chat],
             options=options,
-            model=self.model or "",
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,

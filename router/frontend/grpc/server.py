@@ -1,7 +1,7 @@
 """Runs the gRPC frontend inside the caller's event loop.
 
 ```
-server = GrpcServer(generation, GrpcConfig(host="0.0.0.0", port=50051))
+server = GrpcServer(Models([generation]), GrpcConfig(host="0.0.0.0", port=50051))
 await server.start()            # OSError: the port is taken
 ...
 await server.stop(grace_s=30)
@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from router.frontend.api_keys import ApiKeys
 from router.frontend.grpc.auth import RequireApiKey
 from router.frontend.grpc.service import RouterService
-from router.processing.generation import Generation
+from router.processing.models import Models
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from rpc.health import HealthService
 from rpc.tls import TlsFiles
@@ -50,10 +50,10 @@ class GrpcConfig:
 
 
 class GrpcServer:
-    """`baton.v1.Router`, the standard health service that follows readiness, and reflection."""
+    """`baton.v1.Router`, reflection, and the standard health service, where each model is a service too."""
 
-    def __init__(self, generation: Generation, config: GrpcConfig) -> None:
-        self._generation = generation
+    def __init__(self, models: Models, config: GrpcConfig) -> None:
+        self._models = models
         self._config = config
         self._health = HealthService()
         self._server: grpc.aio.Server | None = None
@@ -72,7 +72,7 @@ class GrpcServer:
             ),
         )
         router_pb2_grpc.add_RouterServicer_to_server(  # type: ignore[no-untyped-call]
-            RouterService(self._generation), server
+            RouterService(self._models), server
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
@@ -99,7 +99,7 @@ class GrpcServer:
         try:
             await asyncio.wait_for(asyncio.shield(stopping), grace_s)
         except TimeoutError:
-            self._generation.fail_all()
+            self._models.fail_all()
             await stopping
 
     async def _watch_readiness(self) -> None:
@@ -108,12 +108,15 @@ class GrpcServer:
             await self._publish_health()
 
     async def _publish_health(self) -> None:
-        ready = self._generation.ready()
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
         for service in ("", _SERVICE):
-            await self._health.set(service, status)
+            await self._health.set(service, _status(self._models.ready()))
+        for generation in self._models:
+            await self._health.set(generation.model.name, _status(generation.ready()))
+
+
+def _status(ready: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
+    states = health_pb2.HealthCheckResponse
+    return states.SERVING if ready else states.NOT_SERVING
 
 
 def _bracketed(host: str) -> str:

@@ -18,11 +18,12 @@ from router.frontend.openai.chat_parts import new_call_id
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
+from router.processing.models import Models
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
-from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, worker_pb2
 
 __all__ = ["RouterService"]
 
@@ -33,13 +34,14 @@ _AbortContext = grpc.aio.ServicerContext[router_pb2.AbortRequest, router_pb2.Abo
 _TokenizeContext = grpc.aio.ServicerContext[router_pb2.TokenizeRequest, router_pb2.TokenizeResponse]
 _DetokenizeContext = grpc.aio.ServicerContext[router_pb2.DetokenizeRequest, router_pb2.DetokenizeResponse]
 _InfoContext = grpc.aio.ServicerContext[router_pb2.GetModelInfoRequest, router_pb2.ModelInfo]
+_ListContext = grpc.aio.ServicerContext[router_pb2.ListModelsRequest, router_pb2.ListModelsResponse]
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
     """Calls that are cancelled, or whose deadline passes, are aborted on the workers."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     async def Generate(  # noqa: N802
         self, request: router_pb2.GenerateRequest, context: _GenerateContext
@@ -48,7 +50,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
         try:
             request_id = _checked_id(request.request_id) or request_id
             CURRENT_REQUEST.set(_identity(request, request_id, context))
-            run = await self._generation.start(_request(request, request_id, context.time_remaining()))
+            generation = self._models.find(request.model)
+            run = await generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
                     for part in chunk.prompt_logprobs:
@@ -60,15 +63,15 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def Abort(  # noqa: N802
         self, request: router_pb2.AbortRequest, context: _AbortContext
     ) -> router_pb2.AbortResponse:
-        return router_pb2.AbortResponse(found=self._generation.abort(request.request_id))
+        return router_pb2.AbortResponse(found=self._models.abort(request.request_id))
 
     async def Tokenize(  # noqa: N802
         self, request: router_pb2.TokenizeRequest, context: _TokenizeContext
     ) -> router_pb2.TokenizeResponse:
         try:
-            self._generation.check_model(request.model)
+            generation = self._models.find(request.model)
             prompt = chat_of(request.chat) if request.HasField("chat") else request.text
-            prepared = await self._generation.prepare(prompt)
+            prepared = await generation.prepare(prompt)
         except Exception as error:
             await _fail(context, as_router_error(error), _call_id())
         return router_pb2.TokenizeResponse(ids=prepared.token_ids)
@@ -77,25 +80,37 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: router_pb2.DetokenizeRequest, context: _DetokenizeContext
     ) -> router_pb2.DetokenizeResponse:
         try:
-            self._generation.check_model(request.model)
-            self._generation.check_ids(request.ids, "ids")
+            generation = self._models.find(request.model)
+            generation.check_ids(request.ids, "ids")
         except Exception as error:
             await _fail(context, as_router_error(error), _call_id())
-        return router_pb2.DetokenizeResponse(text=self._generation.tokenizer.decode(list(request.ids)))
+        return router_pb2.DetokenizeResponse(text=generation.tokenizer.decode(list(request.ids)))
 
     async def GetModelInfo(  # noqa: N802
         self, request: router_pb2.GetModelInfoRequest, context: _InfoContext
     ) -> router_pb2.ModelInfo:
-        model = self._generation.model
-        return router_pb2.ModelInfo(
-            model=model.name,
-            mode=model.mode,
-            max_model_len=model.max_model_len,
-            vocab_size=model.vocab_size,
-            prefill_workers=model.prefill_workers,
-            decode_workers=model.decode_workers,
-            eos_token_ids=model.eos_token_ids,
-        )
+        try:
+            return _info(self._models.find(request.model))
+        except RouterError as error:
+            await _fail(context, error, _call_id())
+
+    async def ListModels(  # noqa: N802
+        self, request: router_pb2.ListModelsRequest, context: _ListContext
+    ) -> router_pb2.ListModelsResponse:
+        return router_pb2.ListModelsResponse(models=map(_info, self._models))
+
+
+def _info(generation: Generation) -> router_pb2.ModelInfo:
+    model = generation.model
+    return router_pb2.ModelInfo(
+        model=model.name,
+        mode=model.mode,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        prefill_workers=generation.workers(worker_pb2.ROLE_PREFILL),
+        decode_workers=generation.workers(worker_pb2.ROLE_DECODE),
+        eos_token_ids=model.eos_token_ids,
+    )
 
 
 def _call_id() -> str:
@@ -128,7 +143,6 @@ def _request(
         id=request_id,
         prompts=[prompt_of(request)],
         options=_options(request.sampling),
-        model=request.model,
         n=request.n or 1,
         priority=request.priority,
         ttft_deadline_s=request.ttft_deadline_s,

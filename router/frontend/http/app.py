@@ -37,6 +37,7 @@ from router.frontend.openai.answers import Model
 from router.frontend.openai.errors import REQUEST_ID_HEADER
 from router.frontend.openai.openapi import openapi_document
 from router.processing.generation import Generation
+from router.processing.models import Models
 
 __all__ = ["build_app"]
 
@@ -51,7 +52,7 @@ _OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/po
 
 
 def build_app(
-    generation: Generation,
+    models: Models,
     *,
     metrics: CollectorRegistry,
     worker_targets: Callable[[], Sequence[str]],
@@ -62,13 +63,13 @@ def build_app(
     local_names_only: bool = False,
     routes: Sequence[Route] = (),
 ) -> Starlette:
-    """An ASGI application over `generation`; see HttpServer for the parameters.
+    """An ASGI application over `models`; see HttpServer for the parameters.
 
     `local_names_only`: see RequireLocalName.
     """
-    text = GenerationRoutes(generation, max_body_bytes)
-    models = _Models(generation)
-    operations = _Operations(generation, metrics, worker_targets)
+    text = GenerationRoutes(models, max_body_bytes)
+    cards = _ModelCards(models)
+    operations = _Operations(models, metrics, worker_targets)
     app = Starlette(
         routes=[
             Route("/v1/completions", _answering(text.completions, "cmpl"), methods=["POST"]),
@@ -80,9 +81,9 @@ def build_app(
             Route("/v1/chat/completions/render", _answering(text.render_chat, "chatcmpl"), methods=["POST"]),
             Route("/tokenize", _answering(text.tokenize), methods=["POST"]),
             Route("/detokenize", _answering(text.detokenize), methods=["POST"]),
-            Route("/v1/models", _answering(models.models), methods=["GET"]),
-            Route("/v1/models/{name:path}", _answering(models.model), methods=["GET"]),
-            *(Route(path, _answering(models.other_kinds), methods=["POST"]) for path in _OTHER_KINDS),
+            Route("/v1/models", _answering(cards.models), methods=["GET"]),
+            Route("/v1/models/{name:path}", _answering(cards.model), methods=["GET"]),
+            *(Route(path, _answering(cards.other_kinds), methods=["POST"]) for path in _OTHER_KINDS),
             Route("/live", _answering(operations.live), methods=["GET"]),
             Route("/ready", _answering(operations.ready), methods=["GET"]),
             Route("/health", _answering(operations.ready), methods=["GET"]),
@@ -138,42 +139,41 @@ class _Cors(CORSMiddleware):
         return response
 
 
-class _Models:
-    """The routes of the served model, and refusals of requests for other kinds of models."""
+class _ModelCards:
+    """The routes of the served models, and refusals of requests for other kinds of models."""
 
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+    def __init__(self, models: Models) -> None:
+        self._models = models
 
     async def models(self, request: Request, request_id: str) -> Response:
-        return json_response({"object": "list", "data": [self._model_card()]})
+        return json_response({"object": "list", "data": [_model_card(model) for model in self._models]})
 
     async def model(self, request: Request, request_id: str) -> Response:
-        self._generation.check_model(request.path_params["name"])
-        return json_response(self._model_card())
+        return json_response(_model_card(self._models.find(request.path_params["name"])))
 
     async def other_kinds(self, request: Request, request_id: str) -> Response:
         raise NotImplementedHere(
-            f"{request.url.path} needs another kind of model; {self._generation.model.name} generates text."
+            f"{request.url.path} needs another kind of model; this server has {self._models.names}, for text."
         )
 
-    def _model_card(self) -> Model:
-        model = self._generation.model
-        return {
-            "id": model.name,
-            "object": "model",
-            "created": self._generation.created,
-            "owned_by": "baton",
-            "max_model_len": model.max_model_len,
-        }
+
+def _model_card(generation: Generation) -> Model:
+    return {
+        "id": generation.model.name,
+        "object": "model",
+        "created": generation.created,
+        "owned_by": "baton",
+        "max_model_len": generation.model.max_model_len,
+    }
 
 
 class _Operations:
     """The routes for orchestrators and monitoring."""
 
     def __init__(
-        self, generation: Generation, metrics: CollectorRegistry, worker_targets: Callable[[], Sequence[str]]
+        self, models: Models, metrics: CollectorRegistry, worker_targets: Callable[[], Sequence[str]]
     ) -> None:
-        self._generation = generation
+        self._models = models
         self._metrics = metrics
         self._worker_targets = worker_targets
 
@@ -182,10 +182,12 @@ class _Operations:
         return json_response({"status": "live"})
 
     async def ready(self, request: Request, request_id: str) -> Response:
-        """200 while there are workers for requests, else 503."""
-        if not self._generation.ready():
+        """200 while there are workers for requests, of the model in `?model=` or of any; else 503."""
+        name = request.query_params.get("model")
+        if not (self._models if name is None else self._models.find(name)).ready():
             raise Unavailable("Not ready: no workers, or shutting down.", code="not_ready", public=True)
-        return json_response({"status": "ready"})
+        states = {one.model.name: "ready" if one.ready() else "not ready" for one in self._models}
+        return json_response({"status": "ready", "models": states})
 
     async def metrics(self, request: Request, request_id: str) -> Response:
         return Response(generate_latest(self._metrics), headers={"content-type": CONTENT_TYPE_LATEST})
@@ -194,7 +196,10 @@ class _Operations:
         return json_response({"version": VERSION})
 
     async def openapi(self, request: Request, request_id: str) -> Response:
-        return json_response(openapi_document(self._generation.model.name, self._generation.bounds))
+        """With the bounds of the model in `?model=`, or of the first one."""
+        name = request.query_params.get("model")
+        generation = self._models.first if name is None else self._models.find(name)
+        return json_response(openapi_document(generation.model.name, generation.bounds))
 
     async def workers(self, request: Request, request_id: str) -> Response:
         """Prometheus' http_sd: the targets of the workers' metrics."""

@@ -3,7 +3,7 @@
 ```
 tokenizer = Tokenizer.load(model.path, vocab_size=model.vocab_size)      # blocking; 0.1 to 1 s
 generation = Generation(model, tokenizer, dispatcher)
-http = HttpServer(generation, HttpConfig(host="0.0.0.0", port=30000), metrics=registry)
+http = HttpServer(Models([generation]), HttpConfig(host="0.0.0.0", port=30000), metrics=registry)
 await http.start()              # OSError: the port is taken
 ...
 await http.stop(grace_s=30)     # refuses new connections, lets running requests finish
@@ -28,7 +28,7 @@ from router.frontend.api_keys import ApiKeys
 from router.frontend.http.app import build_app
 from router.frontend.http.local_names import is_loopback
 from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
-from router.processing.generation import Generation
+from router.processing.models import Models
 from rpc.tls import TlsFiles
 
 __all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]
@@ -62,11 +62,11 @@ class HttpConfig:
 
 
 class HttpServer:
-    """Serves the HTTP APIs of `generation`. Does not handle signals."""
+    """Serves the HTTP APIs of `models`. Does not handle signals."""
 
     def __init__(
         self,
-        generation: Generation,
+        models: Models,
         config: HttpConfig,
         *,
         metrics: CollectorRegistry,
@@ -79,9 +79,9 @@ class HttpServer:
         `worker_targets()` returns host:port of each worker. `routes` are served in addition to the APIs.
         """
         self._config = config
-        self._generation = generation
+        self._models = models
         app = build_app(
-            generation,
+            models,
             metrics=metrics,
             worker_targets=worker_targets,
             max_body_bytes=config.max_body_bytes,
@@ -118,7 +118,7 @@ class HttpServer:
         self.wind_down()
         self._server.should_exit = True
         if not await _done_within(self._serving, grace_s):
-            self._generation.fail_all()
+            self._models.fail_all()
             if not await _done_within(self._serving, _UNWIND_S):
                 self._server.drop_connections()
         await self._serving

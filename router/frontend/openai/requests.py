@@ -209,7 +209,6 @@ class GenerationBody(ConstrainedBody):
             id=request_id,
             prompts=prompts,
             options=options,
-            model=self.model or "",
             n=n,
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.errors import NotFound
+
 __all__ = ["PAGE_PATHS", "STATUS_PATH", "page_routes"]
 
 STATUS_PATH: Final = "/status"
@@ -35,12 +37,18 @@ _HEADERS: Final = {
 }
 
 
-def page_routes(status: Callable[[], Awaitable[Mapping[str, Any]]]) -> list[Route]:
-    """GET / and what it loads; GET /status, which answers with `await status()`."""
+def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]]) -> list[Route]:
+    """GET / and what it loads; GET /status, the status of the model in `?model=`, or of the first one.
+
+    `statuses`: by the model's name, at least one. Raises NotFound.
+    """
 
     async def read_status(request: Request) -> Response:
+        name = request.query_params.get("model") or next(iter(statuses))
+        if name not in statuses:
+            raise NotFound(f"There is no model {name[:100]!r}; this server has {', '.join(statuses)}.")
         return Response(
-            orjson.dumps(await status()),
+            orjson.dumps({**await statuses[name](), "models": list(statuses)}),
             media_type="application/json",
             headers={"cache-control": "no-store"},
         )

@@ -50,6 +50,11 @@ class RouterStub:
                 request_serializer=baton_dot_v1_dot_router__pb2.GetModelInfoRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.ModelInfo.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/baton.v1.Router/ListModels',
+                request_serializer=baton_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/baton.v1.Router/Tokenize',
                 request_serializer=baton_dot_v1_dot_router__pb2.TokenizeRequest.SerializeToString,
@@ -84,6 +89,12 @@ class RouterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,6 +124,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.GetModelInfo,
                     request_deserializer=baton_dot_v1_dot_router__pb2.GetModelInfoRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.ModelInfo.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.ListModelsRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.ListModelsResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -207,6 +223,33 @@ class Router:
             '/baton.v1.Router/GetModelInfo',
             baton_dot_v1_dot_router__pb2.GetModelInfoRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.ModelInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Router/ListModels',
+            baton_dot_v1_dot_router__pb2.ListModelsRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -90,8 +90,8 @@ async def test_a_port_that_is_taken_is_an_error_of_the_start(frontends: Frontend
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        http = HttpServer(frontends.generation, HttpConfig(port=port), metrics=CollectorRegistry())
+        http = HttpServer(frontends.models, HttpConfig(port=port), metrics=CollectorRegistry())
         with pytest.raises(OSError):
             await http.start()
         with pytest.raises(OSError):
-            await GrpcServer(frontends.generation, GrpcConfig(port=port)).start()
+            await GrpcServer(frontends.models, GrpcConfig(port=port)).start()

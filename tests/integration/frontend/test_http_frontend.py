@@ -379,7 +379,7 @@ async def test_operators_find_what_they_need(frontends: Frontends) -> None:
     async with httpx.AsyncClient(base_url=frontends.url) as client:
         assert (await client.get("/live")).status_code == 200
         for path in ("/ready", "/health"):
-            assert (await client.get(path)).json() == {"status": "ready"}
+            assert (await client.get(path)).json() == {"status": "ready", "models": {"small": "ready"}}
         assert (await client.get("/version")).json().keys() == {"version"}
         assert "baton_example_total 0.0" in (await client.get("/metrics")).text
         [group] = (await client.get("/sd/workers")).json()

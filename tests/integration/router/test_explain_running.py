@@ -16,13 +16,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.admin.endpoint import admin_app
+from router.admin.endpoint import ManagedModel, admin_app
 from router.admin.explain import explained
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.explanation import Explanation
 from router.processing.generation import Generation
 from router.processing.history import History
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from rpc.baton.v1.router_pb2 import GenerateRequest, TokenIds
 from rpc.baton.v1.router_pb2_grpc import RouterStub
@@ -50,7 +51,7 @@ class Router:
 
     @asynccontextmanager
     async def http(self) -> AsyncIterator[httpx.AsyncClient]:
-        server = HttpServer(self.generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        server = HttpServer(Models([self.generation]), HttpConfig(port=0), metrics=CollectorRegistry())
         await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
@@ -79,7 +80,7 @@ async def router(*workers: FakeWorker) -> AsyncIterator[Router]:
         history = History(10)
         generation = Generation(MODEL, tokenizer, served.dispatcher, history=history)
         explanation = Explanation(generation, history, served.dispatcher.standings)
-        server = GrpcServer(generation, GrpcConfig(port=0))
+        server = GrpcServer(Models([generation]), GrpcConfig(port=0))
         await server.start()
         try:
             yield Router(served, generation, explanation, f"127.0.0.1:{server.port}")
@@ -252,9 +253,7 @@ async def test_a_request_that_its_client_ended_says_where_its_time_went(by: str)
 async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream: bool) -> None:
     worker = decode_worker("decode-0", waits_before={"start"})
     async with router(worker) as opened:
-        admin = admin_app(
-            Mock(), Mock(), explain=opened.explanation.find, drain_timeout_s=1.0, startup_timeout_s=1.0
-        )
+        admin = admin_app({"small": ManagedModel(Mock(), Mock(), explain=opened.explanation.find)})
         async with (
             opened.http() as client,
             httpx.AsyncClient(transport=httpx.ASGITransport(admin), base_url="http://localhost") as operator,

@@ -17,6 +17,7 @@ from engine.loader.checkpoint import Checkpoint
 from router.admin.drain import WorkerDrainer
 from router.admin.scaling import CannotScale, Scaling
 from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import RayConnection
 from router.cluster.worker_plan import Machine, plan_workers
 from router.config.groups.cluster import ClusterSettings
 from router.config.groups.failover import FailoverSettings
@@ -55,11 +56,13 @@ def local_ray() -> Iterator[LocalRay]:
         cluster=ClusterSettings(worker_cpus=1, startup_timeout=60.0),
         failover=FailoverSettings(router_timeout=2.0),
     )
-    cluster = Cluster(config)
+    connection = RayConnection([config])
+    cluster = Cluster(config, connection)
     try:
-        yield LocalRay(cluster, asyncio.run(cluster.connect()), config)
+        asyncio.run(connection.join())
+        yield LocalRay(cluster, asyncio.run(cluster.find()), config)
     finally:
-        asyncio.run(cluster.close())
+        asyncio.run(connection.close())
 
 
 @asynccontextmanager

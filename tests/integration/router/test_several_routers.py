@@ -18,7 +18,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics import RouterMetrics
 from router.placement.account.load import WorkerLoad
 from router.workers.member import WorkerState
-from router.workers.registry import Registry
+from router.workers.registry import Registry, place_among
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import connect
@@ -73,7 +73,7 @@ async def test_each_router_knows_the_others_and_their_load(folder: Path) -> None
         async with asyncio.timeout(PATIENCE_S):
             while not ("2 b" in first.load.routers and "1 a" in second.load.routers):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert first.registry.place() < second.registry.place()
+        assert place_among([first.registry]) < place_among([second.registry])
         async with aclosing(deltas_of(first.dispatcher, [1, 2, 3], LONG)) as deltas:
             await anext(deltas)
             await second.sees(1)

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from router.admin.drain import CannotChangeRole, LastWorker, NoSuchWorker, WorkerDrainer
-from router.admin.endpoint import AdminServer, admin_app
+from router.admin.endpoint import AdminServer, ManagedModel, admin_app
 from router.config.settings import Routing
 from router.workers.member import WorkerState
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -128,7 +128,14 @@ async def test_every_worker_is_restarted_under_load_and_no_request_fails() -> No
 async def admin(served: Service) -> AsyncIterator[AdminServer]:
     server = AdminServer(
         admin_app(
-            served.registry, WorkerDrainer(served.registry), drain_timeout_s=0.3, startup_timeout_s=5.0
+            {
+                "tiny": ManagedModel(
+                    served.registry,
+                    WorkerDrainer(served.registry),
+                    drain_timeout_s=0.3,
+                    startup_timeout_s=5.0,
+                )
+            }
         ),
         0,
     )

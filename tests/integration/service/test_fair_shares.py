@@ -26,6 +26,7 @@ from router.frontend.api_keys import ApiKeys
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
 from router.processing.history import History
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
@@ -54,7 +55,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
         tokenizer.detokenizer.return_value.feed.return_value = "x"
         tokenizer.detokenizer.return_value.flush.return_value = ""
         server = HttpServer(
-            Generation(model, tokenizer, dispatcher, history=history),
+            Models([Generation(model, tokenizer, dispatcher, history=history)]),
             HttpConfig(port=0, keys=ApiKeys({LOUD: "loud", QUIET: "quiet"})),
             metrics=CollectorRegistry(),
             worker_targets=list,

@@ -200,7 +200,6 @@ class ResponsesBody(BaseModel):
             id=request_id,
             prompts=[chat],
             options=options,
-            model=self.model or "",
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,

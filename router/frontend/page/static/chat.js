@@ -94,6 +94,8 @@ async function stream(body, signal) {
 }
 
 async function modelName() {
+  const chosen = byId("models").value;
+  if (chosen) return chosen;
   const response = await fetch("v1/models", { headers: headers("api-key") });
   if (!response.ok) throw new Error((await problem(response)).message);
   return (await response.json()).data[0].id;

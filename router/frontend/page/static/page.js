@@ -11,7 +11,7 @@ let latest = null;
 async function poll() {
   if (!document.hidden) {
     try {
-      const answer = await fetch("status", { headers: headers("metrics-key"), cache: "no-store" });
+      const answer = await fetch(statusPath(), { headers: headers("metrics-key"), cache: "no-store" });
       if (answer.ok) show(await answer.json());
       else refused(answer.status);
     } catch {
@@ -19,6 +19,19 @@ async function poll() {
     }
   }
   setTimeout(poll, POLL_MS);
+}
+
+function statusPath() {
+  const model = byId("models").value;
+  return model ? `status?model=${encodeURIComponent(model)}` : "status";
+}
+
+/** A choice of models, if there are several. */
+function offer(models, shown) {
+  const select = byId("models");
+  select.hidden = models.length < 2;
+  if (select.hidden || select.options.length === models.length) return;
+  select.replaceChildren(...models.map((name) => new Option(name, name, false, name === shown)));
 }
 
 function connection(text, kind) {
@@ -38,7 +51,8 @@ function refused(status) {
 function show(status) {
   latest = status;
   byId("notice").hidden = true;
-  const { model, workers } = status;
+  const { model, models, workers } = status;
+  offer(models, model.name);
   document.title = `${model.name} · Baton`;
   byId("model").textContent = model.name;
   const device = workers.find((worker) => worker.device);

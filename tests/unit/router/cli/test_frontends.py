@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from router.cli.frontends import _as_file
-from router.config.flags.command_line import parse
+from router.config.flags.command_line import parse_models
+from router.config.flags.config_file import as_file
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,15 @@ from router.config.flags.command_line import parse
     ],
 )
 def test_the_settings_are_the_same_after_they_were_written_and_read(line: str, tmp_path: Path) -> None:
-    config = parse(["--model", "smollm2", *line.replace("'", "").split()])
+    configs = parse_models(["--model", "smollm2", *line.replace("'", "").split()])
     file = tmp_path / "settings"
-    file.write_text(yaml.safe_dump(_as_file(config)))
-    assert parse(["--config", str(file)]) == config
+    file.write_text(yaml.safe_dump(as_file(configs), sort_keys=False))
+    assert parse_models(["--config", str(file)]) == configs
+
+
+def test_the_settings_of_several_models_are_the_same_after_they_were_written_and_read(tmp_path: Path) -> None:
+    line = "--model a=smollm2 --model b=llama --frontends 2 --mode adaptive --ray-address auto --page-size 32"
+    configs = parse_models(line.split())
+    file = tmp_path / "settings"
+    file.write_text(yaml.safe_dump(as_file(configs), sort_keys=False))
+    assert parse_models(["--config", str(file)]) == configs

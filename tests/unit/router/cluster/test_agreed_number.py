@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from router.cluster.fleet import WantedWorkers
 from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import RayConnection
 from router.cluster.record import ClusterRecord
 from router.config.settings import RouterConfig
 from tests.unit.router.cluster.key_values import KeyValues
@@ -18,7 +19,8 @@ DECODE = WorkerRole.DECODE
 
 def agreed(record: ClusterRecord, number: int, *alive: str) -> Sequence[str]:
     """The workers to which a router with this number in its settings connects when it starts."""
-    cluster = Cluster(RouterConfig(model="m"))
+    config = RouterConfig(model="m")
+    cluster = Cluster(config, RayConnection([config]))
     cluster._record = record
     cluster._detached = cast(Any, SimpleNamespace(actors=lambda: dict.fromkeys(alive)))
     return cluster._agree({DECODE: number})

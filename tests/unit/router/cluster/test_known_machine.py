@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.cli.service import serve
-from router.cluster.ray_cluster import Cluster, ClusterError
+from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import ClusterError, RayConnection
 from router.cluster.worker_plan import PlanError
 from router.config.flags.command_line import parse
 from tests.unit.router.cluster.test_worker_plan import write_model
@@ -18,15 +19,16 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> None:
         pytest.fail("Ray was started")
 
-    monkeypatch.setattr("router.cluster.ray_cluster.start_local_ray", refuse)
+    monkeypatch.setattr("router.cluster.ray_connection.start_local_ray", refuse)
 
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr("router.cluster.ray_cluster.num_local_gpus", lambda: count)
+    monkeypatch.setattr("router.cluster.ray_connection.num_local_gpus", lambda: count)
 
 
 def cluster(line: str) -> Cluster:
-    return Cluster(parse(["--model", "m", *line.split()]))
+    config = parse(["--model", "m", *line.split()])
+    return Cluster(config, RayConnection([config]))
 
 
 def test_a_machine_without_gpus_is_known_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +72,4 @@ async def test_a_plan_that_does_not_fit_the_model_is_refused_before_ray_starts(
     line = f"--model {tmp_path} --dtype float32 --max-model-len 99999999 {ports}"
 
     with pytest.raises(PlanError, match="--max-model-len 99999999"):
-        await serve(parse(line.split()))
+        await serve([parse(line.split())])

@@ -250,9 +250,9 @@ def test_a_model_may_be_given_without_a_flag(line: str) -> None:
     assert settings_of(parse(line.split())) == {"model": LLAMA, "max_running_requests": 8}
 
 
-def test_two_models_are_refused() -> None:
+def test_two_models_without_names_are_refused() -> None:
     for line in ("serve a b", "a --model b"):
-        with pytest.raises(ConfigError, match="a and b: one router serves one model"):
+        with pytest.raises(ConfigError, match="a and b: several models need a name each"):
             parse(line.split())
 
 

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from common.kv_groups import RequestPages
-from common.metric_export import MetricNames, exported
+from common.metric_export import MetricNames, Source, exported
 from router.dispatch.cluster_metrics import ClusterLoad
 from router.dispatch.metrics import RouterMetrics
 from router.dispatch.sequence import Sequence
@@ -88,7 +88,7 @@ def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
     assert b"cache_config_info{" not in generate_latest(metrics.registry)
 
     metrics.watch_cluster(lambda: ClusterLoad.of([session(6, 1, 30), session(2, 0, 50)], held_back=3))
-    found = exported(metrics.registry, {"model_name": "m"}, MetricNames.VLLM)
+    found = exported([Source(metrics.registry, {"model_name": "m"})], MetricNames.VLLM)
     labels = {**OWN, "model_name": "m"}
     assert found.get_sample_value("vllm:num_requests_running", labels) == 8
     assert found.get_sample_value("vllm:num_requests_waiting", labels) == 4

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from common.log_format import formatter
-from router.admin.endpoint import admin_app
+from router.admin.endpoint import ManagedModel, admin_app
 from router.admin.explain import explained
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.errors import Overloaded
@@ -162,7 +162,7 @@ def test_explain_shows_that_a_request_did_not_finish() -> None:
 async def test_the_admin_endpoint_finds_a_request_by_its_id() -> None:
     history = History(10)
     await run(make_generation(history), "a/b")
-    app = admin_app(Mock(), Mock(), explain=history.find, drain_timeout_s=1.0, startup_timeout_s=1.0)
+    app = admin_app({"small": ManagedModel(Mock(), Mock(), explain=history.find)})
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         found, missing = await client.get("/requests/a%2Fb"), await client.get("/requests/none")
     assert found.json()["request"] == "a/b"

@@ -1,0 +1,304 @@
+"""One model: places its workers, and serves it once they are ready.
+
+Imported while Ray starts: the front ends and their libraries take most of a second of CPU time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from engine.config import EngineConfig, Policy
+from engine.loader.checkpoint import Checkpoint
+from router.admin.drain import WorkerDrainer
+from router.admin.endpoint import ManagedModel
+from router.admin.roll import Roll
+from router.admin.scaling import Scaling
+from router.cli.ports import taking
+from router.cli.progress import StartupDisplay
+from router.cli.scaling import begin_scaling
+from router.cli.sizes import sizes
+from router.cluster.nodes import residents
+from router.cluster.poison_board import PoisonBoard
+from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import RayConnection
+from router.cluster.ray_worker import RayWorker
+from router.cluster.worker_plan import WorkerPlan
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
+from router.dispatch.metrics import RouterMetrics
+from router.frontend.page.status import StatusReader
+from router.kv_events.feed import KVEventFeed, kv_event_feed
+from router.probes.link_check import LinkBroken, check_links
+from router.probes.worker_probe import WorkerProbe
+from router.processing.explanation import Explanation
+from router.processing.generation import Generation
+from router.processing.history import History
+from router.processing.served_model import ServedModel
+from router.processing.text.tokenizer import Tokenizer, TokenizerError
+from router.request_limits import RequestLimits
+from router.tracing.otlp import TraceExporter
+from router.workers.fencing import Fencing
+from router.workers.member import Member
+from router.workers.registry import Registry, WorkerBroken
+
+__all__ = ["CANNOT_SERVE", "ModelService", "ModelStart"]
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S: Final = 0.3
+_FOUND_S: Final = 3.0
+"""For all workers that ran before this router to connect, before it serves with those that have."""
+
+
+class NotReady(Exception):
+    """Workers were not ready in time; the message says which, and why."""
+
+
+CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, WorkerBroken)
+"""Errors that the user can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelService:
+    """A model that is served: its workers, its queue, its text processing and its figures."""
+
+    config: RouterConfig
+    cluster: Cluster
+    registry: Registry
+    dispatcher: ClusterDispatcher
+    drainer: WorkerDrainer
+    scaling: Scaling
+    generation: Generation
+    history: History
+    metrics: RouterMetrics
+    engine: EngineConfig
+
+    @property
+    def name(self) -> str:
+        return self.generation.model.name
+
+    def status(self) -> StatusReader:
+        return StatusReader(
+            self.generation.model,
+            self.registry,
+            self.metrics.recent,
+            self.dispatcher.prefill_queue,
+            lambda: self.dispatcher.running,
+        )
+
+    def managed(self) -> ManagedModel:
+        """For the admin endpoint."""
+        return ManagedModel(
+            self.registry,
+            self.drainer,
+            scaling=self.scaling,
+            explain=Explanation(self.generation, self.history, self.dispatcher.standings).find,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            startup_timeout_s=self.config.cluster.startup_timeout,
+        )
+
+    def summary(self) -> str:
+        config = self.config
+        workers = f"{config.decode_workers} decode"
+        if config.uses_handoffs:
+            workers = f"{config.num_prefill_workers} prefill + {workers}"
+        return f"{config.mode.value}, {workers} on {self.engine.device} in {self.engine.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """Each step pushes its cleanup on `stack`."""
+
+    config: RouterConfig
+    display: StartupDisplay
+    stack: AsyncExitStack
+    checkpoint: Checkpoint
+    connection: RayConnection
+    router_name: str
+    """Of this router, for the workers."""
+
+    async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
+        """Raises what placing and loading the workers raises."""
+        config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
+        # Concurrently with the workers, which take most of a start.
+        tokenizing = asyncio.create_task(
+            asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
+        )
+        self.stack.callback(tokenizing.cancel)
+        metrics = RouterMetrics(config.mode.value)
+        name = config.served_model_name or checkpoint.name
+        feed = await self._kv_events(name)
+        registry = await self._workers(cluster, plans, metrics, feed)
+        tracing = self._tracing(name)
+        on_end = tracing if feed is None else feed.before(tracing)
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
+        exchange = asyncio.create_task(PoisonBoard(dispatcher.poison_requests, cluster.ask).run())
+        self.stack.callback(exchange.cancel)
+        drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
+        follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
+        self.stack.callback(follow.cancel)
+        roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
+        self.stack.callback(roll.cancel)
+        await self._ready(cluster, registry)
+        scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
+        model = ServedModel(
+            name=name,
+            path=checkpoint.path,
+            mode=config.mode.value,
+            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+        )
+        tokenizer = await tokenizing
+        if config.uses_handoffs and not cluster.found_workers:
+            await self._check_links(registry, dispatcher)
+        await self.stack.enter_async_context(
+            WorkerProbe(
+                registry,
+                dispatcher.attempt,
+                dispatcher.able,
+                interval_s=config.failover.probe_interval,
+                timeout_s=config.failover.probe_timeout,
+            )
+        )
+        history = History(config.operation.explain_requests)
+        formats = tokenizer.output_formats.chosen(
+            config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
+        )
+        generation = Generation(model, tokenizer, dispatcher, _limits(config), formats, history)
+        await self._say_workers(registry)
+        engine = plans[0].config.engine
+        return ModelService(
+            config, cluster, registry, dispatcher, drainer, scaling, generation, history, metrics, engine
+        )
+
+    def _tracing(self, model: str) -> OnEnd:
+        endpoint = self.config.operation.otlp_traces_endpoint
+        if endpoint is None:
+            return lambda _sequence, _outcome, _at: None
+        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
+
+    async def _kv_events(self, model: str) -> KVEventFeed | None:
+        if self.config.operation.kv_events is None:
+            return None
+        with taking("--kv-events or --kv-events-replay"):
+            return await self.stack.enter_async_context(kv_event_feed(self.config.operation, model))
+
+    async def _workers(
+        self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics, feed: KVEventFeed | None
+    ) -> Registry:
+        """Connect to all workers, and start those that there are not. Raises ClusterError."""
+
+        def on_change(member: Member, up: bool) -> None:
+            if feed is not None:
+                feed.worker_changed(member, up)
+            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
+            if up:
+                self.display.done(member.handle.worker_id, "ready")
+
+        with self.display.stage("room for workers"):
+            handles = await cluster.place(plans, on_wait=self.display.waiting)
+            if not cluster.found_workers:
+                for handle in handles:
+                    self.display.show(handle.worker_id, "starting a process, importing torch")
+            # A local Ray has one node, and the router cannot outlive it.
+            fencing = None if self.connection.is_local else Fencing(self.connection.dead_nodes, cluster)
+            if fencing is not None:
+                await self.stack.enter_async_context(fencing)
+            registry = await self.stack.enter_async_context(
+                Registry(
+                    handles,
+                    on_change,
+                    silence_s=self.config.failover.worker_timeout,
+                    grace_s=self.config.failover.worker_grace,
+                    fencing=fencing,
+                    digests={
+                        handle.worker_id: cluster.settings_digest(handle.worker_id) for handle in handles
+                    },
+                    name=self.router_name,
+                )
+            )
+            cluster.leads = lambda: registry.leads
+        return registry
+
+    async def _ready(self, cluster: Cluster, registry: Registry) -> None:
+        """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("workers"):
+            watch = asyncio.create_task(self._watch_loading(registry, cluster.workers))
+            try:
+                if cluster.found_workers:
+                    await registry.wait_until(registry.all_ready, _FOUND_S)
+                    ready = await registry.wait_for_any(patience)
+                else:
+                    ready = await registry.wait_for_all(patience)
+            finally:
+                watch.cancel()
+            if not ready:
+                raise NotReady(
+                    f"not all workers were ready within --startup-timeout {patience:g} s: "
+                    + "; ".join(registry.complaints())
+                )
+        if cluster.found_workers:
+            ids = ", ".join(session.worker_id for session in registry.sessions())
+            self.display.say(f"found workers of --cluster-name {self.config.cluster.cluster_name}: {ids}")
+            for complaint in registry.complaints():
+                _log.warning("not ready yet: %s", complaint)
+            return
+        for worker in cluster.workers:
+            self.display.say(_started(worker))
+
+    def _roll(self, registry: Registry, drainer: WorkerDrainer) -> Roll:
+        return Roll(
+            registry,
+            drainer,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            startup_timeout_s=self.config.cluster.startup_timeout,
+        )
+
+    async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+        """Raises LinkBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("links"):
+            links = await check_links(registry, dispatcher.attempt, timeout_s=patience)
+        for link in links:
+            self.display.say(str(link))
+
+    async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
+        """Show the loading progress of each worker until it is ready."""
+        while True:
+            ready = {session.worker_id for session in registry.sessions()}
+            for worker in workers:
+                state = None if worker.worker_id in ready else await worker.progress()
+                if state is not None:
+                    self.display.loading(worker.worker_id, *state)
+            await asyncio.sleep(_WATCH_S)
+
+    async def _say_workers(self, registry: Registry) -> None:
+        """Where they run, and their sizes."""
+        workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
+        self.display.say(f"workers: {residents(workers, await self.connection.nodes())}")
+        for line in sizes(session.info for session in registry.sessions()):
+            self.display.say(line)
+
+
+def _limits(config: RouterConfig) -> RequestLimits:
+    return RequestLimits(
+        max_prompt_tokens=config.access.max_prompt_tokens,
+        max_completions=config.access.max_completions,
+        max_logprobs=config.access.max_logprobs,
+        priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+        ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+    )
+
+
+def _started(worker: RayWorker) -> str:
+    """What its start consisted of; a restarted worker's last start."""
+    parts = ", ".join(f"{stage[:1].lower()}{stage[1:]} {took:.1f} s" for stage, took in worker.stages)
+    return f"{worker.worker_id} started in {sum(took for _, took in worker.stages):.1f} s: {parts}"

@@ -1,0 +1,160 @@
+"""The Ray that this process started or joined; the workers of several models may live in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import ray
+
+from common.error_text import first_line
+from router.cluster.local_ray import num_local_gpus, start_local_ray
+from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
+from router.cluster.ray_thread import RayThread
+from router.cluster.worker_plan import device_for
+from router.config.settings import LogLevel, RouterConfig
+
+__all__ = ["ClusterError", "RayConnection"]
+
+_log = logging.getLogger(__name__)
+
+_CONNECT_S: Final = 60.0
+_NAMESPACE: Final = "baton"
+"""Of placement groups, whose names say whose they are; each model's workers have a namespace of their own."""
+
+
+class ClusterError(Exception):
+    """Ray cannot be started or reached, or has no room; the message says what to do."""
+
+
+class RayConnection:
+    """A process has one, from `join` to `close`."""
+
+    def __init__(self, configs: Sequence[RouterConfig]) -> None:
+        """`configs`: of each model, at least one."""
+        self._configs = configs
+        self._settings = configs[0].cluster
+        self.is_local: Final = self._settings.ray_address is None
+        """Whether this process starts a Ray of one node, and ends it."""
+        self.num_ranks: Final = sum(config.num_ranks for config in configs)
+        """Of the workers of all models."""
+        self._thread = RayThread()
+        self.asking: Final = RayThread()
+        """For queries that Ray may not answer, so that nothing else waits behind them."""
+        self._own_node = ""
+        self._is_lost = False
+
+    def rank_cpus(self, config: RouterConfig) -> int:
+        """Cores of a rank on this machine."""
+        return config.cluster.worker_cpus or max(1, (os.cpu_count() or 1) // self.num_ranks)
+
+    def known_device(self, config: RouterConfig) -> str | None:
+        """The device of a local Ray's workers; None if only Ray can tell. Raises ClusterError, PlanError."""
+        if not self.is_local:
+            return None
+        gpus = num_local_gpus()
+        self.check_room(gpus)
+        return device_for(config.device, gpus)
+
+    def check_room(self, gpus: int) -> None:
+        """Raises ClusterError for a local Ray, which cannot grow; a cluster may."""
+        needed = sum(
+            config.num_ranks for config in self._configs if device_for(config.device, gpus) == "cuda"
+        )
+        if self.is_local and gpus < needed:
+            raise ClusterError(
+                f"{needed} ranks of workers need a GPU each and this machine has {gpus}; lower"
+                " --tensor-parallel-size, --decode-workers or --prefill-workers, or join a larger cluster"
+                " with --ray-address"
+            )
+
+    async def join(self) -> None:
+        """Start or join Ray; takes about 4 s for a local Ray. Raises ClusterError."""
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await self._thread.call(self._init)
+        except TimeoutError:
+            raise ClusterError(self._cannot_connect("no answer")) from None
+        except Exception as error:  # Ray also raises plain Exceptions
+            raise ClusterError(self._cannot_connect(first_line(error))) from error
+
+    def _init(self) -> None:
+        operation = self._configs[0].operation
+        common: dict[str, Any] = {
+            "logging_level": logging.ERROR,
+            "namespace": _NAMESPACE,
+            "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
+        }
+        if self.is_local:
+            cpus = sum(self.rank_cpus(config) * config.num_ranks for config in self._configs)
+            start_local_ray(num_cpus=max(cpus, os.cpu_count() or 1), **common)
+        else:
+            ray.init(address=self._settings.ray_address, **common)
+        self._own_node = ray.get_runtime_context().get_node_id()
+
+    def _cannot_connect(self, reason: str) -> str:
+        if self.is_local:
+            return f"Ray could not be started on this machine: {reason}"
+        return (
+            f"no Ray cluster can be joined at --ray-address {self._settings.ray_address}: {reason}; start one"
+            " (`ray start --head`, or `ray up deploy/cluster.yaml`) and give this process its token"
+            " (RAY_AUTH_MODE=token and the same RAY_AUTH_TOKEN), or leave the flag out for a local Ray"
+        )
+
+    async def wait_for_nodes(self, on_wait: Callable[[str], None]) -> None:
+        """Wait for the nodes of --wait-for-nodes; `on_wait` is called with those that miss.
+
+        Raises ClusterError.
+        """
+        wanted, patience = self._settings.wait_for_nodes, self._settings.startup_timeout
+        if wanted is None:
+            return
+        try:
+            async with asyncio.timeout(patience):
+                await until_enough(self.nodes, wanted, on_wait)
+        except TimeoutError:
+            raise ClusterError(
+                f"within --startup-timeout {patience:g} s the cluster did not have the {wanted} nodes of"
+                " --wait-for-nodes; `ray status` shows which are missing"
+            ) from None
+
+    async def nodes(self) -> list[Node]:
+        """Raises what Ray raises if it cannot say."""
+        return await self.asking.call(nodes)
+
+    async def dead_nodes(self) -> set[str]:
+        """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""
+        return {node.id for node in await self.nodes() if not node.alive}
+
+    async def reaches(self, node_id: str) -> bool:
+        """Whether Ray answers, and its health checks reach that node."""
+        try:
+            return any(node.alive and node.id == node_id for node in await self.nodes())
+        except Exception as error:  # Ray's errors share no base class
+            _log.debug("Ray cannot say which nodes it reaches: %s", error)
+            return False
+
+    async def lost(self, on_nodes: Callable[[Sequence[Node]], None] = lambda _: None) -> RayLost:
+        """Wait until Ray has ended. `on_nodes` is called with the nodes every 2 s."""
+
+        async def ask() -> list[Node]:
+            known = await self.nodes()
+            on_nodes(known)
+            return known
+
+        loss = await until_lost(ask, self._own_node)
+        self._is_lost = True
+        return loss
+
+    @property
+    def is_up(self) -> bool:
+        """Whether this process is connected to a Ray that has not been lost."""
+        return ray.is_initialized() and not self._is_lost
+
+    async def close(self) -> None:
+        """Leave Ray; if this process started it, end it. Safe to call at any point."""
+        if self.is_up:
+            await self._thread.call(ray.shutdown)
