@@ -135,8 +135,8 @@ class IncomingHandoffs:
                     self._answers.metrics.transfer_failures.inc()
                     code = worker_pb2.FAILURE_CODE_SENDER if by_sender else worker_pb2.FAILURE_CODE_HANDOFF
                     self._answers.fail(incoming.job, code, reason)
-            case Drained(handoff_id):
-                self._engine.free_reservation(self._quarantined.pop(handoff_id))
+            case Drained(handoff_id, verified):
+                self._engine.free_reservation(self._quarantined.pop(handoff_id), verified)
 
     def _on_ready(self, ready: Ready) -> None:
         incoming = self._incoming.pop(ready.handoff_id, None)

@@ -287,9 +287,12 @@ class Engine:
         """The handoff was aborted, but its peer may still write: quarantine its pages."""
         self.kv.quarantine(reservation)
 
-    def free_reservation(self, reservation: Reservation) -> None:
-        """The peer has drained its writes, or cannot reach this worker any more: free the pages."""
-        self.kv.free_reservation(reservation)
+    def free_reservation(self, reservation: Reservation, verified: int = 0) -> None:
+        """The peer has drained its writes, or cannot reach this worker any more: free the pages.
+
+        The KV of the first `verified` pages has arrived and is verified: it stays in the prefix cache.
+        """
+        self.kv.free_reservation(reservation, verified)
 
     def release(self, request: Request) -> None:
         """Release pages that `Hooks.on_finished` kept."""

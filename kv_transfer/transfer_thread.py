@@ -115,8 +115,19 @@ class SenderCommands:
         self._sender = sender
         self._post = post
 
-    def open(self, handoff_id: int, timeout_s: float, *, keeps_decoding: bool = False) -> None:
-        self._post(lambda now: self._sender.open(handoff_id, now, timeout_s, keeps_decoding=keeps_decoding))
+    def open(
+        self,
+        handoff_id: int,
+        timeout_s: float,
+        *,
+        keeps_decoding: bool = False,
+        request_digest: int | None = None,
+    ) -> None:
+        self._post(
+            lambda now: self._sender.open(
+                handoff_id, now, timeout_s, keeps_decoding=keeps_decoding, request_digest=request_digest
+            )
+        )
 
     def attach(self, ticket: Ticket) -> None:
         self._post(lambda now: self._sender.attach(ticket, now))

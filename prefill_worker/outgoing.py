@@ -13,6 +13,7 @@ from prefill_worker.page_sender import PageSender, final_state
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
 from worker.session.jobs import Job
+from worker.session.request_digest import digest_of
 
 __all__ = ["OutgoingHandoffs"]
 
@@ -93,7 +94,8 @@ class OutgoingHandoffs:
         for request in requests:
             if request.pinned and (job := self._answers.jobs.get(request.id)) is not None:
                 self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
-                self._sender.open(request.id)
+                known = digest_of(request, request.num_known, job.sampling)
+                self._sender.open(request.id, request_digest=known)
 
     def on_computed(self, request: Request, upto: int) -> None:
         sending = self._sending.get(request.id)

@@ -27,9 +27,16 @@ class PageSender:
         self._engine = engine
         self._handoff_timeout_s = handoff_timeout_s
 
-    def open(self, handoff_id: int, *, keeps_decoding: bool = False) -> None:
-        """`keeps_decoding`: see `KVSender.open`."""
-        self._sender.open(handoff_id, self._handoff_timeout_s, keeps_decoding=keeps_decoding)
+    def open(
+        self, handoff_id: int, *, keeps_decoding: bool = False, request_digest: int | None = None
+    ) -> None:
+        """See `KVSender.open`."""
+        self._sender.open(
+            handoff_id,
+            self._handoff_timeout_s,
+            keeps_decoding=keeps_decoding,
+            request_digest=request_digest,
+        )
 
     def attach(self, ticket: Ticket) -> None:
         """If the ticket's handoff is not open, it is refused at the receiver."""

@@ -80,14 +80,20 @@ class ArrivingPrefixes:
 
     def arrived(self, prefix: ArrivingPrefix, verified: int) -> Insertion:
         """The first `verified` pages have arrived; no write to any page is still under way."""
+        inserted = self.insert(prefix, verified)
+        self._end(prefix)
+        return inserted
+
+    def insert(self, prefix: ArrivingPrefix, verified: int) -> Insertion:
+        """The first `verified` pages go to the cache, and the others are free."""
         pages, owner = prefix.pages, prefix.owner
-        self._pool.give_back(pages[verified:], owner, PageState.IN_FLIGHT)
-        self._pool.arrived(pages[:verified], owner, owner)
+        state = self._pool.state(pages[0])
+        self._pool.give_back(pages[verified:], owner, state)
+        self._pool.arrived(pages[:verified], owner, owner, state)
         tokens = prefix.tokens[: verified * self._cache.page_size]
         inserted = self._cache.insert(tokens, pages[:verified], after=prefix.node)
         self._pool.to_cache(inserted.adopted, owner)
         self._pool.give_back(pages[: verified - len(inserted.adopted)], owner)
-        self._end(prefix)
         return inserted
 
     def quarantine(self, prefix: ArrivingPrefix) -> None:

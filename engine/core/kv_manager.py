@@ -252,10 +252,31 @@ class KVManager:
         self.reservations.quarantine(reservation)
         self._drop_cached_part(reservation.request)
 
-    def free_reservation(self, reservation: Reservation) -> None:
-        """Free the pages of a handoff: no write can land in them any more."""
-        self.reservations.free(reservation)
+    def free_reservation(self, reservation: Reservation, verified: int = 0) -> None:
+        """Free the pages of a handoff: no write can land in them any more.
+
+        The first `verified` ones have KV that may be used, and go to the cache.
+        """
+        kept = self._cache_arrived(reservation, verified) if verified and self.shares_prefixes else 0
+        self.reservations.free(reservation, kept)
         self._drop_cached_part(reservation.request)
+
+    def _cache_arrived(self, reservation: Reservation, verified: int) -> int:
+        """Insert the first pages of a failed handoff into the cache; returns how many.
+
+        None if the prefix before them is not cached any more.
+        """
+        assert self.cache is not None and self.arriving is not None  # noqa: PT018
+        request, first = reservation.request, reservation.first_token
+        node = self.cache.match(request.tokens(0, first)).node
+        kept = min(verified, request.num_tokens // self.page_size - node.depth)
+        if node.depth * self.page_size < first or kept <= 0:
+            return 0
+        tokens, pages = request.tokens(first, first + kept * self.page_size), reservation.incoming[:kept]
+        inserted = self.arriving.insert(ArrivingPrefix(reservation.handoff_id, node, tokens, pages), kept)
+        if self.tiers is not None:
+            self.tiers.stored(request, node.depth + kept, inserted)
+        return kept
 
     @property
     def shares_prefixes(self) -> bool:

@@ -69,12 +69,13 @@ class Reservations:
         if self._states is not None:
             self._states.pool.quarantine(reservation.slots, handoff_id)
 
-    def free(self, reservation: Reservation) -> None:
+    def free(self, reservation: Reservation, kept: int = 0) -> None:
+        """`kept`: pages, from the first on, that have gone to the cache."""
         handoff_id = reservation.handoff_id
         owner = self._quarantined if handoff_id in self._quarantined else self.active
         del owner[handoff_id]
         if reservation.incoming:
-            state = self._pool.state(reservation.incoming[0])
-            self._pool.give_back(reservation.incoming, handoff_id, state)
+            state = self._pool.state(reservation.incoming[-1])
+            self._pool.give_back(reservation.incoming[kept:], handoff_id, state)
             if self._states is not None:
                 self._states.release(reservation.request, handoff_id, state)

@@ -44,6 +44,7 @@ _LEGAL: Final = frozenset(
         (PageState.IN_FLIGHT, PageState.HELD),
         (PageState.IN_FLIGHT, PageState.QUARANTINED),
         (PageState.IN_FLIGHT, PageState.FREE),
+        (PageState.QUARANTINED, PageState.HELD),
         (PageState.QUARANTINED, PageState.FREE),
     }
 )
@@ -121,9 +122,11 @@ class PagePool:
         """The copies of these LEAVING pages have ended."""
         self.give_back(pages, NOBODY, PageState.LEAVING)
 
-    def arrived(self, pages: Sequence[int], handoff: int, request: int) -> None:
-        """The handoff's KV is complete and verified: its pages now belong to the request."""
-        self._move(pages, handoff, PageState.IN_FLIGHT, request, PageState.HELD)
+    def arrived(
+        self, pages: Sequence[int], handoff: int, request: int, state: PageState = PageState.IN_FLIGHT
+    ) -> None:
+        """The KV of these pages of a handoff is verified and final: they now belong to the request."""
+        self._move(pages, handoff, state, request, PageState.HELD)
 
     def quarantine(self, pages: Sequence[int], handoff: int) -> None:
         self._move(pages, handoff, PageState.IN_FLIGHT, handoff, PageState.QUARANTINED)

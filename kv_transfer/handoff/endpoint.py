@@ -7,7 +7,7 @@ from typing import Final
 
 from kv_transfer.errors import BadMessage
 from kv_transfer.handoff.events import EndpointEvent, Reopened
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, decode
+from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, decode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
@@ -34,6 +34,7 @@ class KVEndpoint:
         self._events: list[EndpointEvent] = []
         self._readers: Final[dict[type[Body], Callable[[Message, float], None]]] = {
             Push: self.receiver.on_message,
+            Digests: self.receiver.on_message,
             Finish: self.receiver.on_message,
             Drain: self.receiver.on_message,
             Confirm: self.sender.on_message,

@@ -86,7 +86,7 @@ class ReceiveFailed:
     handoff_id: int
     reason: str
     by_sender: bool = False
-    """The sender refused or aborted it."""
+    """The sender refused or aborted it, or has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,8 @@ class Drained:
     """Follows every ReceiveFailed, at once or later: the pages may be reused."""
 
     handoff_id: int
+    verified: int = 0
+    """Pages of the ticket, from the first on, that have arrived and have the sender's digests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from kv_transfer.codec import pack_one_of, unpack_one_of
 from kv_transfer.errors import BadMessage
 from kv_transfer.ticket import Peer
 
-__all__ = ["Body", "Confirm", "Drain", "Finish", "Message", "Push", "Revoke", "decode", "encode"]
+__all__ = ["Body", "Confirm", "Digests", "Drain", "Finish", "Message", "Push", "Revoke", "decode", "encode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,17 @@ class Push:
     count: int
     tail_tokens: int
     """Valid tokens in the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Sender: digests of pages from `first` on, which are or will be written. With them the receiver can use
+    these pages if the handoff fails later. Sent between the chunks of a prompt."""
+
+    first: int
+    digests: tuple[int, ...]
+    request_digest: int
+    """As in `Finish.final`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +73,7 @@ class Drain:
     reason: str
 
 
-Body: TypeAlias = Push | Finish | Confirm | Revoke | Drain
+Body: TypeAlias = Push | Digests | Finish | Confirm | Revoke | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +88,8 @@ class Message:
     body: Body
 
 
-_KINDS: Final[tuple[type[Body], ...]] = (Push, Finish, Confirm, Revoke, Drain)
-_MAGIC: Final = b"BKV2"
+_KINDS: Final[tuple[type[Body], ...]] = (Push, Finish, Confirm, Revoke, Drain, Digests)
+_MAGIC: Final = b"BKV3"
 _HEADER: Final = struct.Struct("<4sQQQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _MAX_REASON: Final = 1024

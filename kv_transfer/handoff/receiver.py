@@ -6,11 +6,12 @@ import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Final as Constant
 
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.handoff.events import Drained, Ready, ReceiveFailed, ReceiverEvent
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.handoff.state_machine import Machine
@@ -32,12 +33,22 @@ class _Handoff:
     reserved_at: float
     digests: dict[int, int] = field(default_factory=dict)
     """Digests by page index in the ticket, computed as pages arrive; only the last one waits for Finish."""
+    expected: dict[int, int] = field(default_factory=dict)
+    """The sender's digests that have come before Finish."""
     final: Final | None = None
     exposed_s: float = 0.0
     reason: str = ""
     by_sender: bool = False
-    """The sender refused or aborted the handoff."""
+    """The sender refused or aborted the handoff, or has ended."""
     given_up_at: float | None = None
+
+    @property
+    def verified(self) -> int:
+        """Pages from the first on that have the sender's digests; none if the handoff as a whole has not."""
+        if self.final is not None:
+            return 0
+        digests = self.digests
+        return next((i for i in count() if i not in digests or digests[i] != self.expected.get(i)), 0)
 
 
 class KVReceiver:
@@ -158,7 +169,7 @@ class KVReceiver:
                     failed = ReceiveFailed(handoff.ticket.handoff_id, handoff.reason, handoff.by_sender)
                     self._events.append(failed)
                 case ReceiveAction.FREE_PAGES:
-                    self._events.append(Drained(handoff.ticket.handoff_id))
+                    self._events.append(Drained(handoff.ticket.handoff_id, handoff.verified))
 
     def _accept(self, handoff: _Handoff, now: float) -> None:
         assert handoff.final is not None
@@ -185,6 +196,7 @@ class KVReceiver:
     def on_peer_lost(self, name: str, reason: str, now: float) -> None:
         for handoff in list(self._live.values()):
             if handoff.sender.name == name:
+                handoff.by_sender = not handoff.reason
                 self._fire(handoff, ReceiveEvent.PEER_LOST, now, f"lost {name}: {reason}")
 
     def on_reopened(self, reason: str, now: float) -> None:
@@ -195,7 +207,7 @@ class KVReceiver:
             self._fire(handoff, ReceiveEvent.ABORT if local else ReceiveEvent.CUT_OFF, now, reason)
 
     def on_message(self, message: Message, now: float) -> None:
-        """Push, Finish or Drain, addressed to this incarnation."""
+        """Push, Digests, Finish or Drain, addressed to this incarnation."""
         handoff = self._live.get(message.handoff_id)
         if handoff is None:
             self._unexpected[type(message.body).__name__.lower()] += 1
@@ -209,6 +221,8 @@ class KVReceiver:
         match message.body:
             case Push() as push:
                 self._on_push(handoff, push, now)
+            case Digests() as digests:
+                self._on_digests(handoff, digests)
             case Finish() as finish:
                 self._on_finish(handoff, finish, now)
             case Drain(reason):
@@ -227,6 +241,13 @@ class KVReceiver:
             handoff.machine.progress(now)
             digests = self._digest(handoff, first, count, push.tail_tokens)
             handoff.digests.update(zip(range(first, first + count), digests, strict=True))
+
+    def _on_digests(self, handoff: _Handoff, message: Digests) -> None:
+        end = message.first + len(message.digests)
+        if message.request_digest != handoff.request_digest or end > len(handoff.ticket.pages):
+            self._unexpected["digests"] += 1
+        else:
+            handoff.expected.update(zip(range(message.first, end), message.digests, strict=True))
 
     def _on_finish(self, handoff: _Handoff, finish: Finish, now: float) -> None:
         if handoff.machine.state is Receiving.DRAINING:

@@ -11,7 +11,7 @@ from typing import Final as Constant
 from common.kv_groups import NO_PAGE
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
 from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
@@ -30,6 +30,7 @@ class _Handoff:
     id: int
     machine: Machine[Sending, SendEvent, SendAction]
     keeps_decoding: bool
+    request_digest: int | None
     receiver: Peer | None = None
     ticket: Ticket | None = None
     secret: int = 0
@@ -81,16 +82,25 @@ class KVSender:
 
     # ------------------------------------------------------------------------------ commands
 
-    def open(self, handoff_id: int, now: float, timeout_s: float, *, keeps_decoding: bool = False) -> None:
+    def open(
+        self,
+        handoff_id: int,
+        now: float,
+        timeout_s: float,
+        *,
+        keeps_decoding: bool = False,
+        request_digest: int | None = None,
+    ) -> None:
         """Begin a handoff. It fails after `timeout_s` without progress.
 
-        `keeps_decoding`: the request decodes until it is paused, so CaughtUp is reported.
+        `keeps_decoding`: the request decodes until it is paused, so CaughtUp is reported. `request_digest`:
+        as in `Final`; with it, the receiver gets the digests of every chunk, not only all of them at the end.
         """
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
         machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
-        self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding)
+        self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding, request_digest)
 
     def attach(self, ticket: Ticket, now: float) -> None:
         """Take the receiver's ticket: send computed pages at once, and the others as they are computed."""
@@ -252,6 +262,9 @@ class KVSender:
         known = dict(zip(there, digests, strict=True))
         handoff.digests += [known.get(index, 0) for index in range(len(table))]
         handoff.digests += self._port.digester.digest(handoff.state, page_size)
+        if handoff.request_digest is not None and not complete:
+            sent = tuple(handoff.digests[first : first + len(table)])
+            self._send(handoff, Digests(first, sent, handoff.request_digest))
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
         # Sent only after every write has completed: a transport may order a message after its own write, but

@@ -173,7 +173,7 @@ class Estimates:
 def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Source | None:
     """Whose cached KV a worker that was chosen otherwise should get before it computes the rest."""
     worker = next(worker for worker in view.workers if worker.id == worker_id)
-    return best_source(request, view, worker, _pace(worker).prefill_rate) if request.stored else None
+    return best_source(request, view, worker, _pace(worker).prefill_rate)
 
 
 def _pace(worker: WorkerView) -> Pace:

@@ -37,7 +37,7 @@ def best_source(
 
     `prefill_rate`: prompt tokens that it computes a second. O(workers).
     """
-    if not worker.shares_prefixes:
+    if not worker.shares_prefixes or not request.stored:
         return None
     own, best = request.cached_on(worker), None
     for other in view.workers:

@@ -73,8 +73,8 @@ class Selector:
         *,
         pulls: bool = False,
     ) -> None:
-        """`make_policy` is called once, when the first worker is known. `pulls`: workers may get cached KV
-        from each other."""
+        """`make_policy` is called once, when the first worker is known. `pulls`: workers get cached KV from
+        each other; False: only that of attempts that failed."""
         self._pulls = pulls
         self._registry = registry
         self._make_policy = make_policy
@@ -225,13 +225,10 @@ class Selector:
             stored={
                 key: session.load.cached.stored_tokens(sequence.blocks(session.load.page_size))
                 for key, session in self._known.items()
-                if self._shares(session)
+                if (self._pulls or avoid) and session.info.shares_prefixes
             },
             avoid={key for key, session in self._known.items() if session.worker_id in avoid},
         )
-
-    def _shares(self, session: WorkerSession) -> bool:
-        return self._pulls and session.info.shares_prefixes
 
     def _ready(self) -> list[WorkerSession]:
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
@@ -247,8 +244,8 @@ class Selector:
             key = session.key
             if key not in known:
                 known[key] = session
-                cluster.add(_facts(session, shares=self._shares(session)), session.load)
-                if self.policy.predicts or self._shares(session):
+                cluster.add(_facts(session), session.load)
+                if self.policy.predicts or session.info.shares_prefixes:
                     session.on_step = partial(_observe, cluster, key)
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)
@@ -278,7 +275,7 @@ def _order(session: WorkerSession) -> tuple[int, str]:
     return session.info.role, session.worker_id
 
 
-def _facts(session: WorkerSession, *, shares: bool) -> WorkerFacts:
+def _facts(session: WorkerSession) -> WorkerFacts:
     info = session.info
     return WorkerFacts(
         id=session.key,
@@ -289,5 +286,5 @@ def _facts(session: WorkerSession, *, shares: bool) -> WorkerFacts:
         total_pages=info.num_pages,
         page_size=max(info.page_size, 1),
         max_running=info.max_running_requests or None,
-        shares_prefixes=shares,
+        shares_prefixes=info.shares_prefixes,
     )

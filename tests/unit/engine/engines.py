@@ -51,11 +51,8 @@ def run(engine: Engine, *requests: Request) -> None:
     assert counts.free + counts.cached == counts.total
 
 
-def deliver(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
-    """Write the KV that a prefill worker would send, and its first token.
-
-    `upto`: only the KV of this many tokens.
-    """
+def write(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
+    """Write the KV of a prompt that a prefill worker would send. `upto`: only of this many tokens."""
     runner: Any = engine.runner
     digest = 0
     for position, token in enumerate(request.prompt[:upto]):
@@ -64,6 +61,14 @@ def deliver(engine: Engine, request: Request, reservation: Reservation, upto: in
             runner.write(reservation.pages, position, digest)
     if request.state is not None:
         runner.states[request.state.slot] = digest
+
+
+def deliver(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
+    """Write the KV that a prefill worker would send, and its first token.
+
+    `upto`: only the KV of this many tokens.
+    """
+    write(engine, request, reservation, upto)
     if upto is None:
         request.output.append(reference(request.prompt, 1)[0])
     engine.admit_remote(request, reservation, request.num_tokens - 1 if upto is None else upto)

@@ -13,7 +13,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
 from engine.errors import EngineError, InvalidRequest, QueueFull
-from tests.unit.engine.engines import deliver, make_engine, make_request, run
+from tests.unit.engine.engines import deliver, make_engine, make_request, run, write
 from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 
@@ -287,6 +287,37 @@ def test_a_quarantined_page_is_not_allocated() -> None:
     assert engine.check_pages().quarantined == 5
     assert engine.reserve(make_request(2, list(range(20)))) is None
     engine.free_reservation(reservation)
+    assert engine.check_pages().free == 8
+
+
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_pages_of_a_failed_handoff_that_have_arrived_are_a_cached_prefix(quarantined: bool) -> None:
+    engine = make_engine(num_pages=8)
+    prompt = list(range(20))
+    request = make_request(1, prompt)
+    reservation = engine.reserve(request)
+    assert reservation is not None
+    write(engine, request, reservation, upto=12)
+    if quarantined:
+        engine.quarantine(reservation)
+    engine.free_reservation(reservation, verified=3)
+    assert engine.check_pages().cached == 3
+    again = make_request(2, prompt)
+    run(engine, again)
+    assert again.num_cached == 12
+    assert again.output == reference(prompt, len(again.output))
+
+
+def test_pages_that_have_arrived_behind_an_evicted_prefix_are_free() -> None:
+    engine = make_engine(num_pages=8)
+    run(engine, make_request(1, list(range(8)), max_tokens=1))
+    reservation = engine.reserve(make_request(2, list(range(20))))
+    assert reservation is not None
+    assert reservation.first_token == 8
+    engine.quarantine(reservation)
+    assert engine.kv.cache is not None
+    engine.kv.pool.from_cache(engine.kv.cache.evict(2))
+    engine.free_reservation(reservation, verified=2)
     assert engine.check_pages().free == 8
 
 

@@ -17,7 +17,7 @@ from engine.core.request import Request
 from engine.core.reservations import Reservation
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
-from tests.unit.engine.engines import deliver, make_engine, make_request
+from tests.unit.engine.engines import deliver, make_engine, make_request, write
 from tests.unit.engine.fake_runner import EOS, reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
 
@@ -168,19 +168,22 @@ class EngineMachine(RuleBasedStateMachine):
         self.live[request.id] = request
 
     @precondition(lambda self: self.reserved)
-    @rule(quarantine=st.booleans())
-    def give_up(self, quarantine: bool) -> None:
-        _, reservation = self.reserved.pop()
+    @rule(quarantine=st.booleans(), verified=st.integers(0, 4))
+    def give_up(self, quarantine: bool, verified: int) -> None:
+        """Its first pages may have arrived."""
+        request, reservation = self.reserved.pop()
+        write(self.engine, request, reservation)
         if quarantine:
             self.engine.quarantine(reservation)
             self.quarantined.append(reservation)
         else:
-            self.engine.free_reservation(reservation)
+            self.engine.free_reservation(reservation, min(verified, len(reservation.incoming)))
 
     @precondition(lambda self: self.quarantined)
-    @rule()
-    def drained(self) -> None:
-        self.engine.free_reservation(self.quarantined.pop())
+    @rule(verified=st.integers(0, 4))
+    def drained(self, verified: int) -> None:
+        reservation = self.quarantined.pop()
+        self.engine.free_reservation(reservation, min(verified, len(reservation.incoming)))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -239,9 +242,9 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         while self.reserved:
-            self.give_up(quarantine=True)
+            self.give_up(quarantine=True, verified=0)
         while self.quarantined:
-            self.drained()
+            self.drained(verified=0)
         for _ in range(5000):
             if not self.engine.has_work:
                 break

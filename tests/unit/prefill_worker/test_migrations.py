@@ -86,7 +86,7 @@ def source(request: pytest.FixtureRequest) -> Source:
 def test_pages_are_sent_while_the_request_decodes_and_the_last_one_when_it_is_paused(source: Source) -> None:
     known = len(source.tokens)
     source.migrate()
-    source.sender.open.assert_called_once_with(THERE, 60.0, keeps_decoding=True)
+    source.sender.open.assert_called_once_with(THERE, 60.0, keeps_decoding=True, request_digest=None)
     source.sender.attach.assert_called_once()
     source.step(4)
     assert source.sender.computed.call_count > 3

@@ -38,4 +38,4 @@ def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked
     assert handler.idle
     engine.free_reservation.assert_not_called()
     handler.on_transfer(Drained(1))
-    engine.free_reservation.assert_called_once_with(reservation)
+    engine.free_reservation.assert_called_once_with(reservation, 0)

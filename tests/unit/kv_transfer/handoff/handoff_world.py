@@ -6,6 +6,8 @@ what happens when.
 
 from __future__ import annotations
 
+import numpy as np
+
 from common.kv_groups import NO_PAGE
 from kv_transfer import (
     CaughtUp,
@@ -23,11 +25,21 @@ from kv_transfer import (
     Ticket,
 )
 from kv_transfer.errors import PeerUnreachable
-from kv_transfer.handoff.messages import Body, Confirm, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import (
+    Body,
+    Confirm,
+    Digests,
+    Drain,
+    Finish,
+    Message,
+    Push,
+    Revoke,
+    encode,
+)
 from kv_transfer.integrity.digest import HostDigester
 from kv_transfer.ticket_pages import digest_blocks
 from tests.kv_network import InFlightMessage, Network
-from tests.kv_workers import Job, Use, Worker, pass_by, run_model
+from tests.kv_workers import Job, Use, Worker, page_view, pass_by, run_model, token_kv
 
 TIMEOUT_S = 10.0
 FENCED = "the test says so"
@@ -40,6 +52,8 @@ class HandoffWorld:
         self.network = Network(unnoticed=self.unnoticed)
         self.now = 0.0
         self.epochs = 0
+        self.num_verified = 0
+        """Pages of failed handoffs that could be used."""
         self.jobs: list[Job] = []
         self.tickets: list[Ticket] = []
         self.fenced: list[int] = []
@@ -117,15 +131,30 @@ class HandoffWorld:
             case ReceiveFailed():
                 assert uses == {Use.IN_FLIGHT}
                 worker.use(job.lent, job, Use.QUARANTINED)
-            case Drained():
+            case Drained(_, verified):
                 assert uses == {Use.QUARANTINED}
+                self.check_pages(job, verified)
                 worker.give_back(job.lent)
+
+    def check_pages(self, job: Job, verified: int) -> None:
+        """The first pages of a handoff that failed have the KV of all tokens before the next one."""
+        assert job.target is not None
+        size, groups = self.layout.page_size, len(self.layout.groups)
+        blocks = range(job.order.first_block, self.layout.num_blocks(job.num_tokens))
+        for page, place in list(zip(job.remote, job.order.places(blocks), strict=False))[:verified]:
+            block, group = divmod(place, groups)
+            for offset in range(size):
+                arrived = page_view(job.target.pool, page)[:, offset]
+                np.testing.assert_array_equal(arrived, token_kv(job, block * size + offset, group))
+            self.num_verified += 1
 
     # -------------------------------------------------------------------------- the engines and the router
 
     def start(self, job: Job) -> None:
         job.opened = True
-        job.source.endpoint.sender.open(job.id, self.now, TIMEOUT_S, keeps_decoding=job.runs)
+        known = None if job.runs else job.id
+        sender = job.source.endpoint.sender
+        sender.open(job.id, self.now, TIMEOUT_S, keeps_decoding=job.runs, request_digest=known)
         if job.runs:
             job.source.endpoint.sender.computed(job.id, job.local, job.computed, self.now)
         self.poll()
@@ -237,6 +266,7 @@ class HandoffWorld:
         final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
             "push": (p, d, Push(0, len(ticket.pages), 2)),
+            "digests": (p, d, Digests(0, tuple(digests), job.id)),
             "finish": (p, d, Finish(final, 0.0, tuple(digests))),
             "drain": (p, d, Drain("")),
             "confirm": (d, p, Confirm()),

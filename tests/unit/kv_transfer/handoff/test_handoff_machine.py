@@ -288,7 +288,7 @@ class HandoffMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.world.tickets)
     @rule(
         index=INDEX,
-        kind=st.sampled_from(["push", "finish", "drain", "confirm", "revoke"]),
+        kind=st.sampled_from(["push", "digests", "finish", "drain", "confirm", "revoke"]),
         with_another_s_secret=st.booleans(),
     )
     def a_stranger_speaks_for_a_worker(self, index: int, kind: str, with_another_s_secret: bool) -> None:

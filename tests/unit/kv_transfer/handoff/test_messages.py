@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from kv_transfer import Final, Peer
 from kv_transfer.errors import BadMessage
-from kv_transfer.handoff.messages import Confirm, Drain, Finish, Message, Push, Revoke, decode, encode
+from kv_transfer.handoff.messages import (
+    Confirm,
+    Digests,
+    Drain,
+    Finish,
+    Message,
+    Push,
+    Revoke,
+    decode,
+    encode,
+)
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -19,6 +29,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 PEERS = st.builds(Peer, TEXT, U64, st.binary(max_size=600), U64, U64, U64, U32, TEXT)
 BODIES = st.one_of(
     st.builds(Push, U32, U32, U32),
+    st.builds(Digests, U32, st.lists(U64, max_size=50).map(tuple), U64),
     st.builds(
         Finish,
         st.builds(Final, st.lists(U32, max_size=8).map(tuple), U32, U64, U64),
@@ -82,7 +93,7 @@ def sealed(payload: bytes) -> bytes:
     return payload + xxhash.xxh3_64_intdigest(payload).to_bytes(8, "little")
 
 
-@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV2"))
+@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV3"))
 def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
     message: Message, magic: bytes
 ) -> None:

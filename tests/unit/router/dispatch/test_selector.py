@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from common.block_hash import block_hashes
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.routing.selector import Selector
@@ -43,7 +44,7 @@ class HandsOver(PlacementPolicy):
     predicts = True
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
-        self.view = view
+        self.request, self.view = request, view
         by_name = {worker.id.partition("@")[0]: worker.id for worker in view.workers}
         return Placement(by_name["p"], by_name["d"], Why("test"))
 
@@ -109,6 +110,17 @@ class Served:
     def replace(self, before: FakeSession, after: FakeSession) -> None:
         before.alive = False
         self.workers.all[self.workers.all.index(before)] = after
+
+
+def test_kv_of_an_attempt_that_failed_is_pulled_and_other_kv_only_if_configured() -> None:
+    served = Served()
+    for found in (served.p, served.d):
+        found.info.shares_prefixes = True
+    served.d.load.cached.stored(block_hashes([1] * 32, 16))
+    served.route().claim.end()
+    assert not served.policy.request.stored
+    served.route("another").claim.end()
+    assert served.policy.request.stored == {served.p.key: 0, served.d.key: 32}
 
 
 def decoding(found: FakeSession) -> Task:
