@@ -1,6 +1,6 @@
 // Kernels for CPUs as plain C functions, compiled by Baton where it runs (see build.py) and called with pointers.
 #include "attention.h"
-#include "linear.h"
+#include "quantized.h"
 #include "rows.h"
 
 #define FOR_EACH_TYPE(DEFINE) \
@@ -22,6 +22,10 @@
     void baton_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x,          \
                              int64_t x_stride, const void* weight, const T* bias, T* out) {                      \
         linear(threads, rows, columns, depth, x, x_stride, weight, bias, out);                                   \
+    }                                                                                                            \
+    void baton_quantized_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x, \
+                                       int64_t x_stride, const Quantized* weight, const T* bias, T* out) {       \
+        quantized_linear(threads, rows, columns, depth, x, x_stride, *weight, bias, out);                        \
     }
 
 extern "C" {

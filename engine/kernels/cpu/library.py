@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels.cpu.build import BuildError, built_library
 from engine.model_config.layer_options import Activation
 
-__all__ = ["CpuKernels", "Step", "cpu_kernels"]
+__all__ = ["CpuKernels", "Quantized", "Step", "cpu_kernels"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,16 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("positions", "angles", "sinks")),
         ("window", c_int64),
         *((name, c_float) for name in ("scale", "soft_cap")),
+    )
+
+
+class Quantized(ctypes.Structure):
+    """A weight in codes of 4 or 8 bits; `struct Quantized` of quantized.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("bits", "group")),
+        *((name, c_void_p) for name in ("codes", "scales", "offsets")),
+        ("values", c_float * 16),
     )
 
 
@@ -56,6 +66,9 @@ class CpuKernels:
         self._gate = _function(library, f"baton_gate_{name}", *[c_int64] * 4, *[c_void_p] * 2)
         self._linear = _function(
             library, f"baton_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
+        )
+        self._quantized_linear = _function(
+            library, f"baton_quantized_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
         )
 
     def attend(self, step: Step, layer: Tensor, qkv: Tensor, out: Tensor) -> None:
@@ -107,6 +120,21 @@ class CpuKernels:
             x.data_ptr(),
             x.stride(0),
             panels.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+        )
+
+    def quantized_linear(self, x: Tensor, weight: Quantized, bias: Tensor | None, out: Tensor) -> None:
+        """`out` [T, N] = `x` [T, K], rows contiguous, times a weight whose tensors quantized.h describes."""
+        rows, depth = x.shape
+        self._quantized_linear(
+            torch.get_num_threads(),
+            rows,
+            out.shape[1],
+            depth,
+            x.data_ptr(),
+            x.stride(0),
+            ctypes.addressof(weight),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
         )

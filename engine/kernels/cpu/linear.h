@@ -131,29 +131,45 @@ inline void by_panel(int64_t rows, const bf16* a, int64_t depth, const bf16_pair
 }
 #endif
 
+// A weight in panels of floating-point numbers, for `linear_as`.
+template <class Left, class W>
+struct Panels {
+    const W* weight;
+    int64_t depth, panel_size;  // the latter in W
+
+    bool prepares() const { return false; }
+    void prepare(int64_t, const Left*) {}
+
+    // c [rows, 64] = a [rows, depth] times a panel; the first row is number `first` of x.
+    void product(int64_t panel, int64_t, int64_t rows, const Left* a, float* c, float* block) const {
+        by_panel(rows, a, depth, weight + panel * panel_size, c, block);
+    }
+};
+
 // out [rows, columns] = x [rows, depth] times a weight, plus bias if there is one. `Left`: what x is converted to.
-template <class Left, class T, class W>
+template <class Left, class T, class Weight>
 inline void linear_as(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x, int64_t x_stride,
-                      const W* weight, const T* bias, T* out) {
+                      Weight& weight, const T* bias, T* out) {
     bool in_place = std::is_same<Left, T>::value && x_stride == depth;
     std::vector<Left> copy(in_place ? 0 : rows * depth);
     const Left* a = in_place ? (const Left*)x : copy.data();
     int64_t panels = up(columns, kPanel) / kPanel, blocks = up(rows, kRowBlock) / kRowBlock;
-    int64_t panel_size = depth * kPanel * sizeof(T) / sizeof(W);
 #pragma omp parallel num_threads(threads)
     {
-        if (!in_place) {
+        if (!in_place || weight.prepares()) {
 #pragma omp for schedule(static)
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t k = 0; k < depth; k += kLanes)
+            for (int64_t r = 0; r < rows; r++) {
+                for (int64_t k = 0; k < depth && !in_place; k += kLanes)
                     store(copy.data() + r * depth + k, load(x + r * x_stride + k, depth - k), depth - k);
+                weight.prepare(r, a + r * depth);
+            }
         }
 #pragma omp for schedule(static)
         for (int64_t task = 0; task < panels * blocks; task++) {
             int64_t first = task % blocks * kRowBlock, height = lesser(rows - first, kRowBlock);
             float* block = (float*)scratch((kDepthBlock + kRowBlock) * kPanel * sizeof(float));
             float* c = block + kDepthBlock * kPanel;
-            by_panel(height, a + first * depth, depth, weight + task / blocks * panel_size, c, block);
+            weight.product(task / blocks, first, height, a + first * depth, c, block);
             int64_t from = task / blocks * kPanel, width = lesser(columns - from, kPanel);
             for (int64_t r = 0; r < height; r++)
                 for (int64_t i = 0; i < width; i += kLanes) {
@@ -167,14 +183,19 @@ inline void linear_as(int64_t threads, int64_t rows, int64_t columns, int64_t de
 
 inline void linear(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const float* x, int64_t x_stride,
                    const void* weight, const float* bias, float* out) {
-    linear_as<float>(threads, rows, columns, depth, x, x_stride, (const float*)weight, bias, out);
+    Panels<float, float> panels = {(const float*)weight, depth, depth * kPanel};
+    linear_as<float>(threads, rows, columns, depth, x, x_stride, panels, bias, out);
 }
 
 inline void linear(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const bf16* x, int64_t x_stride,
                    const void* weight, const bf16* bias, bf16* out) {
     const bf16_pair* pairs = (const bf16_pair*)weight;
 #ifdef __AVX512BF16__
-    if (dots_are_fast()) return linear_as<bf16>(threads, rows, columns, depth, x, x_stride, pairs, bias, out);
+    if (dots_are_fast()) {
+        Panels<bf16, bf16_pair> panels = {pairs, depth, depth / 2 * kPanel};
+        return linear_as<bf16>(threads, rows, columns, depth, x, x_stride, panels, bias, out);
+    }
 #endif
-    linear_as<float>(threads, rows, columns, depth, x, x_stride, pairs, bias, out);
+    Panels<float, bf16_pair> panels = {pairs, depth, depth / 2 * kPanel};
+    linear_as<float>(threads, rows, columns, depth, x, x_stride, panels, bias, out);
 }

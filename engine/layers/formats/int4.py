@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
+from engine.layers.linear.codes import SIGNED4, Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import Int4Packing
 
@@ -94,6 +95,11 @@ class Int4Groups(QuantizedWeight):
         grouped = values.reshape(*scale.shape, -1).float()
         weights: Tensor = (grouped - zeros.unsqueeze(-1)) * scale.unsqueeze(-1)
         return weights.flatten(-2).to(self.dtype)
+
+    def coded(self, stored: Mapping[str, Tensor]) -> Codes:
+        scale = stored["scale"]
+        offset = (_SYMMETRIC_ZERO - self.zeros(stored)) * scale
+        return Codes(self.values(stored), scale, offset if offset.any() else None, SIGNED4)
 
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
+from engine.layers.linear.codes import Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import MXFP4_BLOCK
 
@@ -49,6 +50,11 @@ class Mxfp4(QuantizedWeight):
         exponents = stored["scales"].int() - _EXPONENT_BIAS
         values = table[self.codes(stored).int()].view(*exponents.shape, MXFP4_BLOCK)
         return torch.ldexp(values, exponents.unsqueeze(-1)).flatten(-2).to(self.dtype)
+
+    def coded(self, stored: Mapping[str, Tensor]) -> Codes:
+        exponents = stored["scales"].int() - _EXPONENT_BIAS
+        scale = torch.ldexp(torch.ones(exponents.shape, dtype=torch.float32), exponents)
+        return Codes(self.codes(stored), scale, None, _VALUES)
 
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):

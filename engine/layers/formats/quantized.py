@@ -12,9 +12,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from engine.layers.linear.linear_layer import PLAIN, GroupedProduct, Linear, LinearMethod, Slot
+from engine.layers.linear.codes import CodePanels, Codes, faster_code_panels
+from engine.layers.linear.linear_layer import (
+    PLAIN,
+    GroupedProduct,
+    Linear,
+    LinearMethod,
+    MatrixPerExpert,
+    Slot,
+)
 
-__all__ = ["PackedMethod", "QuantizedWeight"]
+__all__ = ["CodesOnCpu", "PackedMethod", "QuantizedWeight"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +31,8 @@ logger = logging.getLogger(__name__)
 class QuantizedWeight(LinearMethod):
     """A format as a checkpoint stores it, until a layer is packed.
 
-    A device that has kernels for the format keeps the weights as they are; elsewhere they are dequantized.
+    A device that has kernels for the format, on CPUs faster ones than for dense weights, keeps the weights in
+    it; elsewhere they are dequantized.
     """
 
     dtype: torch.dtype
@@ -36,17 +45,23 @@ class QuantizedWeight(LinearMethod):
 
     @abstractmethod
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
-        """The method that multiplies a layer's parameters as they are; None: the device has no kernels."""
+        """The method that multiplies a layer's parameters as they are; None: no GPU kernels."""
 
     @abstractmethod
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         """The same for a stack."""
+
+    def coded(self, stored: Mapping[str, Tensor]) -> Codes | None:
+        """The weights for CPU kernels; None: there are no kernels for the format."""
+        return None
 
     def pack(self, layer: Linear) -> LinearMethod:
         stored = _taken(layer)
         method = self.on_device(stored)
         if method is not None:
             return method
+        if panels := self._panels(stored):
+            return CodesOnCpu(panels[0])
         _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
         layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
         return PLAIN.pack(layer)
@@ -56,9 +71,16 @@ class QuantizedWeight(LinearMethod):
         product = self.grouped_on_device(stored)
         if product is not None:
             return product
+        if panels := self._panels(stored):
+            return MatrixPerExpert([matrix.product for matrix in panels], panels[0].features)
         _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
         layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
         return PLAIN.pack_stack(layer)
+
+    def _panels(self, stored: Mapping[str, Tensor]) -> list[CodePanels] | None:
+        if any(tensor.is_cuda for tensor in stored.values()) or (codes := self.coded(stored)) is None:
+            return None
+        return faster_code_panels(codes, self.dtype)
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         raise RuntimeError(f"{self.NAME} weights are multiplied once they are packed")
@@ -82,6 +104,14 @@ class PackedMethod(LinearMethod):
         raise RuntimeError("the weights of this layer are loaded already")
 
 
+@dataclass(frozen=True, slots=True)
+class CodesOnCpu(PackedMethod):
+    panels: CodePanels
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.panels.product(x, bias)
+
+
 def _taken(layer: nn.Module) -> dict[str, Tensor]:
     """The parameters of a layer, which loses them; its bias stays."""
     names = [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]
@@ -93,4 +123,6 @@ def _taken(layer: nn.Module) -> dict[str, Tensor]:
 
 @cache
 def _note_dequantized(name: str, dtype: str) -> None:
-    logger.info("this device has no kernels for %s weights: they are dequantized to %s", name, dtype)
+    logger.info(
+        "products of %s weights are no faster here than dense ones: they are dequantized to %s", name, dtype
+    )

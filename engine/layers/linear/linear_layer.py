@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -20,7 +20,9 @@ __all__ = [
     "GroupedProduct",
     "Linear",
     "LinearMethod",
+    "MatrixPerExpert",
     "PlainWeight",
+    "Product",
     "Slot",
     "float32",
     "slots_of",
@@ -72,6 +74,8 @@ def slots_of(module: nn.Module) -> list[Slot]:
     return [Slot(name, parameter) for name, parameter in module.named_parameters(recurse=False)]
 
 
+Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""x [T, in] and a bias [out], if any, to [T, out]."""
 GroupedProduct: TypeAlias = Callable[[Tensor, Routes, bool], Tensor]
 """Multiplies pairs ordered by experts: [P, in], or if the last is true tokens [T, in], to [P, out]."""
 
@@ -138,10 +142,10 @@ class PlainWeight(LinearMethod):
 
             return GroupedWeight(stack)
         del layer.weight
-        return MatrixPerExpert(stack)
+        return MatrixPerExpert([_product_with(*_packed(plain)) for plain in stack], stack.shape[1])
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
-        return _product(x, layer.weight, self.panels, bias)
+        return linear(x, layer.weight, bias) if self.panels is None else self.panels.product(x, bias)
 
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
         if not x.is_cuda:
@@ -157,26 +161,25 @@ def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
     return (packed(plain), None) if panels is None else (panels.memory, panels)
 
 
-def _product(x: Tensor, weight: Tensor, panels: Panels | None, bias: Tensor | None = None) -> Tensor:
-    return linear(x, weight, bias) if panels is None else panels.product(x, bias)
+def _product_with(weight: Tensor, panels: Panels | None) -> Product:
+    return (lambda x, bias: linear(x, weight, bias)) if panels is None else panels.product
 
 
 class MatrixPerExpert:
     """A `GroupedProduct` that multiplies one expert's rows after the other's. Waits for the device."""
 
-    def __init__(self, stack: Tensor) -> None:
-        """`stack` [E, out, in] is taken over."""
-        self._features = stack.shape[1]
-        self._matrices = [_packed(plain) for plain in stack]
+    def __init__(self, products: Sequence[Product], features: int) -> None:
+        self._products = products
+        self._features = features
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
         if by_token:
             x = x[routes.order // routes.per_token]
         out = x.new_empty(len(x), self._features)
         starts = routes.starts.tolist()
-        for (weight, panels), start, end in zip(self._matrices, starts, starts[1:], strict=False):
+        for product, start, end in zip(self._products, starts, starts[1:], strict=False):
             if start < end:
-                out[start:end] = _product(x[start:end], weight, panels)
+                out[start:end] = product(x[start:end], None)
         return out
 
 

@@ -27,11 +27,11 @@ from torch.nn import functional
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
 from engine.layers.linear.onednn import onednn_product, packed
 
-__all__ = ["Panels", "faster_panels", "fastest", "panels_of", "panels_win"]
+__all__ = ["TRIAL_ROWS", "Panels", "faster", "faster_panels", "fastest", "panels_of", "panels_win"]
 
 _WIDTH: Final = 64
 """Rows of the weight per panel."""
-_TRIAL_ROWS: Final = (1, 4, 32, 256)
+TRIAL_ROWS: Final = (1, 4, 32, 256)
 """Row counts that are measured, all weighted equally: decodes alone, in batches, and a prefill chunk."""
 _TRIAL_SHAPE: Final = (3072, 576)
 _FEWEST_RUNS, _MOST_RUNS, _MOST_SECONDS = 3, 20, 0.02
@@ -74,7 +74,7 @@ def panels_of(weight: Tensor) -> Panels | None:
 
 @cache
 def panels_win(dtype: torch.dtype) -> bool:
-    """Whether panels are faster than oneDNN, by the mean over `_TRIAL_ROWS`, measured on one weight."""
+    """Whether panels are faster than oneDNN, by the mean over `TRIAL_ROWS`, measured on one weight."""
     features, depth = _TRIAL_SHAPE
     # Not random: drawing would advance torch's generator, which the caller may have seeded.
     weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")
@@ -83,8 +83,8 @@ def panels_win(dtype: torch.dtype) -> bool:
     if panels is None or not onednn.is_mkldnn:
         return panels is not None
     return faster(
-        (fastest(partial(panels.product, weight[:rows], None)) for rows in _TRIAL_ROWS),
-        (fastest(partial(onednn_product, weight[:rows], onednn, None)) for rows in _TRIAL_ROWS),
+        (fastest(partial(panels.product, weight[:rows], None)) for rows in TRIAL_ROWS),
+        (fastest(partial(onednn_product, weight[:rows], onednn, None)) for rows in TRIAL_ROWS),
     )
 
 

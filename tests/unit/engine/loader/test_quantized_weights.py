@@ -20,6 +20,8 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from engine.kernels.cpu.library import cpu_kernels
+from engine.layers.linear import codes
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.model_config.errors import UnsupportedModel, WeightsError
@@ -75,10 +77,28 @@ def logits(model: CausalLM) -> Tensor:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2 with a shared expert"])
-def test_a_device_without_kernels_computes_with_the_values(name: str, format: str, tmp_path: Path) -> None:
+def test_where_dense_products_are_faster_the_values_are_computed_with(
+    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: False)
     quantized, dense = write(name, FORMATS[format], tmp_path)
 
     assert torch.equal(logits(load_model(quantized)), logits(load_model(dense)))
+
+
+@pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="the kernels cannot be compiled here")
+@pytest.mark.parametrize("format", INT4_FORMATS)
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_weights_that_stay_in_4_bits_give_the_logits_of_their_values(
+    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: True)
+    quantized, dense = write(name, FORMATS[format], tmp_path)
+
+    model = load_model(quantized)
+
+    assert not [name for name, _ in model.named_parameters() if "proj" in name]
+    torch.testing.assert_close(logits(model), logits(load_model(dense)), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("format", FORMATS)
