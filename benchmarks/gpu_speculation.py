@@ -31,6 +31,7 @@ from engine.config import SpeculationConfig
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.executor.runner import ModelRunner
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 
@@ -169,6 +170,7 @@ def main() -> None:
         print(json.dumps(results[-1], indent=1))
     else:
         with torch.inference_mode():
+            assert isinstance(engine.runner, ModelRunner)
             engine.runner._model.head.weight.zero_()
             if engine.draft_model is not None:
                 engine.draft_model._runner._model.head.weight.zero_()

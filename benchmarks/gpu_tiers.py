@@ -20,6 +20,7 @@ from benchmarks.gpu_decode import fill
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments
 from benchmarks.lib.report import Percentiles
 from engine.engine import Engine
+from engine.executor.runner import ModelRunner
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.jobs import Demote, Job, Promote
@@ -39,10 +40,12 @@ def main() -> None:
     parser.add_argument("--prefix", type=int, default=32_768, metavar="TOKENS")
     options = parser.parse_args()
     engine = build_engine(options)
-    pool = engine.runner.kv
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    pool = runner.kv
     slots = options.prefix // options.page_size
     pages = engine.kv.pool.take(slots, owner=-1 << 40)
-    layout: KVLayout = layout_of(engine.runner)
+    layout: KVLayout = layout_of(runner)
     began = time.monotonic()
     host = HostPages(pool.tensor, slots)
     pinned_s = time.monotonic() - began

@@ -10,40 +10,32 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.arriving_prefixes import ArrivingPrefix
-from engine.core.events import EngineStats, Occupancy, StepOutput, TokenOut, Verified
+from engine.core.events import EngineStats, Occupancy, StepOutput
 from engine.core.group_pages import GroupPages, pages_by_kind
 from engine.core.kv_manager import KVManager
-from engine.core.plan import Chunk, ChunkKind, StepPlan
-from engine.core.request import PENDING, Request
+from engine.core.request import Request
 from engine.core.reservations import Reservation
-from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
-from engine.errors import EngineError, GrammarError, InvalidRequest, NotFinite
+from engine.errors import InvalidRequest
+from engine.executor.base import Runner, StepInFlight, StepResult
 from engine.executor.draft_model import DraftModel
-from engine.executor.runner import ModelRunner, StepInFlight, StepResult
+from engine.executor.runner import ModelRunner
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
+from engine.in_flight import InFlight, Launched
 from engine.kv_cache.pages import PageCounts
+from engine.requests import Requests
 from engine.sched.plan_log import log_chunks
 from engine.sched.scheduler import Scheduler
 from engine.step_clock import StepClock
+from engine.step_results import StepResults
 
 __all__ = ["NO_HOOKS", "Engine", "Hooks"]
-
-
-@dataclass(slots=True)
-class _Launched:
-    plan: StepPlan
-    step: StepInFlight
-    at: float
-    freed: set[int] = field(default_factory=set)
-    """Pages given back since the launch that this step may still write."""
-    freed_slots: set[int] = field(default_factory=set)
-    """The same of slots for states."""
 
 
 class Engine:
@@ -54,16 +46,15 @@ class Engine:
         config: EngineConfig,
         *,
         hooks: Hooks = NO_HOOKS,
-        runner: ModelRunner | None = None,
+        runner: Runner[Any] | None = None,
         draft_model: DraftModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self.hooks = hooks
         # Before the runner, whose pool takes the memory that is left.
         self.draft_model = draft_model or DraftModel.load(config)
-        self.runner = runner or ModelRunner(config)
-        num_pages = config.num_pages or self.runner.kv.num_pages
+        self.runner: Runner[Any] = runner or ModelRunner(config)
+        num_pages = config.num_pages or self.runner.num_pages
         self.kv = KVManager(
             num_pages,
             config.page_size,
@@ -89,35 +80,41 @@ class Engine:
             draft_model=self.draft_model,
         )
         self._clock = clock
-        self._requests: dict[int, Request] = {}
-        """All that have not ended, by id."""
-        self._kept: dict[int, Request] = {}
-        """Ended, but a hook keeps their pages."""
-        self._distrusted: set[int] = set()
-        """Requests whose KV must not be reused, because their logits were not finite."""
-        self._launched: _Launched | None = None
+        self._in_flight = InFlight(self.kv.needs)
+        self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks)
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
         self._times = StepClock(config.scheduler, self.scheduler, clock)
-        self._steps = self._prompt_tokens = self._generated_tokens = self._cache_hit_tokens = 0
+        self._results = StepResults(
+            self._requests, self.scheduler, self._times, self.runner.spec, max_tokens=self.max_tokens
+        )
+        self._cache_hit_tokens = 0
+
+    @property
+    def hooks(self) -> Hooks:
+        return self._requests.hooks
+
+    @hooks.setter
+    def hooks(self, hooks: Hooks) -> None:
+        self._requests.hooks = hooks
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests) or self._launched is not None
+        return bool(self._requests.live) or self._in_flight.launched is not None
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
-        self._check_new(request)
+        self._requests.check_new(request, self.runner.spec.vocab_size)
         request.arrival = self._clock()
         self.scheduler.submit(request, request.arrival, self._times.prefill_rate)
         self._take_in(request)
 
     def abort(self, request_id: int) -> bool:
         """End a request now; False if there is none of that id."""
-        request = self._requests.get(request_id)
+        request = self._requests.live.get(request_id)
         if request is None:
             return False
-        self._end(request, FinishReason.ABORT)
+        self._requests.end(request, FinishReason.ABORT)
         return True
 
     def step(self, *, block: bool = True) -> StepOutput:
@@ -133,12 +130,12 @@ class Engine:
         """
         output = StepOutput()
         self.proceed()
-        verifying = self._launched
+        verifying = self._in_flight.launched
         if verifying is not None and verifying.plan.num_drafted:
             if not (block or verifying.step.done()):
                 output.blocked = True
                 return output
-            self._launched = None
+            self._in_flight.launched = None
             self._finish(verifying, output)
         self.tend()
         began = self._clock()
@@ -153,38 +150,38 @@ class Engine:
         # Pages of a preempted request are free now, and the step in flight may write them: it is waited for.
         waits = block or bool(plan.preempted)
         if self.kv.tiers is not None:
-            self.kv.tiers.send((lambda _: True) if plan.preempted else self._may_be_written)
-        if not (waits or plan or self._launched is None or self._launched.step.done()):
+            self.kv.tiers.send((lambda _: True) if plan.preempted else self._in_flight.may_write)
+        if not (waits or plan or self._in_flight.launched is None or self._in_flight.launched.step.done()):
             output.blocked = True
             return output
-        launched: _Launched | None = None
+        launched: Launched | None = None
         if plan:
             step = self.runner.prepare(plan)
             if self.config.overlap:
-                before = self._launched
+                before = self._in_flight.launched
                 self._times.prepared(plan, began, dry=before is not None and before.step.done())
             at = self._clock()
-            launched = _Launched(plan, self.runner.launch(step), at)
+            launched = Launched(plan, self.runner.launch(step), at)
         if self.config.overlap:
-            launched, self._launched = self._launched, launched
+            launched, self._in_flight.launched = self._in_flight.launched, launched
         if launched is not None:
             self._finish(launched, output)
         elif not (plan and output.completed):
             self._times.rest()
         return output
 
-    def _finish(self, launched: _Launched, output: StepOutput) -> None:
+    def _finish(self, launched: Launched, output: StepOutput) -> None:
         """Wait for a step that is `_launched` no more, and report what it brought."""
         waited = not launched.step.done()
         result = self._result_of(launched)
-        more = self._launched is not None
+        more = self._in_flight.launched is not None
         output.measured = self._times.ended(launched.plan, launched.at, waited=waited, more=more)
-        self._complete(launched.plan, result, output)
+        self._results.complete(launched.plan, result, output)
 
     @property
     def step_in_flight(self) -> StepInFlight | None:
         """With overlap: the step on the device, whose tokens are not reported yet."""
-        return None if self._launched is None else self._launched.step
+        return None if self._in_flight.launched is None else self._in_flight.launched.step
 
     def proceed(self) -> None:
         """Enqueue the rest of the step in flight. Call it after the tokens of `step` are sent.
@@ -192,13 +189,13 @@ class Engine:
         It may take milliseconds, which would delay the tokens of a whole batch. The layers enqueued by `step`
         keep the device busy meanwhile, but not for long; `step` and `reserve` call it if the caller did not.
         """
-        if self._launched is not None:
-            while self._launched.step.proceed():
+        if self._in_flight.launched is not None:
+            while self._in_flight.launched.step.proceed():
                 pass
 
-    def _result_of(self, launched: _Launched) -> StepResult:
+    def _result_of(self, launched: Launched) -> StepResult:
         """Wait for the result; meanwhile, enqueue the step behind it."""
-        behind = self._launched
+        behind = self._in_flight.launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
         result = launched.step.result()
@@ -212,8 +209,9 @@ class Engine:
         Call it, or `step`, whenever the tiers' copier has results.
         """
         if (tiers := self.kv.tiers) is not None:
-            tiers.tend(self._clock(), settled=self._launched is None, prefill_rate=self.prefill_rate)
-            tiers.send(self._may_be_written)
+            settled = self._in_flight.launched is None
+            tiers.tend(self._clock(), settled=settled, prefill_rate=self.prefill_rate)
+            tiers.send(self._in_flight.may_write)
 
     def plan_at(self) -> float:
         """When to call `step` next, by this engine's clock, if more requests may arrive before.
@@ -221,14 +219,13 @@ class Engine:
         With overlap, a request that arrives after a step is planned cannot join it, so planning early while
         the device is busy delays new requests. A caller with nothing else to do may call `step` at any time.
         """
-        if self._launched is None or self._crowded:
+        if self._in_flight.launched is None or self._crowded:
             return -math.inf
         return self._times.plan_at()
 
     def computed(self, request: Request) -> int:
         """Tokens whose KV is in the pool, without those that the step in flight computes. O(chunks)."""
-        chunks = [] if self._launched is None else self._launched.plan.chunks
-        return next((c.start for c in chunks if c.request is request), request.num_computed)
+        return self._in_flight.computed(request)
 
     def reserve(self, request: Request, room: int = 0) -> Reservation | None:
         """Set pages aside for a request whose KV another worker sends; None while there are too few.
@@ -236,7 +233,7 @@ class Engine:
         `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
         request.num_scored = request.scores_until  # by the sender
-        self._check_new(request)
+        self._requests.check_new(request, self.runner.spec.vocab_size)
         if request.num_tokens >= self.max_tokens:
             raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = self.scheduler.num_active + len(self.kv.reservations.active)
@@ -247,7 +244,7 @@ class Engine:
         if reservation is None:
             return None
         request.arrival = self._clock()
-        self._wait_for_writes(reservation.incoming, reservation.slots)
+        self._in_flight.wait_for_writes(reservation.incoming, reservation.slots)
         return reservation
 
     def expect(self, request: Request, num_tokens: int, owner: int) -> ArrivingPrefix | None:
@@ -260,7 +257,7 @@ class Engine:
             return None
         prefix = self.kv.expect(request, num_tokens, active, owner)
         if prefix is not None:
-            self._wait_for_writes(prefix.pages)
+            self._in_flight.wait_for_writes(prefix.pages)
         return prefix
 
     @property
@@ -270,7 +267,7 @@ class Engine:
 
     def state_pages(self, request: Request) -> Sequence[int]:
         """The memory of a request's recurrent state, counted in pages; empty for models without one."""
-        return () if request.state is None else self.runner.kv.blocks_of(request.state.slot)
+        return () if request.state is None else self.runner.pages_of_slot(request.state.slot)
 
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
@@ -296,17 +293,17 @@ class Engine:
 
     def release(self, request: Request) -> None:
         """Release pages that `Hooks.on_finished` kept."""
-        self._release(self._kept.pop(request.id))
+        self._requests.release_kept(request)
 
     def check_pages(self) -> PageCounts:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
         if self.draft_model is not None:
             self.draft_model.check_pages()
-        return self.kv.check([*self._requests.values(), *self._kept.values()])
+        return self.kv.check([*self._requests.owners()])
 
     def pages_by_kind(self) -> list[GroupPages]:
         """Of each kind of KV groups. O(pages) if there are several kinds: for scrapes, not for every step."""
-        owners = [*self._requests.values(), *self._kept.values()]
+        owners = [*self._requests.owners()]
         return pages_by_kind(self.kv.needs.groups, self.kv.pool, self.kv.cache, owners)
 
     def occupancy(self) -> Occupancy:
@@ -325,14 +322,14 @@ class Engine:
             starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
             waits_for=self.scheduler.waits_for,
             running=self.scheduler.num_active,
-            waiting_tokens=sum(r.num_pending for r in self._requests.values() if r.num_pending > 1),
+            waiting_tokens=sum(r.num_pending for r in self._requests.live.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
             pages=self.kv.pool.counts(),
             state_slots=None if self.kv.states is None else self.kv.states.pool.counts(),
-            steps=self._steps,
+            steps=self._results.num_steps,
             preemptions=self.scheduler.num_preemptions,
-            prompt_tokens=self._prompt_tokens,
-            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._results.num_prompt_tokens,
+            generated_tokens=self._results.num_generated_tokens,
             cache_hit_tokens=self._cache_hit_tokens,
             tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
             drafts=self.scheduler.draft_counts,
@@ -346,149 +343,4 @@ class Engine:
     def _take_in(self, request: Request) -> None:
         if not self.has_work:
             self._times.rest()
-        self._requests[request.id] = request
-
-    def _check_new(self, request: Request) -> None:
-        if request.id in self._requests or request.id in self._kept:
-            raise InvalidRequest(f"request {request.id} is here already")
-        request.check(self.runner.spec.vocab_size)
-        if request.sampling.grammar is not None and request.matcher is None:
-            request.matcher = self.grammars.matcher(request.sampling.grammar)
-
-    def _complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
-        since = self._times.completed(plan)
-        self._steps += 1
-        output.completed = True
-        row, scores, accepted = 0, iter(result.scores), 0
-        for chunk in plan.chunks:
-            request, sampled = chunk.request, row
-            row += chunk.samples + len(chunk.draft)
-            if chunk.num_scored:
-                self._score(request, next(scores), output)
-            if chunk.kind is ChunkKind.PREFILL:
-                self._prompt_tokens += chunk.length
-            if chunk.samples and sampled in result.errors:
-                self._fail(request, result.errors[sampled], output)
-            self.scheduler.complete(chunk)
-            if request.finish is not None:
-                continue
-            if chunk.kind is ChunkKind.VERIFY:
-                accepted += self._verify(chunk, result, sampled, output)
-                continue
-            self.hooks.on_computed(request, chunk.end)
-            if chunk.samples:
-                self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
-        if self.scheduler.speculator is not None and not plan.prompt_tokens and since < math.inf:
-            self.scheduler.speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
-
-    def _verify(self, chunk: Chunk, result: StepResult, first: int, output: StepOutput) -> int:
-        """Deliver the tokens of a verify chunk; `first` is its first row. Returns how many drafts are right.
-
-        A row samples what a decode would sample there if all tokens before it are right. So the first token
-        that differs from the draft is delivered, and nothing behind it.
-        """
-        request = chunk.request
-        accepted = result.accepted(chunk.draft, first)
-        predicted = self.scheduler.verified(chunk, accepted)
-        output.verified.append(Verified(request, len(chunk.draft), accepted, predicted))
-        self.hooks.on_computed(request, request.num_computed)
-        for row, place in enumerate(chunk.rows()[: accepted + 1], first):
-            if row in result.errors:
-                self._fail(request, result.errors[row], output)
-                break
-            request.output.append(PENDING)
-            self._deliver(place, result.tokens[row], result.logprobs[row], output)
-            if request.id not in self._requests:
-                break
-        return accepted
-
-    def _score(self, request: Request, scores: PromptLogprobs | None, output: StepOutput) -> None:
-        """Report the log-probabilities of a chunk, without those that were reported before a preemption."""
-        if scores is None:
-            self._fail(request, NotFinite(), output)
-            return
-        known, computed = request.num_scored + 1 - scores.position, len(scores.logprobs)
-        if request.finish is None and known < computed:
-            output.scored.append((request, scores.part(known, computed)))
-            request.num_scored += computed - known
-
-    def _deliver(self, chunk: Chunk, token: int, logprobs: TokenLogprobs | None, output: StepOutput) -> None:
-        request = chunk.request
-        assert chunk.output_index is not None
-        request.output[chunk.output_index] = token
-        self._generated_tokens += 1
-        length = chunk.output_index + 1
-        is_stop = self._stops(request, token, length)
-        finish: FinishReason | None = None
-        if is_stop:
-            finish = FinishReason.STOP
-        elif length >= request.sampling.max_tokens or len(request.prompt) + length >= self.max_tokens:
-            finish = FinishReason.LENGTH
-        output.tokens.append(TokenOut(request, token, chunk.output_index, logprobs, finish, is_stop))
-        if finish is not None:
-            self._end(request, finish)
-
-    def _stops(self, request: Request, token: int, length: int) -> bool:
-        sampling = request.sampling
-        if length < sampling.min_tokens:
-            return False
-        if token in sampling.stop_token_ids:
-            return True
-        return not sampling.ignore_eos and token in self.runner.spec.eos_token_ids
-
-    def _fail(self, request: Request, error: EngineError, output: StepOutput) -> None:
-        """Unless its grammar is at fault, its KV must not be reused, even if it has ended meanwhile."""
-        if not isinstance(error, GrammarError):
-            if request.finish is not None and request.id not in self._kept:
-                self.kv.forget(request)
-                return
-            self._distrusted.add(request.id)
-        elif request.sampling.grammar is not None:
-            self.grammars.forget(request.sampling.grammar)
-        if request.finish is None:
-            output.failed.append((request, error))
-            self._end(request, FinishReason.ABORT)
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        del self._requests[request.id]
-        self.scheduler.remove(request, reason)
-        if self.hooks.on_finished(request):
-            self._kept[request.id] = request
-        else:
-            self._release(request)
-
-    def _release(self, request: Request) -> None:
-        self._note_late_writes(request)
-        trusted = request.id not in self._distrusted
-        self._distrusted.discard(request.id)
-        self.kv.release(request, keep=trusted)
-
-    def _may_be_written(self, pages: Sequence[int], slots: Sequence[int] = ()) -> bool:
-        """Whether the step in flight may write these pages or slots, which were free until now."""
-        launched = self._launched
-        return launched is not None and not (
-            launched.freed.isdisjoint(pages) and launched.freed_slots.isdisjoint(slots)
-        )
-
-    def _wait_for_writes(self, pages: Sequence[int], slots: Sequence[int] = ()) -> None:
-        """Return when no step writes these pages or slots, which a peer is to write.
-
-        The device's queue does not order a peer's write after the step in flight, so wait for the step if it
-        may still write one of them. Waiting leaves the device idle afterwards.
-        """
-        if self._may_be_written(pages, slots):
-            assert self._launched is not None
-            self._launched.step.result()
-
-    def _note_late_writes(self, request: Request) -> None:
-        """Record which pages of an ending request the step in flight may still write. O(chunks)."""
-        launched = self._launched
-        if launched is None:
-            return
-        stride, blocks = self.kv.needs.stride, self.kv.needs.blocks
-        for chunk in launched.plan.chunks:
-            if chunk.request is request:
-                first = chunk.start // self.config.page_size
-                launched.freed.update(request.pages[first * stride : blocks(chunk.end) * stride])
-                if request.state is not None:
-                    launched.freed_slots.update(request.state.written)
+        self._requests.live[request.id] = request

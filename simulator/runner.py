@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.config import EngineConfig
 from engine.core.plan import StepPlan
-from engine.engine import Engine
-from engine.executor.runner import StepResult
-from engine.hooks import NO_HOOKS, Hooks
+from engine.executor.base import StepResult
 from simulator.device import StepCosts
 
-__all__ = ["Clock", "end_of_step", "simulated_engine"]
+__all__ = ["Clock", "FormulaRunner"]
 
 _TOKEN: Final = 5
 _GRAPH_S: Final = 1e-4
@@ -38,48 +36,29 @@ class Clock:
         self.time = max(self.time, at)
 
 
-def simulated_engine(
-    config: EngineConfig,
-    costs: StepCosts,
-    clock: Clock,
-    *,
-    groups: tuple[KVGroup, ...] = ONE_GROUP,
-    hooks: Hooks = NO_HOOKS,
-    seed: int = 1,
-) -> Engine:
-    """The real engine on a device that is only a formula. Every token it samples is the same.
-
-    `groups`: of the model's layers. `seed`: of small random deviations from `costs`.
-    """
-    runner: Any = _Runner(costs, clock, groups, seed)
-    return Engine(config, hooks=hooks, runner=runner, clock=clock.now)
-
-
-def end_of_step(engine: Engine) -> float:
-    """When the device has computed the step in flight of a simulated engine."""
-    step: Any = engine.step_in_flight
-    ends: float = step.ends
-    return ends
-
-
 @dataclass(frozen=True, slots=True)
-class _Spec:
+class _Model:
     kv_groups: tuple[KVGroup, ...]
     vocab_size: int = 1 << 60
     eos_token_ids: tuple[int, ...] = ()
 
 
-class _Runner:
-    """Implements the runner interface of an engine."""
+class FormulaRunner:
+    """Runs the steps of an engine on a device that is only a formula. Every token it samples is the same."""
 
+    num_pages = 0
+    """It has no memory: an engine's configuration says how many pages it has."""
     num_state_slots = 0
 
-    def __init__(self, costs: StepCosts, clock: Clock, groups: tuple[KVGroup, ...], seed: int) -> None:
-        self.spec = _Spec(groups)
+    def __init__(
+        self, costs: StepCosts, clock: Clock, *, groups: tuple[KVGroup, ...] = ONE_GROUP, seed: int = 1
+    ) -> None:
+        """`groups`: of the model's layers. `seed`: of small random deviations from `costs`."""
+        self.spec = _Model(groups)
         self._costs = costs
         self._clock = clock
         self._noise = random.Random(seed)
-        self._free = 0.0
+        self.free_at = 0.0
         """When the device has done all that was launched."""
 
     def prepare(self, plan: StepPlan) -> StepPlan:
@@ -88,12 +67,15 @@ class _Runner:
 
     def launch(self, plan: StepPlan) -> _Step:
         seconds = self._costs.device_s(plan) * self._noise.uniform(*_DEVICE_NOISE)
-        self._free = max(self._free, self._clock.time) + seconds
+        self.free_at = max(self.free_at, self._clock.time) + seconds
         launch = self._costs.launch_s(plan)
         self._clock.time += _LEAD * launch
         sampled = sum(row.samples for row in plan.rows())
         answer = StepResult([_TOKEN] * sampled, [None] * sampled)
-        return _Step(self._clock, self._free, (1 - _LEAD) * launch, answer)
+        return _Step(self._clock, self.free_at, (1 - _LEAD) * launch, answer)
+
+    def pages_of_slot(self, slot: int) -> Sequence[int]:
+        return ()
 
     def close(self) -> None:
         pass

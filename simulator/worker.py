@@ -20,10 +20,11 @@ from engine.core.events import StepMeasured, StepOutput
 from engine.core.request import Request
 from engine.core.reservations import Reservation
 from engine.device.defaults import GPU_TOKEN_TILE
+from engine.engine import Engine
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 from simulator.device import StepCosts
-from simulator.runner import Clock, end_of_step, simulated_engine
+from simulator.runner import Clock, FormulaRunner
 
 __all__ = ["COSTLY_CONTEXT", "Listener", "SimWorker", "StepReport", "WorkerSettings"]
 
@@ -123,9 +124,8 @@ class SimWorker:
         self.number = number
         self.settings = settings
         self._clock = Clock()
-        self.engine = simulated_engine(
-            settings.engine_config(), costs, self._clock, groups=settings.groups, hooks=self, seed=number
-        )
+        self._runner = FormulaRunner(costs, self._clock, groups=settings.groups, seed=number)
+        self.engine = Engine(settings.engine_config(), hooks=self, runner=self._runner, clock=self._clock.now)
         self.load = WorkerLoad(self.engine.kv.needs.of_request, settings.max_running)
         """The router's account of this worker."""
         self.num_commands = 0
@@ -184,7 +184,7 @@ class SimWorker:
             return
         output = self.engine.step(block=False)
         if output.blocked:
-            self._wake(end_of_step(self.engine))
+            self._wake(self._runner.free_at)
             return
         if output.completed:
             self._report(output)

@@ -34,7 +34,7 @@ def assemble(parts: Parts) -> RequestHandler:
     answers = Answers(parts.outbox, parts.metrics)
     grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     parts.metrics.watch_grammars(parts.engine.grammars)
-    parts.metrics.watch_experts(lambda: parts.engine.runner.expert_load.imbalance)
+    parts.metrics.watch_experts(lambda: parts.runner.expert_load.imbalance)
     if parts.config.transport is None:
         return RequestHandler(parts.engine, answers, parts.clock, grammars)
 

@@ -25,7 +25,7 @@ def open_port(parts: Parts) -> KVPort:
 
     Raises UnknownTransport, and what opening the transport raises.
     """
-    config, runner = parts.config, parts.engine.runner
+    config, runner = parts.config, parts.runner
     if config.kv_by_ranks:
         return open_ranks(config, runner, parts.epoch)
     memory, layout = memory_of(runner.kv), layout_of(runner)

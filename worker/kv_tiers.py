@@ -57,7 +57,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
 
     Raises TierError.
     """
-    engine, runner = parts.engine, parts.engine.runner
+    engine, runner = parts.engine, parts.runner
     pool, layout = runner.kv, layout_of(runner)
     if len(layout.groups) > 1 or engine.kv.states is not None:
         raise TierError(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.engine import Engine
+from engine.executor.runner import ModelRunner
 from worker.config import WorkerConfig
 from worker.session.inbox import Inbox
 from worker.session.metrics import WorkerMetrics
@@ -21,6 +22,8 @@ class Parts:
     epoch: int
     """Random number of this start: a restarted worker is a new peer."""
     engine: Engine
+    runner: ModelRunner
+    """Of the engine, with its model and its KV pool."""
     metrics: WorkerMetrics
     inbox: Inbox = field(default_factory=Inbox)
     outbox: Outbox = field(default_factory=Outbox)

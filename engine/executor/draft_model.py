@@ -24,7 +24,8 @@ from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request, RequestId, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.errors import EngineError
-from engine.executor.runner import ModelRunner, StepInFlight
+from engine.executor.base import StepInFlight
+from engine.executor.runner import ModelRunner
 from engine.kv_cache.pages import PageCounts
 
 __all__ = ["DraftModel", "draft_engine_config"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import Final, TypeAlias
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -16,12 +15,12 @@ from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
 from engine.core.largest_step import largest_step
 from engine.core.plan import Chunk, StepPlan
-from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.readback import Readback
-from engine.errors import EngineError, NotFinite
+from engine.errors import EngineError
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.piecewise_graphs import PiecewiseGraphs
@@ -35,35 +34,15 @@ from engine.model_config.model_spec import ModelSpec
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
 from engine.recurrence.select import with_states
-from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.sampler import Sampler
-from engine.sampling.scoring import SCORE_TENSORS, Scored, logit_blocks, score
+from engine.sampling.scoring import Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of
 
-__all__ = ["ModelRunner", "PreparedStep", "StepInFlight", "StepResult"]
+__all__ = ["ModelRunner", "PreparedStep"]
 
 
 _MOST_READ_AGAIN: Final = 32_768
 """Tokens of context: 4 GB of an 8B model's KV take an H200 a millisecond."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """`tokens` and `logprobs` have an entry for each row of the plan that samples, in its order."""
-
-    tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
-    errors: dict[int, EngineError] = field(default_factory=dict)
-    """Errors by index among these rows; the token of such an entry is undefined, but in range."""
-    scores: list[PromptLogprobs | None] = field(default_factory=list)
-    """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
-
-    def accepted(self, draft: Sequence[int], first: int) -> int:
-        """How many tokens of a draft are what was sampled, without an error, from row `first` on."""
-        for count, token in enumerate(draft):
-            if self.tokens[first + count] != token or first + count in self.errors:
-                return count
-        return len(draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,93 +54,6 @@ class PreparedStep:
     sampling: list[Chunk]
     """The rows that sample: see `StepPlan.rows`."""
     scored: Scored
-
-
-class _Pause(Enum):
-    BUSY = auto()
-    """Enough is enqueued for the host to do other work meanwhile."""
-    OUTPUT = auto()
-    """The next part depends on the tokens of the previous step, which must be in `Request.output`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Enqueued:
-    """A step of which everything is enqueued."""
-
-    readback: Readback
-    errors: dict[int, EngineError] = field(default_factory=dict)
-    """Known before the step has run; see `StepResult.errors`."""
-
-
-_Enqueuing: TypeAlias = Generator[_Pause, None, _Enqueued]
-
-
-class StepInFlight:
-    """A step that is enqueued, at least in part, and may still be running."""
-
-    def __init__(self, enqueuing: _Enqueuing, chunks: list[Chunk], scored: Scored) -> None:
-        """`chunks` are those that sample. Enqueues the first part."""
-        self._enqueuing = enqueuing
-        self._chunks = chunks
-        self._scored = scored
-        self._enqueued: _Enqueued | None = None
-        self._pause = _Pause.BUSY
-        self.proceed()
-
-    def proceed(self) -> bool:
-        """Enqueue the next part; False if there is none. All parts are enqueued before the next step is.
-
-        The tokens of the previous step must be in `Request.output`; before that, call `proceed_early`.
-        """
-        if self._enqueued is not None:
-            return False
-        try:
-            self._pause = next(self._enqueuing)
-        except StopIteration as end:
-            self._enqueued = end.value
-        return True
-
-    def proceed_early(self) -> bool:
-        """`proceed` unless the next part depends on tokens of the previous step; then False."""
-        return self._pause is _Pause.BUSY and self.proceed()
-
-    def done(self) -> bool:
-        """Whether the step has completed, so that `result` does not block."""
-        return self._enqueued is not None and self._enqueued.readback.done()
-
-    def wait(self) -> None:
-        """Wait until the device has done a step that is enqueued as a whole. From any thread."""
-        assert self._enqueued is not None
-        self._enqueued.readback.wait()
-
-    def result(self) -> StepResult:
-        """Wait for the step and return what it sampled."""
-        while self.proceed():
-            pass
-        assert self._enqueued is not None
-        read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
-        scores: list[PromptLogprobs | None] = []
-        if self._scored:
-            scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
-        if not self._chunks:
-            return StepResult([], [], scores=scores)
-        tokens, finite, *logprobs = read
-        broken: dict[int, EngineError] = {
-            index: NotFinite() for index, good in enumerate(finite.tolist()) if not good
-        }
-        return StepResult(
-            tokens=tokens.tolist(),
-            logprobs=self._logprobs(logprobs),
-            errors=self._enqueued.errors | broken,
-            scores=scores,
-        )
-
-    def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
-        wanted = [chunk.request.sampling.logprobs for chunk in self._chunks]
-        if not tensors:
-            return [None] * len(wanted)
-        measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
-        return [None if k is None else next(measured) for k in wanted]
 
 
 class ModelRunner:
@@ -233,13 +125,20 @@ class ModelRunner:
             device=self._device,
             groups=self.kv.groups,
         )
-        self._forwards = self._ways(self._attention_over(self.kv, config), config, progress)
+        self._forwards = self._forward_paths(self._attention_over(self.kv, config), config, progress)
         """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
         self._last_tokens = torch.zeros(
             config.scheduler.max_running_requests, dtype=torch.int64, device=self._device
         )
+
+    @property
+    def num_pages(self) -> int:
+        return self.kv.num_pages
+
+    def pages_of_slot(self, slot: int) -> Sequence[int]:
+        return self.kv.blocks_of(slot)
 
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
@@ -249,10 +148,10 @@ class ModelRunner:
         sampling = [row for row in plan.rows() if row.samples]
         return PreparedStep(*self._prepared(inputs), sampling, Scored.of(plan.chunks))
 
-    def launch(self, step: PreparedStep) -> StepInFlight:
+    def launch(self, step: PreparedStep) -> DeviceStep:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         self.expert_load.on_step()
-        return StepInFlight(self._enqueue(step), step.sampling, step.scored)
+        return DeviceStep(self._enqueue(step), step.sampling, step.scored)
 
     def execute_step(self, inputs: StepInputs) -> None:
         """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
@@ -260,7 +159,7 @@ class ModelRunner:
             pass
 
     @torch.inference_mode()
-    def _enqueue(self, step: PreparedStep) -> _Enqueuing:
+    def _enqueue(self, step: PreparedStep) -> EnqueuingStep:
         batch = step.batch
         hidden = yield from _busy(step.forward.run(batch))
         scores: list[torch.Tensor] = []
@@ -268,17 +167,17 @@ class ModelRunner:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
             scores = score(blocks, step.scored.targets(self._device), step.scored.num_top).tensors()
         if not step.sampling:
-            return _Enqueued(Readback(scores, self._device))
+            return Enqueued(Readback(scores, self._device))
         logits = self._model.logits(hidden[batch.sample_rows])
         masks = None
         if rows := constrained_rows(step.sampling):
-            yield _Pause.OUTPUT  # the device computes all of the above meanwhile
+            yield Pause.OUTPUT  # the device computes all of the above meanwhile
             masks = masks_of(step.sampling, rows, self.spec.vocab_size)
         sampled = self._sampler.sample(logits, step.sampling, masks)
         self.communicator.broadcast(sampled.tokens)
         self._last_tokens[batch.sample_slots] = sampled.tokens
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
-        return _Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)
+        return Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)
 
     @torch.inference_mode()
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
@@ -296,7 +195,7 @@ class ModelRunner:
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
         batch = self._batches.build(inputs)
         batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
-        forward = next(way for way in self._forwards if way.fits(batch))
+        forward = next(path for path in self._forwards if path.fits(batch))
         forward.prepare(batch)
         return forward, batch
 
@@ -374,12 +273,14 @@ class ModelRunner:
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()
-    def _ways(self, attention: AttentionBackend, config: EngineConfig, progress: Progress) -> list[Forward]:
-        ways: list[Forward] = []
+    def _forward_paths(
+        self, attention: AttentionBackend, config: EngineConfig, progress: Progress
+    ) -> list[Forward]:
+        paths: list[Forward] = []
         if isinstance(attention, GraphableAttention):
             largest_batch = min(config.cuda_graph_max_batch, config.max_decode_rows)
             if largest_batch:
-                ways.append(
+                paths.append(
                     DecodeGraphs(
                         self._model,
                         attention,
@@ -390,7 +291,7 @@ class ModelRunner:
                     )
                 )
         if isinstance(attention, PiecewiseAttention) and config.cuda_graph_max_tokens:
-            ways.append(
+            paths.append(
                 PiecewiseGraphs(
                     self._model,
                     attention,
@@ -401,14 +302,14 @@ class ModelRunner:
                     progress=progress,
                 )
             )
-        return [*ways, Eager(self._model, attention)]
+        return [*paths, Eager(self._model, attention)]
 
 
-def _busy(forward: Enqueuing) -> Generator[_Pause, None, torch.Tensor]:
+def _busy(forward: Enqueuing) -> Generator[Pause, None, torch.Tensor]:
     while True:
         try:
             next(forward)
         except StopIteration as end:
             hidden: torch.Tensor = end.value
             return hidden
-        yield _Pause.BUSY
+        yield Pause.BUSY

@@ -15,7 +15,7 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import LIMITS, rejected, source_of
-from engine.model_config.model_spec import ModelSpec
+from engine.model_config.served_model import ServedModel
 
 __all__ = ["GrammarCompiler"]
 
@@ -34,7 +34,7 @@ class _Compiled:
 class GrammarCompiler:
     """Safe to use from several threads."""
 
-    def __init__(self, folder: Path, spec: ModelSpec, capacity: int = _CAPACITY) -> None:
+    def __init__(self, folder: Path, spec: ServedModel, capacity: int = _CAPACITY) -> None:
         """`folder` is the model's; its tokenizer.json is read by `load`, or when the first grammar comes.
 
         `capacity`: bytes of compiled grammars to keep; the newest is kept in any case.

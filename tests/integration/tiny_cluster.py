@@ -14,7 +14,8 @@ from typing import Any
 
 import grpc
 
-from engine.executor.runner import PreparedStep, StepInFlight
+from engine.executor.base import StepInFlight
+from engine.executor.runner import PreparedStep
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import connect
 from rpc.session import BEAT_S

@@ -145,6 +145,7 @@ class WorkerHost:
             config=config,
             epoch=secrets.randbits(64),
             engine=engine,
+            runner=runner,
             metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
         )
         self._running.callback(engine.close)

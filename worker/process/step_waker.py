@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
-from engine.executor.runner import StepInFlight
+from engine.executor.base import StepInFlight
 from worker.session.inbox import Inbox
 
 __all__ = ["StepWaker"]

@@ -27,7 +27,7 @@ from engine.executor.runner import ModelRunner
 from engine.presets import PRESETS, Preset
 from simulator.device import ENGINE_H200_8B, StepCosts
 from simulator.runner import Clock as SimulatedClock
-from simulator.runner import simulated_engine
+from simulator.runner import FormulaRunner
 
 __all__ = [
     "Alone",
@@ -256,7 +256,8 @@ def simulate(
 ) -> list[Record]:
     """`drive` on a simulated device; a client's request takes `front_s` more, there and back."""
     clock = SimulatedClock()
-    records = drive(simulated_engine(config, costs, clock), load, clock, early=early)
+    engine = Engine(config, runner=FormulaRunner(costs, clock), clock=clock.now)
+    records = drive(engine, load, clock, early=early)
     return [replace(record, sent=record.sent - front_s) for record in records]
 
 

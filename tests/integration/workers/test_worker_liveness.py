@@ -11,7 +11,8 @@ from threading import Event
 
 import pytest
 
-from engine.executor.runner import ModelRunner, PreparedStep, StepInFlight
+from engine.executor.base import StepInFlight
+from engine.executor.runner import ModelRunner, PreparedStep
 from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.heartbeat_monitor import HeartbeatMonitor
 from router.workers.session import WorkerSession

@@ -18,7 +18,7 @@ from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.errors import NotFinite
-from engine.executor.runner import StepResult
+from engine.executor.base import StepResult
 
 VOCAB = 97
 EOS = 96

@@ -12,8 +12,8 @@ from tests.unit.engine.fake_runner import EOS, VOCAB, reference
 
 def waits(engine: Engine) -> list[bool]:
     """Gets an entry for every wait for the step in flight."""
-    assert engine._launched is not None
-    step: Any = engine._launched.step
+    assert engine._in_flight.launched is not None
+    step: Any = engine._in_flight.launched.step
     seen: list[bool] = []
     result = step.result
 
@@ -61,8 +61,8 @@ def test_pages_of_an_aborted_request_are_lent_after_the_step_that_may_write_them
     reservation = engine.reserve(make_request(2, list(range(30, 60))))
     assert reservation is not None
     assert seen
-    assert engine._launched is not None
-    assert engine._launched.step.done()
+    assert engine._in_flight.launched is not None
+    assert engine._in_flight.launched.step.done()
 
 
 def test_a_page_written_beyond_the_end_of_an_answer_is_lent_after_that_step() -> None:

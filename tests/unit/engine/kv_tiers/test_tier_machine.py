@@ -115,7 +115,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), abort=st.booleans())
     def interrupt(self, data: st.DataObject, abort: bool) -> None:
-        running = [r for r in self.engine.scheduler.running if self.engine._launched is None]
+        running = [r for r in self.engine.scheduler.running if self.engine._in_flight.launched is None]
         if abort and self.live:
             request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
             assert self.engine.abort(request.id)

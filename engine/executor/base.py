@@ -1,0 +1,83 @@
+"""What an engine asks of the runner of its steps: a model on a device, or a formula in simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from engine.core.plan import StepPlan
+from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
+from engine.errors import EngineError
+from engine.model_config.served_model import ServedModel
+
+__all__ = ["Runner", "StepInFlight", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """`tokens` and `logprobs` have an entry for each row of the plan that samples, in its order."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+    errors: dict[int, EngineError] = field(default_factory=dict)
+    """Errors by index among these rows; the token of such an entry is undefined, but in range."""
+    scores: list[PromptLogprobs | None] = field(default_factory=list)
+    """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
+
+    def accepted(self, draft: Sequence[int], first: int) -> int:
+        """How many tokens of a draft are what was sampled, without an error, from row `first` on."""
+        for count, token in enumerate(draft):
+            if self.tokens[first + count] != token or first + count in self.errors:
+                return count
+        return len(draft)
+
+
+class StepInFlight(Protocol):
+    """A step that is enqueued, at least in part, and may still be running."""
+
+    def proceed(self) -> bool:
+        """Enqueue the next part; False if there is none. All parts are enqueued before the next step is.
+
+        The tokens of the previous step must be in `Request.output`; before that, call `proceed_early`.
+        """
+
+    def proceed_early(self) -> bool:
+        """`proceed` unless the next part depends on tokens of the previous step; then False."""
+
+    def done(self) -> bool:
+        """Whether the step has completed, so that `result` does not block."""
+
+    def wait(self) -> None:
+        """Wait until the device has done a step that is enqueued as a whole. From any thread."""
+
+    def result(self) -> StepResult:
+        """Enqueue the rest, wait for the step, and return what it sampled."""
+
+
+PreparedT = TypeVar("PreparedT")
+
+
+class Runner(Protocol[PreparedT]):
+    @property
+    def spec(self) -> ServedModel: ...
+
+    @property
+    def num_pages(self) -> int:
+        """Of the KV pool."""
+
+    @property
+    def num_state_slots(self) -> int:
+        """0 for models without a recurrent state."""
+
+    def pages_of_slot(self, slot: int) -> Sequence[int]:
+        """The memory of a slot for a recurrent state, counted in pages."""
+
+    def prepare(self, plan: StepPlan) -> PreparedT:
+        """Copy a step's inputs. A step must be launched before the next is prepared."""
+
+    def launch(self, step: PreparedT) -> StepInFlight:
+        """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
+
+    def close(self) -> None:
+        """Free the device's memory. The runner cannot be used afterwards."""

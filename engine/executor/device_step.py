@@ -1,0 +1,99 @@
+"""A step on a device: enqueued in parts, and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeAlias
+
+import torch
+
+from engine.core.plan import Chunk
+from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
+from engine.device.readback import Readback
+from engine.errors import EngineError, NotFinite
+from engine.executor.base import StepResult
+from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.scoring import SCORE_TENSORS, Scored
+
+__all__ = ["DeviceStep", "Enqueued", "EnqueuingStep", "Pause"]
+
+
+class Pause(Enum):
+    BUSY = auto()
+    """Enough is enqueued for the host to do other work meanwhile."""
+    OUTPUT = auto()
+    """The next part depends on the tokens of the previous step, which must be in `Request.output`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A step of which everything is enqueued."""
+
+    readback: Readback
+    errors: dict[int, EngineError] = field(default_factory=dict)
+    """Known before the step has run; see `StepResult.errors`."""
+
+
+EnqueuingStep: TypeAlias = Generator[Pause, None, Enqueued]
+
+
+class DeviceStep:
+    """Implements `StepInFlight`, which has the contract of its methods."""
+
+    def __init__(self, enqueuing: EnqueuingStep, chunks: list[Chunk], scored: Scored) -> None:
+        """`chunks` are those that sample. Enqueues the first part."""
+        self._enqueuing = enqueuing
+        self._chunks = chunks
+        self._scored = scored
+        self._enqueued: Enqueued | None = None
+        self._pause = Pause.BUSY
+        self.proceed()
+
+    def proceed(self) -> bool:
+        if self._enqueued is not None:
+            return False
+        try:
+            self._pause = next(self._enqueuing)
+        except StopIteration as end:
+            self._enqueued = end.value
+        return True
+
+    def proceed_early(self) -> bool:
+        return self._pause is Pause.BUSY and self.proceed()
+
+    def done(self) -> bool:
+        return self._enqueued is not None and self._enqueued.readback.done()
+
+    def wait(self) -> None:
+        assert self._enqueued is not None
+        self._enqueued.readback.wait()
+
+    def result(self) -> StepResult:
+        while self.proceed():
+            pass
+        assert self._enqueued is not None
+        read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
+        scores: list[PromptLogprobs | None] = []
+        if self._scored:
+            scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
+        if not self._chunks:
+            return StepResult([], [], scores=scores)
+        tokens, finite, *logprobs = read
+        broken: dict[int, EngineError] = {
+            index: NotFinite() for index, good in enumerate(finite.tolist()) if not good
+        }
+        return StepResult(
+            tokens=tokens.tolist(),
+            logprobs=self._logprobs(logprobs),
+            errors=self._enqueued.errors | broken,
+            scores=scores,
+        )
+
+    def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
+        wanted = [chunk.request.sampling.logprobs for chunk in self._chunks]
+        if not tensors:
+            return [None] * len(wanted)
+        measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
+        return [None if k is None else next(measured) for k in wanted]

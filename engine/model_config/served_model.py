@@ -1,0 +1,21 @@
+"""What an engine asks of a model besides its steps, and all that a simulated one has. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from common.kv_groups import KVGroup
+
+__all__ = ["ServedModel"]
+
+
+class ServedModel(Protocol):
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def eos_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]: ...
