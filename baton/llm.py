@@ -24,8 +24,6 @@ from engine.executor.draft_model import DraftModel
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
-from router.cluster.plan_warnings import warnings_of
-from router.cluster.worker_plan import Machine, device_for, plan_workers
 from router.config.settings import Dtype, RouterConfig
 from router.errors import InvalidRequest
 from router.processing.completion import Completion
@@ -33,6 +31,8 @@ from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
+from router.worker_config.plan_warnings import warnings_of
+from router.worker_config.worker_plan import Machine, device_for, plan_workers
 
 __all__ = ["LLM"]
 

@@ -26,7 +26,7 @@ from benchmarks.lib.provenance import provenance
 from engine.config import EngineConfig, SchedulerConfig
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -39,7 +39,7 @@ _MATRICES: Final = (
     (16_384.0, 371.0e-3),
 )
 """Seconds of all matrix products of a step, by number of rows. Up to 512: steps measured in the engine
-(`benchmarks.gpu_decode`), less the other terms of `DeviceCosts`."""
+(`benchmarks.gpu.decode`), less the other terms of `DeviceCosts`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     python -m benchmarks.micro.host_cost --running 256 --context 1024
 
 Plans steps in which every request decodes, builds their batches, and processes synthetic tokens. Planning of
-attention and kernel launches are not included; `benchmarks.gpu_decode` measures those.
+attention and kernel launches are not included; `benchmarks.gpu.decode` measures those.
 """
 
 from __future__ import annotations

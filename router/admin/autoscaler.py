@@ -16,8 +16,8 @@ from router.admin.scaling_policy import Pressure, ScalingPolicy
 from router.config.flags.autoscale import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.recent import Recent
-from router.dispatch.windows import QuantileWindow
+from router.dispatch.metrics.recent import Recent
+from router.dispatch.metrics.windows import QuantileWindow
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from worker.config import WorkerRole

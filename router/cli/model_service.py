@@ -27,11 +27,10 @@ from router.cluster.poison_board import PoisonBoard
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.cluster.ray_worker import RayWorker
-from router.cluster.worker_plan import WorkerPlan
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.frontend.page.status import StatusReader
 from router.kv_events.feed import KVEventFeed, kv_event_feed
 from router.probes.link_check import LinkBroken, check_links
@@ -43,6 +42,7 @@ from router.processing.served_model import ServedModel
 from router.processing.text.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
 from router.tracing.otlp import TraceExporter
+from router.worker_config.worker_plan import WorkerPlan
 from router.workers.fencing import Fencing
 from router.workers.member import Member
 from router.workers.registry import Registry, WorkerBroken

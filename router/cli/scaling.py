@@ -13,7 +13,7 @@ from router.cluster.ray_cluster import Cluster
 from router.config.flags.autoscale import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.workers.registry import Registry
 
 __all__ = ["begin_scaling"]

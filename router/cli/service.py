@@ -20,13 +20,13 @@ from engine.model_config.errors import UnsupportedModel
 from router.cli.ports import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
-from router.cluster.plan_warnings import warnings_of
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
-from router.cluster.worker_plan import Machine, PlanError, WorkerPlan, plan_workers
 from router.config.settings import Dtype, RouterConfig
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
+from router.worker_config.plan_warnings import warnings_of
+from router.worker_config.worker_plan import Machine, PlanError, WorkerPlan, plan_workers
 from rpc.tls import BadCertificate
 
 if TYPE_CHECKING:

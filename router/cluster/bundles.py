@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.cluster.accelerators import resource_of
-from router.cluster.worker_plan import WorkerPlan
+from router.worker_config.accelerators import resource_of
+from router.worker_config.worker_plan import WorkerPlan
 
 __all__ = ["Bundle", "bundle_of", "summed", "total"]
 

@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 from common.error_text import first_line
 from router.cluster.ray_thread import RayThread
 from router.cluster.record import ClusterRecord
-from router.cluster.worker_plan import WorkerPlan
+from router.worker_config.worker_plan import WorkerPlan
 from router.workers.registry import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint

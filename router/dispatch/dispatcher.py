@@ -19,12 +19,12 @@ from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
-from router.dispatch.cluster_metrics import ClusterLoad
 from router.dispatch.evacuation import RunningAttempts
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
 from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
 from router.dispatch.interface import OnCut, ignore_cut
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.cluster_metrics import ClusterLoad
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.retry_state import RetryState, crashed_workers
 from router.dispatch.routing.route import Pick, Route
 from router.dispatch.routing.selector import MakePolicy, Selector, configured_policy

@@ -3,11 +3,11 @@
 `policy_for(...).place(request, view)` is the only choice that there is, of the server and of the simulator.
 """
 
-from router.placement.adaptive import AdaptivePlacement
-from router.placement.by_load import POLICIES
 from router.placement.cluster_model import ClusterModel, WorkerFacts
-from router.placement.fixed import DisaggPlacement, MixedPlacement
-from router.placement.modes import policy_for
+from router.placement.policies.adaptive import AdaptivePlacement
+from router.placement.policies.by_load import POLICIES
+from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
+from router.placement.policies.modes import policy_for
 from router.placement.policy import (
     Candidate,
     Handoffs,

@@ -9,7 +9,6 @@ from typing import Any, Final
 from router.placement.account.decaying_rate import DecayingRate
 from router.placement.account.load import WorkerLoad
 from router.placement.step_time import PRIOR, StepTime, StepWork
-from router.placement.step_times import StepTimes
 from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
     ClusterView,
@@ -22,6 +21,7 @@ from router.placement.view import (
     WorkerId,
     WorkerView,
 )
+from router.placement.worker_step_times import StepTimes
 
 __all__ = ["ClusterModel", "WorkerFacts"]
 

@@ -14,7 +14,7 @@ from engine.grammar.grammar import Grammar, GrammarKind
 from router.admin.drain import WorkerDrainer
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.params.constraint import Constraint

@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 from router.config.settings import Mode
 from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2

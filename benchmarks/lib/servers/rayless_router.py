@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from common.garbage_collection import freeze_gc
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
 from router.processing.models import Models

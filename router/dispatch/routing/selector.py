@@ -28,7 +28,7 @@ from router.placement import (
     WorkerFacts,
     policy_for,
 )
-from router.placement.by_load import least_loaded, pick
+from router.placement.policies.by_load import least_loaded, pick
 from router.placement.view import WorkerId
 from router.workers.circuit_breaker import CircuitState
 from router.workers.heartbeat_monitor import Liveness

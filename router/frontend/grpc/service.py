@@ -14,7 +14,7 @@ from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
 from router.frontend.grpc.status import trailing_metadata
-from router.frontend.openai.chat_parts import new_call_id
+from router.frontend.openai.answers.chat_parts import new_call_id
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest

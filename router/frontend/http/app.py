@@ -33,7 +33,7 @@ from router.frontend.http.generation_routes import GenerationRoutes, json_respon
 from router.frontend.http.local_names import RequireLocalName
 from router.frontend.http.paths import IgnoreTrailingSlash
 from router.frontend.http.refusal import error_response, new_request_id
-from router.frontend.openai.answers import Model
+from router.frontend.openai.answers.schemas import Model
 from router.frontend.openai.errors import REQUEST_ID_HEADER
 from router.frontend.openai.openapi import openapi_document
 from router.processing.generation import Generation

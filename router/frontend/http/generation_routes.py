@@ -15,12 +15,12 @@ from router.frontend.anthropic.writer import MessageWriter
 from router.frontend.http.body import read_json_body
 from router.frontend.http.disconnect import ends_with_client
 from router.frontend.http.event_stream import EventStream
-from router.frontend.openai.answers import Rendered
+from router.frontend.openai.answers.completion_stream import Answer, EventWriter
+from router.frontend.openai.answers.schemas import Rendered
+from router.frontend.openai.answers.serializers import ChatSerializer, CompletionSerializer, Serializer
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody
-from router.frontend.openai.responses import Answer, EventWriter
 from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.responses_api.writer import ResponseWriter
-from router.frontend.openai.serializers import ChatSerializer, CompletionSerializer, Serializer
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.generation import Generation
 from router.processing.models import Models

@@ -17,8 +17,8 @@ from common.version import VERSION
 from router.frontend.anthropic.answers import Message, MessageError
 from router.frontend.anthropic.events import MessageEvent
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
-from router.frontend.openai import answers
-from router.frontend.openai.chunks import ChatCompletionChunk, CompletionChunk
+from router.frontend.openai.answers import schemas
+from router.frontend.openai.answers.chunks import ChatCompletionChunk, CompletionChunk
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
 from router.frontend.openai.responses_api.answers import Response
 from router.frontend.openai.responses_api.events import ResponseEvent
@@ -53,23 +53,23 @@ _EVENTS: Final[dict[str, Any]] = {
 }
 """Data of each event of the routes that stream, except `[DONE]`."""
 _POSTS: Final[dict[str, tuple[type[BaseModel], Any, str]]] = {
-    "/v1/completions": (CompletionBody, answers.Completion, "Continue a text."),
-    "/v1/chat/completions": (ChatCompletionBody, answers.ChatCompletion, "Answer in a conversation."),
+    "/v1/completions": (CompletionBody, schemas.Completion, "Continue a text."),
+    "/v1/chat/completions": (ChatCompletionBody, schemas.ChatCompletion, "Answer in a conversation."),
     "/v1/responses": (ResponsesBody, Response, "Answer in a conversation (OpenAI's Responses API)."),
     "/v1/messages": (MessagesBody, Message, "Answer in a conversation (Anthropic's Messages API)."),
-    "/v1/messages/count_tokens": (CountTokensBody, answers.InputTokens, "Tokens of a conversation."),
-    "/v1/completions/render": (CompletionBody, list[answers.Rendered], "Token ids of the prompts."),
-    "/v1/chat/completions/render": (ChatCompletionBody, answers.Rendered, "Token ids of the prompt."),
-    "/tokenize": (TokenizeBody, answers.Tokenized, "Token ids of a prompt."),
-    "/detokenize": (DetokenizeBody, answers.Detokenized, "Text of token ids."),
+    "/v1/messages/count_tokens": (CountTokensBody, schemas.InputTokens, "Tokens of a conversation."),
+    "/v1/completions/render": (CompletionBody, list[schemas.Rendered], "Token ids of the prompts."),
+    "/v1/chat/completions/render": (ChatCompletionBody, schemas.Rendered, "Token ids of the prompt."),
+    "/tokenize": (TokenizeBody, schemas.Tokenized, "Token ids of a prompt."),
+    "/detokenize": (DetokenizeBody, schemas.Detokenized, "Text of token ids."),
 }
 _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
-    "/v1/models": (answers.Models, "The served model, as a list.", ()),
-    "/v1/models/{name}": (answers.Model, "The served model.", ("404",)),
-    "/live": (answers.Status, "The process answers.", ()),
-    "/ready": (answers.Status, "A request sent now would find workers.", ("503",)),
-    "/health": (answers.Status, "The same as /ready.", ("503",)),
-    "/version": (answers.Version, "Of Baton.", ()),
+    "/v1/models": (schemas.Models, "The served model, as a list.", ()),
+    "/v1/models/{name}": (schemas.Model, "The served model.", ("404",)),
+    "/live": (schemas.Status, "The process answers.", ()),
+    "/ready": (schemas.Status, "A request sent now would find workers.", ("503",)),
+    "/health": (schemas.Status, "The same as /ready.", ("503",)),
+    "/version": (schemas.Version, "Of Baton.", ()),
 }
 
 
@@ -80,7 +80,7 @@ def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
             "post": _post(
                 *parts,
                 _EVENTS.get(path),
-                MessageError if path.startswith("/v1/messages") else answers.Error,
+                MessageError if path.startswith("/v1/messages") else schemas.Error,
             )
         }
         for path, parts in _POSTS.items()
@@ -114,14 +114,14 @@ def _schemas() -> Schema:
     _, written = TypeAdapter.json_schemas(
         [
             (kind, "validation", TypeAdapter(kind))
-            for kind in (*dict.fromkeys(kinds), answers.Error, MessageError)
+            for kind in (*dict.fromkeys(kinds), schemas.Error, MessageError)
         ],
         ref_template=_REFERENCE,
     )
     both = found["$defs"].keys() & written["$defs"].keys()
     assert not both, f"a body and an answer have the same name: {both}"
-    schemas: Schema = found["$defs"] | written["$defs"]
-    return schemas
+    definitions: Schema = found["$defs"] | written["$defs"]
+    return definitions
 
 
 def _post(body: type[BaseModel], answer: Any, summary: str, event: Any, error: Any) -> Schema:
@@ -145,7 +145,7 @@ def _get(answer: Any, summary: str, refusals: tuple[str, ...]) -> Schema:
         "summary": summary,
         "responses": {
             "200": {"description": summary, "content": content},
-            **_refusals(("401", "403", *refusals), answers.Error),
+            **_refusals(("401", "403", *refusals), schemas.Error),
         },
     }
 

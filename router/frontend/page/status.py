@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.recent import EndedRequest, Handoffs, Recent
-from router.dispatch.windows import QuantileWindow
-from router.frontend.openai.responses import timings_object
+from router.dispatch.metrics.recent import EndedRequest, Handoffs, Recent
+from router.dispatch.metrics.windows import QuantileWindow
+from router.frontend.openai.answers.completion_stream import timings_object
 from router.frontend.page.worker_stats import WorkerFigures, WorkerStatsReader
 from router.processing.served_model import ServedModel
 from router.workers.member import Member

@@ -18,18 +18,18 @@ from router.admin.drain import WorkerDrainer
 from router.admin.scaling import CannotScale, Scaling
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
-from router.cluster.worker_plan import Machine, plan_workers
 from router.config.groups.cluster import ClusterSettings
 from router.config.groups.failover import FailoverSettings
 from router.config.settings import Device, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.worker_config.worker_plan import Machine, plan_workers
 from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
 from tests.integration.reading import deltas_of
-from tests.unit.router.cluster.test_worker_plan import write_model
+from tests.unit.router.worker_config.test_worker_plan import write_model
 from worker.config import WorkerRole
 
 DECODE = WorkerRole.DECODE

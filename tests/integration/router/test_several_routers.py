@@ -15,7 +15,7 @@ import pytest
 from router.admin.drain import WorkerDrainer
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.placement.account.load import WorkerLoad
 from router.workers.member import WorkerState
 from router.workers.registry import Registry, place_among

@@ -13,7 +13,7 @@ import pytest
 
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import TokenStream
 from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
 from router.workers.registry import Registry

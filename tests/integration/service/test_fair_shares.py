@@ -21,7 +21,7 @@ from common.log_format import formatter
 from engine.config import Policy
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.frontend.api_keys import ApiKeys
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL

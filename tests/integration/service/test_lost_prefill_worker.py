@@ -10,7 +10,7 @@ import pytest
 
 from router.config.settings import Mode, RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import TokenStream
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2

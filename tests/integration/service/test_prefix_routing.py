@@ -13,7 +13,7 @@ import pytest
 
 from router.config.settings import Mode, RouterConfig, Routing
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream
 from router.placement import Link
 from router.workers.registry import Registry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu_handoff import Handoff
+from benchmarks.gpu.handoff import Handoff
 
 TIMINGS = {
     "ttft_s": 1.0,

@@ -21,7 +21,7 @@ import yaml
 
 from common.metric_export import VLLM
 from router.config.flags.command_line import parse
-from router.dispatch.metrics import RouterMetrics
+from router.dispatch.metrics.router_metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
 from worker.session.metrics import WorkerMetrics
 

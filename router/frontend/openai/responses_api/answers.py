@@ -1,4 +1,4 @@
-"""Answers of the Responses API as types; see router/frontend/openai/answers.py."""
+"""Answers of the Responses API as types; see router/frontend/openai/answers/schemas.py."""
 
 from __future__ import annotations
 

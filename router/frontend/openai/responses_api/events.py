@@ -1,4 +1,4 @@
-"""Types of the events of a streamed response; see router/frontend/openai/answers.py."""
+"""Types of the events of a streamed response; see router/frontend/openai/answers/schemas.py."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ import orjson
 
 from router.errors import RouterError
 from router.frontend.disclosure import disclosed
-from router.frontend.openai.chat_parts import new_call_id
-from router.frontend.openai.logprobs import chat_logprobs
+from router.frontend.openai.answers.chat_parts import new_call_id
+from router.frontend.openai.answers.logprobs import chat_logprobs
 from router.frontend.openai.responses_api.answers import Item, Response, ResponseUsage
 from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.processing.completion import Chunk

@@ -9,9 +9,9 @@ import pytest
 from router.cli.service import serve
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
-from router.cluster.worker_plan import PlanError
 from router.config.flags.command_line import parse
-from tests.unit.router.cluster.test_worker_plan import write_model
+from router.worker_config.worker_plan import PlanError
+from tests.unit.router.worker_config.test_worker_plan import write_model
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker
 from router.cluster.record import ClusterRecord
-from router.cluster.worker_plan import WorkerPlan
+from router.worker_config.worker_plan import WorkerPlan
 from router.workers.registry import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.tls import Identity
 from tests.unit.router.cluster.key_values import KeyValues

@@ -1,0 +1,202 @@
+"""What a choice of workers would do to a request, and to those that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from router.placement.policies.predict import Pace, miss, pace_of, prefill_times
+from router.placement.policies.slots import running_answers, slot_wait
+from router.placement.policy import Candidate
+from router.placement.sources import Source, best_source
+from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
+
+__all__ = ["Estimates", "Reading", "source_for"]
+
+_TTFT_UNCERTAINTY: Final = 0.15
+"""Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
+_TPOT_UNCERTAINTY: Final = 0.015
+"""The same of TPOT near its target, where the scheduler's TPOT controller bounds it."""
+_UNBOUNDED_UNCERTAINTY: Final = 0.15
+"""The same where decodes alone are slower than the target: TPOT then depends on how soon others end."""
+_DELAY_WEIGHT: Final = 0.02
+"""What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
+_LATE_WEIGHT: Final = 0.2
+"""What a TTFT costs, in misses, for each target's length beyond the target: who is late still waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A worker, if it computed the prompt."""
+
+    worker: WorkerView
+    seconds: float
+    """From now until the prompt is computed."""
+    misses: float
+    """Expected, of the prompts there already, that it would not have without this one."""
+    delay: float
+    """Of those prompts, in targets."""
+    tokens: int
+    """That it would compute of the prompt."""
+    source: Source | None
+    """Whose cached KV it would get first, if that is faster."""
+
+
+class Estimates:
+    """Predicts from the newest views of the workers. Every estimate costs O(prompts of its workers)."""
+
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self._seen: dict[WorkerId, tuple[WorkerView, Pace, int]] = {}
+        """Of each worker as it was seen last: its pace, and its prompt tokens."""
+
+    def look(self, workers: Sequence[WorkerView]) -> None:
+        """Views are immutable: what was computed for one holds as long as the caller gives the same."""
+        seen = self._seen
+        for worker in workers:
+            known = seen.get(worker.id)
+            if known is None or known[0] is not worker:
+                seen[worker.id] = worker, _pace(worker), worker.prompt_tokens
+        if len(seen) > len(workers):
+            self._seen = {worker.id: seen[worker.id] for worker in workers}
+
+    def pace(self, worker: WorkerView) -> Pace:
+        return self._seen[worker.id][1]
+
+    def wait(self, worker: WorkerView, tokens: int) -> float:
+        """Seconds until this many additional prompt tokens are computed, after all that is queued."""
+        _, pace, queued = self._seen[worker.id]
+        return (tokens + queued) / pace.prefill_rate
+
+    def reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> Reading:
+        pace = self.pace(worker)
+        tokens = request.prompt_tokens - request.cached_on(worker)
+        source = best_source(request, view, worker, pace.prefill_rate)
+        if source is not None:
+            tokens -= source.fresh_tokens
+        before = [prompt.tokens for prompt in worker.prompts]
+        wait = self._slot_wait(worker, view)
+        times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
+        in_flight = _in_flight(worker, pace)
+        misses = delay = 0.0
+        if before:
+            alone = prefill_times(before, pace)
+            for prompt, then, now in zip(worker.prompts, times, alone, strict=False):
+                age = view.now - prompt.arrived + in_flight
+                target = self.targets.ttft_s
+                misses += miss((age + then) / target, _TTFT_UNCERTAINTY) - miss(
+                    (age + now) / target, _TTFT_UNCERTAINTY
+                )
+                misses += _LATE_WEIGHT * (max(1.0, (age + then) / target) - max(1.0, (age + now) / target))
+                delay += (then - now) / target
+        # It is queued behind the others when the KV has come.
+        comes_s = view.promotion_s(
+            worker.id, min(request.on_tiers.get(worker.id, 0), request.cached_on(worker))
+        )
+        comes_s = max(comes_s, 0.0 if source is None else source.pull_s)
+        if comes_s:
+            times[-1] = max(times[-1], comes_s + tokens / pace.prefill_rate)
+        return Reading(worker, in_flight + times[-1], misses, delay, tokens, source)
+
+    def pair(
+        self, request: RequestView, view: ClusterView, reading: Reading, decode_worker: WorkerView
+    ) -> Candidate:
+        """One worker computes the prompt and the first token, this or another one the rest."""
+        prefill_worker = reading.worker
+        local = prefill_worker.id == decode_worker.id
+        tokens = reading.tokens
+        tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
+        if not local:
+            more, longer = self._slowdown(prefill_worker, request, tokens)
+            misses, delay = misses + more, delay + longer
+            moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
+            handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
+            tpot += handoff / max(request.expected_output - 1, 1)
+        ttft = view.now - request.arrived + reading.seconds
+        late, slow = ttft / self.targets.ttft_s, tpot / self.targets.tpot_s
+        own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
+        misses += reading.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
+        if not _fits(request, decode_worker):
+            misses += 1.0
+        cost = misses + _DELAY_WEIGHT * (delay + reading.delay + late + slow)
+        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, reading.source)
+
+    def _writing(
+        self, request: RequestView, worker: WorkerView, prompt_tokens: int
+    ) -> tuple[float, float, float]:
+        """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
+        if that is computed there too."""
+        decodes, context = running_answers(worker)
+        pairs = _pairs(worker)
+        more = pace_of(worker, *running_answers(worker, 1, request.prompt_tokens), pairs)
+        before = pace_of(worker, decodes, context, pairs) if decodes else more
+        slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
+        faster = before.tpot(self._prefill_share(worker, before, request, 0))
+        target = self.targets.tpot_s
+        change = self._slow(more, slower) - self._slow(before, faster)
+        # Prompts that are there already are read more slowly beside one more decode.
+        queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
+        delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
+        return slower, decodes * change, delay
+
+    def _slowdown(self, worker: WorkerView, request: RequestView, prompt_tokens: int) -> tuple[float, float]:
+        """The misses and delays that a prompt causes whose answer is decoded elsewhere."""
+        decodes, context = running_answers(worker)
+        if not decodes:
+            return 0.0, 0.0
+        pace = pace_of(worker, decodes, context, _pairs(worker))
+        slower = pace.tpot(self._prefill_share(worker, pace, request, prompt_tokens))
+        faster = pace.tpot(self._prefill_share(worker, pace, request, 0))
+        target = self.targets.tpot_s
+        change = self._slow(pace, slower) - self._slow(pace, faster)
+        return decodes * change, decodes * (slower - faster) / target
+
+    def _slow(self, pace: Pace, tpot: float) -> float:
+        """Probability that an answer misses its TPOT target on a worker of that pace."""
+        bounded = pace.plain_s <= self.targets.tpot_s
+        return miss(tpot / self.targets.tpot_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
+
+    def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
+        pace = self.pace(worker)
+        usual = min(1.0, worker.prompt_rate / pace.prefill_rate)
+        return slot_wait(worker, pace.tpot(usual), view.demand.output_tokens)
+
+    def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
+        """Share of the time, while an answer is written, in which steps have prompts in them."""
+        horizon = max(request.expected_output * pace.plain_s, 1e-6)
+        queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
+        usual = worker.prompt_rate / pace.prefill_rate
+        return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))
+
+
+def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Source | None:
+    """Whose cached KV a worker that was chosen otherwise should get before it computes the rest."""
+    worker = next(worker for worker in view.workers if worker.id == worker_id)
+    return best_source(request, view, worker, _pace(worker).prefill_rate)
+
+
+def _pace(worker: WorkerView) -> Pace:
+    decodes, context = running_answers(worker)
+    return pace_of(worker, decodes, context, _pairs(worker))
+
+
+def _pairs(worker: WorkerView) -> float:
+    """Tokens that a prompt token attends to, on average over the prompts there."""
+    total = worker.prompt_tokens
+    if not total:
+        return 1000.0
+    return sum(p.tokens * (p.computed + p.tokens / 2) for p in worker.prompts) / total
+
+
+def _in_flight(worker: WorkerView, pace: Pace) -> float:
+    """What is left of the step in flight, on average."""
+    if worker.prompts:
+        share = min(1.0, worker.prompt_tokens / pace.mixed_tokens)
+        return 0.5 * (pace.plain_s + share * (pace.mixed_s - pace.plain_s))
+    return 0.5 * pace.plain_s if worker.decodes else 0.0
+
+
+def _fits(request: RequestView, worker: WorkerView) -> bool:
+    pages = worker.room.pages.of(request.prompt_tokens + request.expected_output)
+    return pages <= worker.available_pages

@@ -1,0 +1,44 @@
+"""Settings that work on this machine, but not as their user may expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from router.config.settings import RouterConfig
+from router.worker_config.worker_plan import Machine
+
+__all__ = ["warnings_of"]
+
+_SMALL_CHUNK: Final = 128
+"""Tokens below which the fixed costs of a step outweigh its chunk: docs/tuning.md."""
+
+
+def warnings_of(config: RouterConfig, machine: Machine) -> list[str]:
+    return [*_graphs(config, machine), *_small_chunks(config)]
+
+
+def _graphs(config: RouterConfig, machine: Machine) -> Iterator[str]:
+    if machine.device == "cuda":
+        return
+    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
+        for flag, size in config.everywhere(name):
+            if size:
+                device = config.device.value
+                yield f"{flag} {size} has no effect: the workers run on the CPU (--device {device})"
+
+
+def _small_chunks(config: RouterConfig) -> Iterator[str]:
+    for flag, chunk in config.everywhere("chunked_prefill_size"):
+        if 0 < chunk < _SMALL_CHUNK:
+            yield _small(flag, chunk)
+    threshold = config.scheduling.effective_threshold
+    if isinstance(threshold, int) and threshold < _SMALL_CHUNK:
+        yield _small("--long-prefill-token-threshold", threshold)
+
+
+def _small(flag: str, tokens: int) -> str:
+    return (
+        f"{flag} {tokens}: below {_SMALL_CHUNK} tokens the fixed costs of a step outweigh its chunk, and on"
+        f" GPUs throughput falls by half or more; use {_SMALL_CHUNK} or more"
+    )

@@ -1,0 +1,189 @@
+"""Which workers a request is given, and what placement knows of the demand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from router.placement import (
+    AdaptivePlacement,
+    ClusterModel,
+    ClusterView,
+    Demand,
+    DisaggPlacement,
+    Link,
+    MixedPlacement,
+    NoWorker,
+    Placement,
+    Preference,
+    PromptWork,
+    RequestView,
+    StepTime,
+    Targets,
+    WorkerFacts,
+    WorkerView,
+)
+from router.placement.account.load import WorkerLoad
+from router.placement.account.room import Room
+from router.placement.policies.by_load import least_loaded, power_of_two, round_robin
+from router.placement.policies.estimates import Estimates
+from router.placement.policy import Why
+
+TARGETS = Targets(0.5, 0.015)
+LINK = Link(170e9, 0.003)
+
+
+def worker(name: str, prefers: Preference = Preference.BOTH) -> WorkerView:
+    return WorkerView(
+        id=name,
+        prefers=prefers,
+        step_time=StepTime(),
+        chunk_tokens=2048,
+        step_target_s=0.014,
+        available_pages=50_000,
+        total_pages=50_000,
+        page_size=16,
+    )
+
+
+P, D = worker("p", Preference.PREFILL), worker("d", Preference.DECODE)
+
+
+def busy(view: WorkerView, *prompts: int) -> WorkerView:
+    return replace(view, prompts=tuple(PromptWork(tokens, 0, 0.0) for tokens in prompts))
+
+
+def decoding(view: WorkerView, decodes: int) -> WorkerView:
+    return replace(view, decodes=decodes, context_tokens=3000 * decodes)
+
+
+def view(*workers: WorkerView) -> ClusterView:
+    return ClusterView(now=0.0, workers=workers, kv_bytes_per_token=131_072, link=LINK)
+
+
+def request(tokens: int = 2000, **cached: int) -> RequestView:
+    return RequestView(prompt_tokens=tokens, expected_output=300, arrived=0.0, cached=cached)
+
+
+def pair(placement: Placement | None) -> tuple[str, str]:
+    assert placement is not None
+    return placement.prefill_worker, placement.decode_worker
+
+
+def with_a_reader() -> AdaptivePlacement:
+    """Has reserved "p" for prompts, after a load that asks for it."""
+    policy = AdaptivePlacement(TARGETS)
+    demand = Demand(
+        requests_per_s=7.0, prompt_tokens=2800, attention=7e6, context_tokens=3000, output_tokens=320
+    )
+    for turn in range(100):
+        policy.place(request(), replace(view(P, D), now=float(turn), demand=demand))
+    assert policy.prefill_only == {"p"}
+    return policy
+
+
+def test_mixed_gives_one_worker_everything() -> None:
+    policy = MixedPlacement(round_robin)
+    assert [pair(policy.place(request(), view(P, D))) for _ in range(3)] == [
+        ("p", "p"),
+        ("d", "d"),
+        ("p", "p"),
+    ]
+
+
+def test_disagg_goes_by_preference() -> None:
+    policy = DisaggPlacement(least_loaded)
+    assert pair(policy.place(request(), view(D, P))) == ("p", "d")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [MixedPlacement(power_of_two), DisaggPlacement(round_robin), AdaptivePlacement(TARGETS)],
+)
+def test_without_workers_every_policy_says_so(
+    policy: MixedPlacement | DisaggPlacement | AdaptivePlacement,
+) -> None:
+    with pytest.raises(NoWorker):
+        policy.place(request(), view())
+
+
+def test_a_prompt_is_read_where_it_is_cached() -> None:
+    placement = with_a_reader().place(request(4000, d=3900), view(P, decoding(D, 10)))
+    assert pair(placement) == ("d", "d")
+
+
+def test_a_long_prompt_does_not_go_where_answers_are_written() -> None:
+    placement = with_a_reader().place(request(8000), view(P, decoding(D, 50)))
+    assert pair(placement) == ("p", "d")
+
+
+def test_a_prompt_goes_to_the_decode_worker_when_the_prefill_workers_queue_is_too_long() -> None:
+    policy = with_a_reader()
+    queue = [3000] * 12
+    assert pair(policy.place(request(3500), view(busy(P, *queue), decoding(D, 10)))) == ("d", "d")
+    assert pair(policy.place(request(3500), view(P, decoding(D, 10)))) == ("p", "d")
+
+
+def test_a_worker_without_pages_is_avoided() -> None:
+    full = replace(worker("a"), available_pages=10)
+    placement = AdaptivePlacement(TARGETS).place(request(), view(full, worker("b")))
+    assert placement.decode_worker == "b"
+
+
+def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
+    """There it waits without holding pages."""
+    starved = replace(decoding(D, 50), room=Room(total_pages=50_000, free_pages=50_000, starved=1))
+    placement = with_a_reader().place(request(8000), view(P, starved))
+    assert pair(placement) == ("d", "d")
+    assert str(placement.why).endswith("; the decode worker has no room for the KV")
+
+
+def test_the_reason_names_every_candidate_best_first() -> None:
+    why = with_a_reader().place(request(), view(P, D)).why
+    assert {(c.prefill_worker, c.decode_worker) for c in why.candidates} == {("p", "d"), ("d", "d")}
+    assert all(c.ttft_s > 0 and c.tpot_s > 0 for c in why.candidates)
+
+
+def test_a_slow_worker_gets_less() -> None:
+    slow = replace(worker("slow"), step_time=StepTime(step=0.01, weights=0.04, row=200e-6))
+    assert pair(AdaptivePlacement(TARGETS).place(request(), view(slow, worker("fast")))) == ("fast", "fast")
+
+
+def test_among_many_workers_the_idle_one_is_found() -> None:
+    crowd = [decoding(busy(worker(f"w{n}"), 4000, 4000), 30) for n in range(200)]
+    crowd[137] = worker("idle")
+    assert pair(AdaptivePlacement(TARGETS).place(request(), view(*crowd))) == ("idle", "idle")
+
+
+def test_demand_is_the_rate_of_what_has_to_be_computed() -> None:
+    model = ClusterModel(kv_bytes_per_token=1, link=LINK)
+    model.add(WorkerFacts(id="p", chunk_tokens=2048, total_pages=1000, page_size=16), WorkerLoad())
+    for number in range(400):
+        model.placed(request(1600, p=1200), "p", number / 10)
+    demand = model.view(40.0).demand
+    assert demand.requests_per_s == pytest.approx(10.0, rel=0.05)
+    assert demand.prompt_tokens == pytest.approx(400)
+
+
+def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_already() -> None:
+    """Those that end make it faster again: none of the others is lost for certain."""
+    step_time = StepTime(step=0.5e-3, weights=3.9e-3, context=31e-9)
+    targets = Targets(ttft_s=1.0, tpot_s=0.007)
+    crowded = replace(D, step_time=step_time, decodes=24, context_tokens=24 * 4300, step_target_s=0.00672)
+    reader = replace(busy(P, 4000, 4000, 4000, 4000, 4000), step_time=step_time, step_target_s=0.00672)
+    request = RequestView(prompt_tokens=4000, expected_output=300, arrived=0.0)
+    seen = view(reader, crowded)
+    estimates = Estimates(targets)
+    estimates.look(seen.workers)
+    elsewhere, here = (
+        estimates.pair(request, seen, estimates.reading(request, seen, first), crowded)
+        for first in (reader, crowded)
+    )
+    assert elsewhere.cost < here.cost - 1.0
+
+
+def test_a_placement_without_predictions_names_its_policy_and_the_exception() -> None:
+    assert str(Why("round-robin")) == "round-robin"
+    assert str(Why("round-robin", exception="its worker left")).startswith("round-robin")
+    assert str(Why("round-robin", exception="its worker left")).endswith("its worker left")
