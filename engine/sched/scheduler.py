@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.draft_source import DraftSource
 from engine.core.kv_manager import KVManager
-from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
-from engine.core.request import PENDING, Request
+from engine.core.plan import Chunk, ChunkKind, StepPlan
+from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, InvalidRequest, QueueFull
@@ -18,10 +18,10 @@ from engine.sched.admission.admission import Admission
 from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.itl_controller import ITLController
-from engine.sched.chunk_size.token_budget import Progress
+from engine.sched.decodes import Decodes
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.output_lengths import OutputLengths
-from engine.sched.prefixes_in_flight import PrefixesInFlight
+from engine.sched.prompts import Prompts
 from engine.sched.queue.policy import PolicyRules, rules_for
 from engine.sched.queue.prefix_ranker import PrefixRanker
 from engine.sched.queue.queues import Queues
@@ -60,15 +60,10 @@ class Scheduler:
         self._chunks = ChunkSizer(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._chunks, self._forecaster)
-        # Another request's pages are of no use before its state is saved, at the end of its prompt.
-        self._shares_prefixes = kv.cache is not None and config.share_prefixes and kv.states is None
-        self._in_flight = PrefixesInFlight(kv.page_size)
-        """Chunks of steps that have not completed; empty unless prefixes are shared."""
+        self._decodes = Decodes(config, kv, self._queues, self._forecaster, context)
+        self._prompts = Prompts(config, kv, self._queues, self._admission, self._chunks)
         self._submitted = 0
         """Prompt tokens submitted so far, less those that were cached at that time."""
-        self._least_output = 0 if config.batching is Batching.MIXED else 1
-        """Output tokens that a decode has at least: with separate batches, the last prompt token is
-        prefill."""
         self._prompts_were_last = False
         self.speculator: Speculator | None = None
         if config.speculation is not None:
@@ -212,8 +207,8 @@ class Scheduler:
     def complete(self, chunk: Chunk) -> None:
         """A chunk's step has run: its KV is in the pool."""
         is_prompt = chunk.kind is ChunkKind.PREFILL
-        if is_prompt and self._in_flight:
-            self._in_flight.discard(chunk.request, chunk.start)
+        if is_prompt and self._prompts.in_flight:
+            self._prompts.in_flight.discard(chunk.request, chunk.start)
         request = chunk.request
         if request.slot < 0 or request.admissions != chunk.admission:
             return  # it was preempted or has ended meanwhile
@@ -251,21 +246,23 @@ class Scheduler:
         prompts: list[Chunk] = []
         decodes: list[Chunk] = []
         if self.config.batching is Batching.MIXED:
-            ready = self._make_room(step)
+            ready = self._decodes.make_room(step)
             if self._chunks.tpot_controller is not None:
                 prompts_possible = self._admission.is_open and self.has_prompts
                 self._chunks.tpot_controller.plan(ready, now, prompts=prompts_possible)
-            ready += self._admit(step, now, len(ready))
-            decodes = self._decode(ready)
-            prompts = self._prefill(len(decodes))
+            # Those of which the cache holds all but the last token decode in this step. Otherwise it might be
+            # empty, and the engine's caller sleeps after an empty step.
+            ready += self._decodes.decodable(self._prompts.admit(step, now, len(ready)))
+            decodes = self._decodes.plan(ready)
+            prompts = self._prompts.plan(len(decodes))
         else:
             if self.config.batching is Batching.ALTERNATING and self._prompts_were_last:
-                decodes = self._decode(self._make_room(step))
+                decodes = self._decodes.plan(self._decodes.make_room(step))
             if not decodes:
-                self._admit(step, now, 0)
-                prompts = self._prefill(0)
+                self._prompts.admit(step, now, 0)
+                prompts = self._prompts.plan(0)
             if not decodes and not prompts:
-                decodes = self._decode(self._make_room(step))
+                decodes = self._decodes.plan(self._decodes.make_room(step))
         self._prompts_were_last = bool(prompts)
         step.leaves_prompts = bool(prompts) and (
             bool(self._queues.prefilling) or self._admission.stopped_by is WaitReason.BUDGET
@@ -274,148 +271,12 @@ class Scheduler:
         # Attention runs chunks and decodes through different kernels; see Batch.
         prompts.sort(key=_is_single)
         if decodes and self.speculator is not None:
-            step.num_drafted = self._add_drafts(decodes, sum(chunk.length for chunk in prompts))
+            room = self._chunks.largest - len(decodes) - sum(chunk.length for chunk in prompts)
+            step.num_drafted = self._decodes.add_drafts(decodes, self.speculator, room)
         step.chunks = prompts + decodes
         if step.num_drafted:
             step.chunks.sort(key=_place)
         return step
-
-    # ---------------------------------------------------------------------------- decodes
-
-    def _make_room(self, step: StepPlan) -> list[Request]:
-        """Requests that decode, each with pages for its next token; preempts others if pages run out.
-
-        Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends. It also
-        waits for pages that are being copied to a tier.
-        """
-        decodes = self._decodable(self.running)
-        waits = False
-        lacking = [request for request in decodes if request.num_computed >= request.capacity]
-        if self.kv.needs.windowed:
-            # A page that a prompt left behind may be in another request's window, and the pool empty.
-            lacking += [r for r in self._queues.prefilling if r.num_computed >= r.capacity]
-        for request in lacking:
-            while request.slot >= 0 and not self.kv.grow(request):
-                victims = self._queues.victims([r for r in self.running if not r.pinned])
-                if not victims or self.kv.num_returning:
-                    waits = True
-                    break
-                self._queues.preempt(victims[0], WaitReason.PAGES, step)
-                self._forecaster.retracted(self.running)
-        if step.preempted or waits:
-            return [r for r in decodes if r.slot >= 0 and r.num_computed < r.capacity]
-        if decodes:
-            self._forecaster.decoded()
-        return decodes
-
-    def _decodable(self, requests: Iterable[Request]) -> list[Request]:
-        """Requests with one token to compute that do not end with the token in flight, whichever it is."""
-        least, context = self._least_output, self.context
-        found = []
-        for request in requests:
-            produced = len(request.output)
-            num_tokens = len(request.prompt) + produced
-            if (
-                num_tokens - request.num_computed == 1
-                and not request.paused
-                and least <= produced < request.sampling.max_tokens
-                and num_tokens < context
-            ):
-                found.append(request)
-        return found
-
-    def _decode(self, ready: list[Request]) -> list[Chunk]:
-        """Plan every running request with one token to compute; decodes are never starved."""
-        chunks, kind = [], ChunkKind.DECODE
-        for request in ready:
-            if request.slot < 0:
-                continue  # preempted for a more urgent one
-            start, output = request.num_computed, request.output
-            chunks.append(
-                chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions, kind, ()))
-            )
-            request.num_computed = start + 1
-            output.append(PENDING)
-        return chunks
-
-    def _add_drafts(self, decodes: list[Chunk], prompt_tokens: int) -> int:
-        """Turn decodes into verify chunks, within what prompts leave of the step's budget.
-
-        Drafts never preempt a request, and never take the last pages: each decode may need one soon.
-        """
-        assert self.speculator is not None
-        room = self._chunks.largest - len(decodes) - prompt_tokens
-        spare, total = len(self.running), 0
-        for index, draft in enumerate(self.speculator.draft(decodes, room)):
-            if not draft:
-                continue
-            chunk = decodes[index]
-            request = chunk.request
-            count = self.kv.room_for(request, len(draft), spare=spare)
-            if count:
-                request.num_computed += count
-                request.output += [PENDING] * count
-                kind, tokens = ChunkKind.VERIFY, tuple(draft[:count])
-                decodes[index] = chunk._replace(length=1 + count, kind=kind, draft=tokens)
-                total += count
-        return total
-
-    # ---------------------------------------------------------------------------- prompts
-
-    def _admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
-        """Admit requests; returns those that only decode, because the cache holds all but their last token.
-
-        They decode in this step. Otherwise it might be empty, and the engine's caller sleeps after an empty
-        step.
-        """
-        candidates = self._admission.admit(step, now, num_decodes)
-        if self._shares_prefixes:
-            candidates += self._queues.prefilling
-            for request in self._queues.prefilling:
-                self.kv.catch_up(request)
-        self._queues.drop_prefilled()
-        unique = {request.scheduling.number: request for request in candidates}
-        return self._decodable(unique.values())
-
-    def _prefill(self, num_decodes: int) -> list[Chunk]:
-        prompts: list[Request] = []
-        planned = PrefixesInFlight(self.kv.page_size)
-        for request in self._admission.in_turn():
-            if request.num_computed >= request.capacity:
-                continue
-            # If two requests would compute the same page, the second waits for a step and finds it in the
-            # cache.
-            if self._shares_prefixes:
-                start = request.num_computed
-                reuses = start < request.num_reusable
-                if reuses and (self._in_flight.shared(request, start) or planned.shared(request, start)):
-                    continue
-                planned.add(request, start)
-            prompts.append(request)
-        progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
-        lengths = self._chunks.lengths(progress, num_decodes)
-        if self.kv.states is not None and self.kv.cache is not None:
-            cut = self.kv.states.until_checkpoint
-            lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]
-        chunks = [self._chunk(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
-        self._queues.drop_prefilled()
-        return chunks
-
-    def _chunk(self, request: Request, length: int) -> Chunk:
-        """Plan the next `length` tokens of a prompt, and advance it as if they were computed."""
-        start = request.num_computed
-        kind = ChunkKind.PREFILL if length > 1 else ChunkKind.DECODE
-        if kind is ChunkKind.PREFILL and self._shares_prefixes:
-            self._in_flight.add(request, start)
-        if self.kv.states is not None and self.kv.cache is not None:
-            self.kv.states.plan_checkpoint(request, start, start + length)
-        request.num_computed += length
-        output_index = None
-        if request.num_pending == 0:
-            output_index = len(request.output)
-            request.output.append(PENDING)
-        scored = max(min(start + length, request.scores_until) - max(start, request.num_scored), 0)
-        return Chunk(request, request.slot, start, length, output_index, scored, request.admissions, kind)
 
     def _note_waits(self, step: StepPlan, now: float) -> None:
         reason, waiting = self._admission.stopped_by, self.waiting

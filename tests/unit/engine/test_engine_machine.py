@@ -262,7 +262,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.engine.kv.states is not None:
             slots = self.engine.kv.states.pool.counts()
             assert slots.free + slots.cached == slots.total
-        assert not self.engine.scheduler._in_flight
+        assert not self.engine.scheduler._prompts.in_flight
 
 
 TestEngineMachine = EngineMachine.TestCase

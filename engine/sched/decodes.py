@@ -1,0 +1,106 @@
+"""Plans the decodes of a step: pages for the next token of every running request, and drafts behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.config import Batching, SchedulerConfig
+from engine.core.kv_manager import KVManager
+from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
+from engine.core.request import PENDING, Request
+from engine.core.waits import WaitReason
+from engine.sched.admission.page_forecast import Forecaster
+from engine.sched.drafts.speculator import Speculator
+from engine.sched.queue.queues import Queues
+
+__all__ = ["Decodes"]
+
+
+class Decodes:
+    def __init__(
+        self, config: SchedulerConfig, kv: KVManager, queues: Queues, forecaster: Forecaster, context: int
+    ) -> None:
+        """`context`: largest number of prompt and output tokens of a request."""
+        self._kv = kv
+        self._queues = queues
+        self._forecaster = forecaster
+        self._context = context
+        self._least_output = 0 if config.batching is Batching.MIXED else 1
+        """Output tokens that a decode has at least: with separate batches, the last prompt token is
+        prefill."""
+
+    def make_room(self, step: StepPlan) -> list[Request]:
+        """Requests that decode, each with pages for its next token; preempts others if pages run out.
+
+        Pinned requests keep their pages: if all are pinned, a decode waits until a handoff ends. It also
+        waits for pages that are being copied to a tier.
+        """
+        decodes = self.decodable(self._queues.running)
+        waits = False
+        lacking = [request for request in decodes if request.num_computed >= request.capacity]
+        if self._kv.needs.windowed:
+            # A page that a prompt left behind may be in another request's window, and the pool empty.
+            lacking += [r for r in self._queues.prefilling if r.num_computed >= r.capacity]
+        for request in lacking:
+            while request.slot >= 0 and not self._kv.grow(request):
+                victims = self._queues.victims([r for r in self._queues.running if not r.pinned])
+                if not victims or self._kv.num_returning:
+                    waits = True
+                    break
+                self._queues.preempt(victims[0], WaitReason.PAGES, step)
+                self._forecaster.retracted(self._queues.running)
+        if step.preempted or waits:
+            return [r for r in decodes if r.slot >= 0 and r.num_computed < r.capacity]
+        if decodes:
+            self._forecaster.decoded()
+        return decodes
+
+    def decodable(self, requests: Iterable[Request]) -> list[Request]:
+        """Requests with one token to compute that do not end with the token in flight, whichever it is."""
+        least, context = self._least_output, self._context
+        found = []
+        for request in requests:
+            produced = len(request.output)
+            num_tokens = len(request.prompt) + produced
+            if (
+                num_tokens - request.num_computed == 1
+                and not request.paused
+                and least <= produced < request.sampling.max_tokens
+                and num_tokens < context
+            ):
+                found.append(request)
+        return found
+
+    def plan(self, ready: list[Request]) -> list[Chunk]:
+        """Plan every running request with one token to compute; decodes are never starved."""
+        chunks, kind = [], ChunkKind.DECODE
+        for request in ready:
+            if request.slot < 0:
+                continue  # preempted for a more urgent one
+            start, output = request.num_computed, request.output
+            chunks.append(
+                chunk_of((request, request.slot, start, 1, len(output), 0, request.admissions, kind, ()))
+            )
+            request.num_computed = start + 1
+            output.append(PENDING)
+        return chunks
+
+    def add_drafts(self, decodes: list[Chunk], speculator: Speculator, room: int) -> int:
+        """Turn decodes into verify chunks, with at most `room` drafted tokens; returns how many these are.
+
+        Drafts never preempt a request, and never take the last pages: each decode may need one soon.
+        """
+        spare, total = len(self._queues.running), 0
+        for index, draft in enumerate(speculator.draft(decodes, room)):
+            if not draft:
+                continue
+            chunk = decodes[index]
+            request = chunk.request
+            count = self._kv.room_for(request, len(draft), spare=spare)
+            if count:
+                request.num_computed += count
+                request.output += [PENDING] * count
+                kind, tokens = ChunkKind.VERIFY, tuple(draft[:count])
+                decodes[index] = chunk._replace(length=1 + count, kind=kind, draft=tokens)
+                total += count
+        return total
