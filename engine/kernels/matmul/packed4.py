@@ -1,4 +1,4 @@
-"""Products with 4-bit weights, of one matrix or of experts; expert_tiles.py has the tiles.
+"""Products with 4-bit integers, of one matrix or of experts; expert_tiles.py has the tiles.
 
 Each byte holds two weights of a group: one of its first half in the low bits, one of its second in the high.
 So the columns of either half are contiguous, and a group is two products.
@@ -42,9 +42,9 @@ class Packed4(NamedTuple):
     codes: torch.Tensor
     """[E, N, K / 2] uint8"""
     scale: torch.Tensor
-    """[E, N, K / g]: floats; of e2m1 e8m0, uint8"""
-    zero: torch.Tensor | None
-    """[E, N, K / g] uint8: the code of the value 0, if codes are integers; None: they are e2m1."""
+    """[E, N, K / g]"""
+    zero: torch.Tensor
+    """[E, N, K / g] uint8: the code of the value 0."""
 
     @property
     def width(self) -> int:
@@ -83,7 +83,7 @@ def packed4_matmul(
         x,
         packed.codes,
         packed.scale,
-        packed.scale if packed.zero is None else packed.zero,
+        packed.zero,
         out,
         x if starts is None else starts,
         x if order is None else order,
@@ -94,7 +94,6 @@ def packed4_matmul(
         groups=packed.scale.shape[2],
         width=packed.width,
         at_once=max(1, tiling.depth // half_width),
-        integers=packed.zero is not None,
         num_experts=num_experts,
         columns=triton.next_power_of_2(num_experts),
         per_token=per_token,
@@ -128,12 +127,11 @@ def packed4_matvec(x: torch.Tensor, packed: Packed4, bias: torch.Tensor | None) 
         x,
         packed.codes,
         packed.scale,
-        packed.scale if packed.zero is None else packed.zero,
+        packed.zero,
         out if bias is None else bias,
         out,
         half_depth=half,
         width=packed.width,
-        integers=packed.zero is not None,
         has_bias=bias is not None,
         tile_features=_FEATURES,
         tile_groups=_BYTES // (packed.width // 2),
@@ -146,50 +144,33 @@ def packed4_matvec(x: torch.Tensor, packed: Packed4, bias: torch.Tensor | None) 
 
 def expand(packed: Packed4, features: slice, out: torch.Tensor) -> None:
     """Write the weights of `features` of one matrix to `out` [n, K]."""
-    codes, scale = packed.codes[0, features], packed.scale[0, features]
-    zero = None if packed.zero is None else packed.zero[0, features]
+    codes, scale, zero = (part[0, features] for part in packed)
     half = codes.shape[1]
     tile_groups = triton.next_power_of_2(min(scale.shape[1], 1024 // (packed.width // 2)))
     grid = (len(codes), triton.cdiv(scale.shape[1], tile_groups))
     _expand[grid](
         codes,
         scale,
-        scale if zero is None else zero,
+        zero,
         out,
         half_depth=half,
         groups=scale.shape[1],
         width=packed.width,
-        integers=zero is not None,
         tile_groups=tile_groups,
         num_warps=4,
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _value(code, integers: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What a code stands for: an integer from 0 to 15, plus 128; or e2m1, a sign and 0 0.5 1 1.5 2 3 4 or 6.
-
-    The bits of 128 to 143 are put together, which takes less time than to convert an integer.
-    """
-    if integers:
-        value = ((code.to(tl.uint32) << 16) | 0x43000000).to(tl.float32, bitcast=True)
-    else:
-        # The exponent's lowest bits and the mantissa's highest of a float, which is 2^126 times smaller.
-        bits = ((code & 8).to(tl.uint32) << 28) | ((code & 7).to(tl.uint32) << 22)
-        value = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
-    return value
+@triton.jit
+def _value(code):  # type: ignore[no-untyped-def]
+    """128 plus a code, put together from bits, which takes less time than to convert an integer."""
+    return ((code.to(tl.uint32) << 16) | 0x43000000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _zero(code):  # type: ignore[no-untyped-def]
     """The `_value` that stands for 0."""
     return code.to(tl.float32) + 128.0
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _factor(scale, integers: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What a scale stands for: a float, or e8m0, the exponent of one."""
-    return scale.to(tl.float32) if integers else (scale.to(tl.uint32) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -216,7 +197,6 @@ def _matmul(  # type: ignore[no-untyped-def]
     groups: tl.constexpr,
     width: tl.constexpr,
     at_once: tl.constexpr,
-    integers: tl.constexpr,
     num_experts: tl.constexpr,
     columns: tl.constexpr,
     per_token: tl.constexpr,
@@ -262,15 +242,11 @@ def _matmul(  # type: ignore[no-untyped-def]
         both = tl.load(codes_ptrs + start * half, mask=present[:, None] & left, other=0)
         low = tl.load(x_ptrs + start * width, mask=inside[:, None] & left, other=0.0)
         high = tl.load(x_ptrs + start * width + half, mask=inside[:, None] & left, other=0.0)
-        of_low, of_high = _value(both & 15, integers), _value(both >> 4, integers)
-        if integers:
-            zero = _zero(tl.load(zero_ptr + of_group + start, mask=known, other=0))
-            zero = _spread(zero, half)
-            of_low -= zero
-            of_high -= zero
-        scale = _spread(_factor(tl.load(scale_ptr + of_group + start, mask=known, other=0), integers), half)
-        total = tl.dot(low, (of_low * scale).to(low.dtype).T, total)
-        total = tl.dot(high, (of_high * scale).to(low.dtype).T, total)
+        of_low, of_high = _value(both & 15), _value(both >> 4)
+        zero = _spread(_zero(tl.load(zero_ptr + of_group + start, mask=known, other=0)), half)
+        scale = _spread(tl.load(scale_ptr + of_group + start, mask=known, other=0).to(tl.float32), half)
+        total = tl.dot(low, ((of_low - zero) * scale).to(low.dtype).T, total)
+        total = tl.dot(high, ((of_high - zero) * scale).to(low.dtype).T, total)
     out_ptrs = out_ptr + row[:, None].to(tl.int64) * num_features + feature[None, :]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside[:, None] & present[None, :])
 
@@ -285,7 +261,6 @@ def _matvec(  # type: ignore[no-untyped-def]
     out_ptr,
     half_depth: tl.constexpr,
     width: tl.constexpr,
-    integers: tl.constexpr,
     has_bias: tl.constexpr,
     tile_features: tl.constexpr,
     tile_groups: tl.constexpr,
@@ -310,15 +285,13 @@ def _matvec(  # type: ignore[no-untyped-def]
             tl.load(x_ptrs + 2 * start).to(tl.float32),
             tl.load(x_ptrs + 2 * start + half).to(tl.float32),
         )
-        sums = _value(both & 15, integers) * low[None, :, :] + _value(both >> 4, integers) * high[None, :, :]
+        sums = _value(both & 15) * low[None, :, :] + _value(both >> 4) * high[None, :, :]
         sums = tl.sum(sums, axis=2)
         of_block = scales + start // half
         further = start + block < half_depth
         both = tl.load(codes + start + block, mask=further, other=0, eviction_policy="evict_first")
-        if integers:
-            zero = _zero(tl.load(zero_ptr + of_block))
-            sums -= zero * tl.sum(low + high, axis=1)[None, :]
-        total += sums * _factor(tl.load(scale_ptr + of_block), integers)
+        sums -= _zero(tl.load(zero_ptr + of_block)) * tl.sum(low + high, axis=1)[None, :]
+        total += sums * tl.load(scale_ptr + of_block).to(tl.float32)
     result = tl.sum(total, axis=1)
     if has_bias:
         result += tl.load(bias_ptr + feature).to(tl.float32)
@@ -334,7 +307,6 @@ def _expand(  # type: ignore[no-untyped-def]
     half_depth: tl.constexpr,
     groups: tl.constexpr,
     width: tl.constexpr,
-    integers: tl.constexpr,
     tile_groups: tl.constexpr,
 ):
     half: tl.constexpr = width // 2
@@ -345,13 +317,11 @@ def _expand(  # type: ignore[no-untyped-def]
     both = tl.load(
         codes_ptr + feature * half_depth + group[:, None] * half + k[None, :], mask=present[:, None], other=0
     )
-    low, high = _value(both & 15, integers), _value(both >> 4, integers)
-    if integers:
-        zero = _zero(tl.load(zero_ptr + feature * groups + group, mask=present, other=0))[:, None]
-        low -= zero
-        high -= zero
-    scale = _factor(tl.load(scale_ptr + feature * groups + group, mask=present, other=0), integers)[:, None]
+    low, high = _value(both & 15), _value(both >> 4)
+    of_group = feature * groups + group
+    zero = _zero(tl.load(zero_ptr + of_group, mask=present, other=0))[:, None]
+    scale = tl.load(scale_ptr + of_group, mask=present, other=0).to(tl.float32)[:, None]
     place = out_ptr + feature * 2 * half_depth + group[:, None] * width + k[None, :]
     dtype = out_ptr.dtype.element_ty
-    tl.store(place, (low * scale).to(dtype), mask=present[:, None])
-    tl.store(place + half, (high * scale).to(dtype), mask=present[:, None])
+    tl.store(place, ((low - zero) * scale).to(dtype), mask=present[:, None])
+    tl.store(place + half, ((high - zero) * scale).to(dtype), mask=present[:, None])

@@ -59,19 +59,19 @@ class Mxfp4(QuantizedWeight):
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
+        from engine.layers.formats.mxfp4_gpu import Mxfp4OnGpu, packed
 
-        return Packed4OnGpu(interleaved(self.codes(stored), None, stored["scales"]))
+        return Mxfp4OnGpu(packed(self.codes(stored), stored["scales"]))
 
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.packed4_gpu import GroupedPacked4, interleaved
+        from engine.layers.formats.mxfp4_gpu import GroupedMxfp4, packed
 
-        return GroupedPacked4(interleaved(self.codes(stored), None, stored["scales"]))
+        return GroupedMxfp4(packed(self.codes(stored), stored["scales"]))
 
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
-        return stored["blocks"].is_cuda and self.dtype != torch.float32
+        return stored["blocks"].is_cuda and self.dtype == torch.bfloat16
 
 
 def _parameter(*shape: int) -> nn.Parameter:

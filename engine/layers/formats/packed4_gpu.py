@@ -1,4 +1,4 @@
-"""Products of 4-bit weights with 16-bit activations on NVIDIA GPUs."""
+"""Products of 4-bit integers with 16-bit activations on NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -26,20 +26,17 @@ _EXPANDED_BYTES: Final = 64 << 20
 """Of the memory that all layers expand their weights into, part by part."""
 
 
-def interleaved(codes: Tensor, zero: Tensor | None, scale: Tensor) -> Packed4:
+def interleaved(codes: Tensor, zero: Tensor, scale: Tensor) -> Packed4:
     """Codes [..., out, in], and zeros and scales [..., out, groups], in the kernels' layout.
 
-    Without zeros, codes are e2m1 and scales e8m0. Wider groups than 128 become several with the same scale.
+    Wider groups than 128 become several with the same scale.
     """
     groups = scale.shape[-1]
     parts = max(1, codes.shape[-1] // groups // _WIDEST)
-    scale = scale.repeat_interleave(parts, -1)
+    scale, zero = (of_groups.repeat_interleave(parts, -1) for of_groups in (scale, zero))
     halves = codes.reshape(*codes.shape[:-1], groups * parts, 2, -1)
     packed = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
-    if zero is None:
-        return Packed4(_stacked(packed), _stacked(scale), None)
-    zero = zero.repeat_interleave(parts, -1).to(torch.uint8)
-    return Packed4(_stacked(packed), _stacked(_narrowed(scale)), _stacked(zero))
+    return Packed4(_stacked(packed), _stacked(_narrowed(scale)), _stacked(zero.to(torch.uint8)))
 
 
 def _stacked(tensor: Tensor) -> Tensor:

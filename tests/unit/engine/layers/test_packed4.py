@@ -16,9 +16,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(("depth", "features"), [(192, 40), (512, 32)])
 def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
     """Groups of the last step may be fewer than the kernel takes at once."""
-    from engine.kernels.matmul.packed4 import packed4_matmul
+    from engine.kernels.matmul.mxfp4 import mxfp4_matmul, pack_mxfp4
     from engine.layers.formats.mxfp4 import Mxfp4
-    from engine.layers.formats.packed4_gpu import interleaved
 
     torch.manual_seed(0)
     experts = 3
@@ -27,13 +26,13 @@ def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, toke
         "scales": torch.randint(110, 130, (experts, features, depth // 32), dtype=torch.uint8),
     }
     method = Mxfp4(torch.float32)
-    packed = interleaved(method.codes(stored), None, stored["scales"])
+    weights = pack_mxfp4(method.codes(stored), stored["scales"])
     chosen = torch.randint(0, experts, (tokens,)).sort().values
     starts = torch.searchsorted(chosen, torch.arange(experts + 1)).int()
     order = torch.randperm(tokens).int()
     x = torch.randn(tokens, depth)
 
-    product = packed4_matmul(x, packed, starts=starts, order=order)
+    product = mxfp4_matmul(x, weights, starts=starts, order=order)
 
     expected = torch.einsum("tk,tnk->tn", x[order.long()], method.dense(stored)[chosen])
     torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
