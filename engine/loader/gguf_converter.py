@@ -1,13 +1,15 @@
 """Converts a GGUF file to a Hugging Face folder.
 
-GGUF packs weights, tokenizer and configuration in one file, quantized. Converting once to float32 safetensors
-keeps the dequantized values exact, and later starts load in a fraction of a second. Does not import torch.
+GGUF packs weights, tokenizer and configuration in one file, quantized. Converting once to safetensors, of
+float32 or of integers and scales, keeps the values exact; later starts load in a fraction of a second. Does
+not import torch.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +19,7 @@ from gguf import GGUFReader, ReaderTensor, dequantize
 from safetensors.numpy import save_file
 
 from common.progress import Progress
+from engine.loader.gguf_codes import GROUPS, WITH_OFFSETS, coded
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
@@ -66,9 +69,10 @@ _GEMMA3_27B_LAYERS: Final = 62
 """The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
 
 
-def convert(source: Path, target: Path, progress: Progress) -> None:
+def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool = False) -> None:
     """Write config.json, safetensors, tokenizer and chat template of `source` into the empty folder `target`.
 
+    `keep_codes`: weights of linear layers stay integers with scales, if all of them are, in place of float32.
     Costs about a second for every 200 MB written, and some seconds for the tokenizer.
 
     Raises:
@@ -76,10 +80,13 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
     """
     reader = _open(source)
     config, generation = _configs(_Metadata(reader))
+    codes = _CodedWeights.of(reader) if keep_codes else None
+    if codes is not None:
+        config["quantization_config"] = codes.config
     ModelSpec.from_config(config)  # fail before a conversion of minutes, not after it
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _write_tensors(reader, config, target, progress)
+    _write_tensors(reader, config, codes, target, progress)
     _write_tokenizer(source, target)
 
 
@@ -181,25 +188,67 @@ def _end_tokens(metadata: _Metadata) -> list[int]:
     return sorted({token for token in ids if token is not None})
 
 
-def _write_tensors(reader: GGUFReader, config: Config, target: Path, progress: Progress) -> None:
-    """Dequantize everything to float32, one shard at a time, and write the index of the shards."""
+@dataclass(frozen=True, slots=True)
+class _CodedWeights:
+    """How the weights of linear layers are written as integers: all in the same groups."""
+
+    group: int
+    offsets: bool
+
+    @classmethod
+    def of(cls, reader: GGUFReader) -> _CodedWeights | None:
+        """None if some weights are no integers with scales."""
+        kinds = {tensor.tensor_type for tensor in reader.tensors if _is_linear(tensor.name)}
+        if not kinds <= GROUPS.keys():
+            return None
+        return cls(min(GROUPS[kind] for kind in kinds), bool(kinds & WITH_OFFSETS))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"quant_method": "gguf", "group_size": self.group, "offsets": self.offsets}
+
+    def tensors(self, tensor: ReaderTensor, config: Config) -> dict[str, npt.NDArray[Any]]:
+        """By their names in the module."""
+        parts = coded(tensor.data, tensor.tensor_type).in_groups_of(self.group)
+        found: dict[str, npt.NDArray[Any]] = {"codes": parts.codes, "scales": parts.scales}
+        if self.offsets:
+            found["offsets"] = np.zeros_like(parts.scales) if parts.offsets is None else parts.offsets
+        return {name: _ordered(value, tensor.name, config) for name, value in found.items()}
+
+
+def _is_linear(name: str) -> bool:
+    """Whether a tensor is the matrix of a layer's linear part."""
+    match name.split("."):
+        case ["blk", _, module, "weight"]:
+            return not module.endswith("norm")
+    return False
+
+
+def _write_tensors(
+    reader: GGUFReader, config: Config, codes: _CodedWeights | None, target: Path, progress: Progress
+) -> None:
+    """Write all tensors, one shard at a time, and the index of the shards; in float32 what is not coded."""
     total = sum(4 * int(tensor.n_elements) for tensor in reader.tensors)
     index: dict[str, str] = {}
-    shard: dict[str, Array] = {}
-    held = done = 0
+    shard: dict[str, npt.NDArray[Any]] = {}
+    written = done = 0
     is_gemma3 = config["model_type"] == "gemma3_text"
     for position, tensor in enumerate(reader.tensors, start=1):
         name = _name(tensor.name, _GEMMA3_MODULES if is_gemma3 else _LAYER_MODULES)
-        shard[name] = _value(tensor, config)
-        held += shard[name].nbytes
+        if codes is not None and _is_linear(tensor.name):
+            module = name.removesuffix("weight")
+            shard |= {module + part: value for part, value in codes.tensors(tensor, config).items()}
+        else:
+            shard[name] = _value(tensor, config)
+        held = sum(value.nbytes for value in shard.values())
         if held >= _SHARD_BYTES or position == len(reader.tensors):
             file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
             save_file(shard, target / file, metadata={"format": "pt"})
             index |= dict.fromkeys(shard, file)
-            shard, held = {}, 0
+            shard, written = {}, written + held
         done += 4 * int(tensor.n_elements)
         progress(_STAGE, done, total)
-    content = {"metadata": {"total_size": total}, "weight_map": index}
+    content = {"metadata": {"total_size": written}, "weight_map": index}
     (target / "model.safetensors.index.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
 
 
@@ -216,24 +265,31 @@ def _name(name: str, layer_modules: Mapping[str, str]) -> str:
 
 
 def _value(tensor: ReaderTensor, config: Config) -> Array:
-    value: Array = dequantize(tensor.data, tensor.tensor_type)
-    if config["model_type"] == "llama" and ".attn_q." in tensor.name:
-        value = _halves_apart(value, config["num_attention_heads"])
-    elif config["model_type"] == "llama" and ".attn_k." in tensor.name:
-        value = _halves_apart(value, config["num_key_value_heads"])
-    elif config["model_type"] == "gemma3_text" and tensor.name.endswith("norm.weight"):
+    dequantized: Array = dequantize(tensor.data, tensor.tensor_type)
+    value = _ordered(dequantized, tensor.name, config)
+    if config["model_type"] == "gemma3_text" and tensor.name.endswith("norm.weight"):
         value = value - 1.0  # Hugging Face's difference to 1; llama.cpp stores the factor
     return np.ascontiguousarray(value, dtype=np.float32)
 
 
-def _halves_apart(value: Array, num_heads: int) -> Array:
+def _ordered(value: npt.NDArray[Any], name: str, config: Config) -> npt.NDArray[Any]:
+    """The rows of a tensor, or of its scales, in Hugging Face's order."""
+    if config["model_type"] == "llama" and ".attn_q." in name:
+        return _halves_apart(value, config["num_attention_heads"])
+    if config["model_type"] == "llama" and ".attn_k." in name:
+        return _halves_apart(value, config["num_key_value_heads"])
+    return value
+
+
+def _halves_apart(value: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     """Undo llama.cpp's order of the features of a head.
 
     llama.cpp rotates neighbours (0, 1), (2, 3), ...; Hugging Face's layout pairs feature i with feature
     i + head_dim / 2.
     """
     pairs = value.shape[0] // num_heads // 2
-    return value.reshape(num_heads, pairs, 2, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
+    ordered = value.reshape(num_heads, pairs, 2, *value.shape[1:]).swapaxes(1, 2)
+    return np.ascontiguousarray(ordered).reshape(value.shape)
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:

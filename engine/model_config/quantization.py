@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class WeightFormat(Enum):
     """4-bit integers with a scale per group of input features; activations are not quantized."""
     MXFP4 = "mxfp4"
     """4-bit floats (e2m1) with an exponent (e8m0) per 32 input features; activations are not quantized."""
+    GGUF = "gguf"
+    """Integers of up to 8 bits with a scale and an offset per group; activations are not quantized."""
 
 
 class Int4Packing(Enum):
@@ -58,6 +61,7 @@ class Quantization:
     group: int | None = None
     """Input features that share a scale; None: all."""
     zero_points: bool = False
+    """GGUF: whether there are offsets."""
     zero_offset: int = 0
     """Added to the zero points that are stored."""
     unused: tuple[str, ...] = ()
@@ -77,6 +81,9 @@ class Quantization:
                 return 0.5 + 1 / MXFP4_BLOCK
             case WeightFormat.FP8_ROWS | WeightFormat.FP8_BLOCKS:
                 return 1.0
+            case WeightFormat.GGUF:
+                # The scale and the offset in 32 bits. Of 4-bit integers half of the first byte.
+                return 1.0 + (8 if self.zero_points else 4) / (self.group or math.inf)
 
     @property
     def arithmetic(self) -> float:
@@ -221,6 +228,16 @@ def _mxfp4(fields: Config) -> Quantization:
     return Quantization(format=WeightFormat.MXFP4, group=MXFP4_BLOCK, experts_only=True)
 
 
+def _gguf(fields: Config) -> Quantization:
+    """Of our own conversion of GGUF files."""
+    return Quantization(
+        format=WeightFormat.GGUF,
+        group=int(fields["group_size"]),
+        zero_points=bool(fields["offsets"]),
+        left_out=("lm_head",),
+    )
+
+
 def _group(fields: Config) -> int | None:
     size = int(fields.get("group_size", 128))
     return None if size == -1 else size
@@ -230,6 +247,7 @@ _READERS: Final = {
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "gguf": _gguf,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
 }

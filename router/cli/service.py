@@ -165,7 +165,12 @@ class _Model:
         refused within a second.
         """
         with self._display.stage(f"model {self._config.model}"):
-            self._checkpoint = await asyncio.to_thread(resolve, self._config.model, self._display.progress)
+            self._checkpoint = await asyncio.to_thread(
+                resolve,
+                self._config.model,
+                self._display.progress,
+                keep_codes=self._config.keeps_codes,
+            )
         if (machine := self._cluster.known_machine()) is not None:
             self._plans = await self._planned(machine)
 

@@ -329,6 +329,12 @@ class RouterConfig:
         """Whether workers can send KV to each other."""
         return self.uses_handoffs or self.pull_kv
 
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether weights of GGUF files stay integers. `--dtype float32` asks for the values in float32."""
+        online = any(value is not Quantization.AUTO for _, value in self.everywhere("quantization"))
+        return self.dtype is not Dtype.FLOAT32 and not online
+
     def for_role(self, *, prefill: bool) -> RouterConfig:
         """This configuration with the settings of one role in place of those for all workers."""
         own = self.roles.of("prefill" if prefill else "decode")

@@ -16,6 +16,7 @@ from engine.loader.checkpoint import Checkpoint, resolve
 from engine.loader.vocabulary import same_vocabulary
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import WeightFormat
 from engine.model_config.shard import Shard
 from engine.presets import PRESETS, Preset
 from prefill_worker.preferences import prefill_engine_config
@@ -339,10 +340,14 @@ def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, device: str) -> int:
-    """Size in memory: from the size on disk, or if weights are quantized, from the number of parameters."""
+    """Size in memory: from the size on disk, or if weights are quantized, from the number of parameters.
+
+    Where they may be dequantized, their size is that of dense ones.
+    """
     if spec.quantization is not None:
         values = _BYTES_PER_VALUE[dtype]
-        return int(spec.weight_bytes(values) if device == "cuda" else spec.parameters * values)
+        stays = device == "cuda" and spec.quantization.format is not WeightFormat.GGUF
+        return int(spec.weight_bytes(values) if stays else spec.parameters * values)
     stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 

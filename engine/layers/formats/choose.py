@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
+from engine.layers.formats.gguf import GgufCodes
 from engine.layers.formats.int4 import Int4Groups
 from engine.layers.formats.mxfp4 import Mxfp4
 from engine.layers.linear.linear_layer import LinearMethod
@@ -31,3 +32,6 @@ def method_of(quantization: Quantization) -> LinearMethod:
             )
         case WeightFormat.MXFP4:
             return Mxfp4(dtype)
+        case WeightFormat.GGUF:
+            assert quantization.group is not None
+            return GgufCodes(dtype, group=quantization.group, offsets=quantization.zero_points)

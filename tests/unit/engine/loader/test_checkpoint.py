@@ -36,7 +36,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Replaces the conversion, and counts it."""
     made: list[Path] = []
 
-    def convert(source: Path, target: Path, progress: Progress) -> None:
+    def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
         made.append(source)
         fake_convert(source, target, progress)
 
@@ -81,7 +81,7 @@ def test_a_moved_file_keeps_its_conversion_and_a_changed_one_does_not(
 def test_a_conversion_that_fails_leaves_nothing_behind(
     weights: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(source: Path, target: Path, progress: Progress) -> None:
+    def fail(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
         fake_convert(source, target, progress)
         raise OSError("disk full")
 
@@ -89,6 +89,19 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
     with pytest.raises(OSError, match="disk full"):
         resolve(str(weights), cache=cache)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_integers_and_values_are_kept_side_by_side_and_found_again_elsewhere(
+    weights: Path, cache: Path, conversions: list[Path], tmp_path: Path
+) -> None:
+    values = resolve(str(weights), cache=cache).path
+    kept = resolve(str(weights), keep_codes=True, cache=cache).path
+
+    assert values.name != kept.name
+    assert len(conversions) == 2
+    for folder in (values, kept):
+        there = tmp_path / "router's" / folder.name
+        assert local_copy(str(weights), there, cache=cache) == folder
 
 
 def test_what_a_killed_conversion_left_is_not_used(
@@ -105,7 +118,7 @@ def test_what_a_killed_conversion_left_is_not_used(
 
 
 def _convert_slowly(weights: str, cache: Path) -> None:
-    def convert(source: Path, target: Path, progress: Progress) -> None:
+    def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
         time.sleep(0.3)
         with (cache / "log").open("a") as log:
             log.write("converted\n")

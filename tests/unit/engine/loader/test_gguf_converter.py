@@ -26,10 +26,12 @@ from transformers import (
 )
 
 from common.progress import silent
+from engine.layers.linear import codes
 from engine.loader import gguf_converter as gguf
 from engine.loader.model_loader import load_model
 from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.model_config.errors import UnsupportedModel
+from engine.models.base import CausalLM
 from tests.unit.engine.dense_attention import DenseAttention
 
 TINY: dict[str, Any] = {
@@ -141,10 +143,10 @@ def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     return read_tensors(weight_files(folder))
 
 
-def converted(path: Path) -> Path:
-    folder = path.with_suffix("")
+def converted(path: Path, *, keep_codes: bool = False) -> Path:
+    folder = path.with_suffix(".codes" if keep_codes else "")
     folder.mkdir()
-    gguf.convert(path, folder, silent)
+    gguf.convert(path, folder, silent, keep_codes=keep_codes)
     return folder
 
 
@@ -173,6 +175,38 @@ def test_dequantized_values_survive_exactly(tmp_path: Path) -> None:
     weight = oracle.state_dict()["model.layers.1.mlp.down_proj.weight"].numpy()
     expected = dequantize(quantize(weight, kind), kind)
     assert np.array_equal(stored["model.layers.1.mlp.down_proj.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q5_1, GGMLQuantizationType.Q8_0]
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@torch.inference_mode()
+def test_integers_that_are_kept_compute_what_their_values_do(
+    architecture: str, kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    write(tmp_path / "model.gguf", architecture, MODELS[architecture](), kind)
+    values = load_model(converted(tmp_path / "model.gguf"))
+    folder = converted(tmp_path / "model.gguf", keep_codes=True)
+    ids = torch.arange(96)
+
+    def logits(model: CausalLM) -> torch.Tensor:
+        return model.logits(model(ids, torch.arange(96), DenseAttention(model)))
+
+    for serves in (False, True):
+        monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits, serves=serves: serves)
+        kept = logits(load_model(folder))
+        torch.testing.assert_close(kept, logits(values), atol=1e-5 * serves, rtol=1e-5 * serves)
+
+
+def test_a_file_with_weights_that_are_no_integers_is_dequantized(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", "llama", MODELS["llama"]())
+
+    folder = converted(tmp_path / "model.gguf", keep_codes=True)
+
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert "model.layers.0.mlp.up_proj.weight" in dict(tensors(folder))
 
 
 def test_a_large_model_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
