@@ -24,7 +24,8 @@ from engine.executor.draft_model import DraftModel
 from engine.executor.runner import ModelRunner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
-from router.config.settings import Dtype, RouterConfig
+from router.config.choices import Dtype
+from router.config.settings import RouterConfig
 from router.errors import InvalidRequest
 from router.processing.completion import Completion
 from router.processing.params.bounds import ServedBounds

@@ -24,7 +24,8 @@ from typing import Final
 
 from benchmarks.lib.provenance import provenance
 from engine.config import EngineConfig, SchedulerConfig
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream

@@ -14,8 +14,9 @@ from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.open_files import allow_many_connections
 from router.cli.packages import shadowed_packages
+from router.config.choices import LogFormat, LogLevel
 from router.config.flags.command_line import ConfigError, parse_models
-from router.config.settings import LogFormat, LogLevel, RouterConfig
+from router.config.settings import RouterConfig
 
 __all__ = ["main"]
 

@@ -22,7 +22,8 @@ from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
-from router.config.settings import Dtype, RouterConfig
+from router.config.choices import Dtype
+from router.config.settings import RouterConfig
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
 from router.worker_config.plan_warnings import warnings_of

@@ -1,7 +1,8 @@
-"""How a setting is explained to the user, under which heading, and by which flag it is given."""
+"""How a setting is given, checked and explained to the user, and which field of the scheduler it sets."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["Option", "flag_name"]
@@ -13,6 +14,30 @@ class Option:
     """The heading in `--help`."""
     help: str
     metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    """In place of `least`: smaller than any value in range."""
+    aliases: tuple[str, ...] = ()
+    """Flags of other servers that mean the same. `flags/foreign_flags.py` has those with other values."""
+    scheduler: str | None = None
+    """The field of `SchedulerConfig` that a given value sets."""
+
+    def in_range(self, value: float) -> bool:
+        """Numbers with a limit are finite."""
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        above = -math.inf if self.above is None else self.above
+        limited = (self.least, self.most, self.above) != (None, None, None)
+        return not limited or (math.isfinite(value) and least <= value <= most and value > above)
+
+    @property
+    def range(self) -> str:
+        """For messages: what is in range."""
+        unit = {"SECONDS": "a number of seconds", "MS": "milliseconds"}.get(self.metavar or "", "a number")
+        if self.above is not None:
+            return f"{unit} above {self.above:g}"
+        return f"{self.least:g} or more" if self.most is None else f"{self.least:g} to {self.most:g}"
 
 
 def flag_name(field_name: str) -> str:

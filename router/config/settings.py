@@ -14,15 +14,9 @@ from router.config.choices import (
     Device,
     Dtype,
     KVCacheDtype,
-    LogFormat,
-    LogLevel,
-    MetricNames,
     Mode,
-    NodePlacement,
     Quantization,
-    ReasoningParser,
     Routing,
-    ToolCallParser,
     Transport,
 )
 from router.config.groups.access import AccessSettings
@@ -34,21 +28,7 @@ from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
 from router.config.option import Option, flag_name
 
-__all__ = [
-    "Device",
-    "Dtype",
-    "KVCacheDtype",
-    "LogFormat",
-    "LogLevel",
-    "MetricNames",
-    "Mode",
-    "NodePlacement",
-    "ReasoningParser",
-    "RouterConfig",
-    "Routing",
-    "ToolCallParser",
-    "Transport",
-]
+__all__ = ["RouterConfig"]
 
 
 _MODEL = "model and mode"
@@ -71,6 +51,7 @@ class RouterConfig:
             "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id; several as"
             " NAME=MODEL each",
             "MODEL",
+            aliases=("--model-path",),
         ),
     ] = ""
     served_model_name: Annotated[
@@ -91,12 +72,22 @@ class RouterConfig:
         Option(_WORKERS, "number of prefill workers; with --mode disagg or adaptive (default there: 1)", "N"),
     ] = None
     decode_workers: Annotated[
-        int, Option(_WORKERS, "number of decode workers; in mixed mode they prefill too", "N")
+        int,
+        Option(
+            _WORKERS,
+            "number of decode workers; in mixed mode they prefill too",
+            "N",
+            least=1,
+            aliases=("--disaggregation-decode-dp", "--dp-size", "--dp", "-dp", "--data-parallel-size"),
+        ),
     ] = 1
     tensor_parallel_size: Annotated[
         int,
         Option(
-            _WORKERS, "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda", "N"
+            _WORKERS,
+            "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda",
+            "N",
+            aliases=("--tp-size", "--tp", "-tp"),
         ),
     ] = 1
     expert_parallel_size: Annotated[
@@ -106,6 +97,7 @@ class RouterConfig:
             "groups of a worker's ranks, each with its own experts: a divisor of --tensor-parallel-size"
             " (1: every rank holds a part of each expert)",
             "N",
+            aliases=("--ep-size", "--ep"),
         ),
     ] = 1
     accelerator: Annotated[
@@ -136,6 +128,7 @@ class RouterConfig:
             _MEMORY,
             "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
             " checkpoint has them",
+            aliases=("-q",),
         ),
     ] = Quantization.AUTO
     kv_cache_dtype: Annotated[
@@ -152,12 +145,21 @@ class RouterConfig:
             _MEMORY,
             "context length: prompt plus output (default: what the model and the KV pool allow)",
             "TOKENS",
+            least=2,
+            aliases=("--context-length", "--max-seq-len"),
         ),
     ] = None
-    page_size: Annotated[int, Option(_MEMORY, "tokens per KV page", "TOKENS")] = 16
+    page_size: Annotated[
+        int, Option(_MEMORY, "tokens per KV page", "TOKENS", aliases=("--block-size", "--kv-block-size"))
+    ] = 16
     kv_pool_tokens: Annotated[
         int | None,
-        Option(_MEMORY, "KV pool size of each worker (default: see --kv-memory-fraction)", "TOKENS"),
+        Option(
+            _MEMORY,
+            "KV pool size of each worker (default: see --kv-memory-fraction)",
+            "TOKENS",
+            aliases=("--max-total-tokens",),
+        ),
     ] = None
     kv_memory_fraction: Annotated[
         float | None,
@@ -167,6 +169,7 @@ class RouterConfig:
             " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
             " tokens, or of one context if that is longer)",
             "0..1",
+            aliases=("--gpu-memory-utilization", "--mem-fraction-static"),
         ),
     ] = None
     host_kv_gb: Annotated[
@@ -175,6 +178,7 @@ class RouterConfig:
             _MEMORY,
             "host memory of each worker for KV that the pool has no room for, in GiB; 0: none",
             "GIB",
+            least=0,
         ),
     ] = 0.0
     disk_kv_dir: Annotated[
@@ -187,7 +191,7 @@ class RouterConfig:
         ),
     ] = None
     disk_kv_gb: Annotated[
-        float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB")
+        float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB", least=0)
     ] = 16.0
     state_slots: Annotated[
         int | None,
@@ -197,6 +201,7 @@ class RouterConfig:
             " request, the others for checkpoints in the prefix cache (default: twice"
             " --max-running-requests; on GPUs at most half of the memory for KV)",
             "COUNT",
+            least=1,
         ),
     ] = None
     disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
@@ -208,6 +213,7 @@ class RouterConfig:
             "token budget of a step; longer prompts are split into chunks; -1 disables chunking"
             " (default: by device)",
             "TOKENS",
+            aliases=("--max-num-batched-tokens", "--max-num-tokens"),
         ),
     ] = None
     itl_target_ms: Annotated[
@@ -217,6 +223,7 @@ class RouterConfig:
             "target step time while requests decode; prefill chunks are sized to meet it, in adaptive mode by"
             " the mean of all steps; 0 disables it (default: 20 on cuda, 0 on cpu)",
             "MS",
+            least=0,
         ),
     ] = None
     pause_target_ms: Annotated[
@@ -229,7 +236,16 @@ class RouterConfig:
         ),
     ] = None
     max_running_requests: Annotated[
-        int, Option(_BATCHING, "largest number of running requests per worker", "N")
+        int,
+        Option(
+            _BATCHING,
+            "largest number of running requests per worker",
+            "N",
+            least=1,
+            most=65_536,
+            scheduler="max_running_requests",
+            aliases=("--max-num-seqs", "--max-batch-size"),
+        ),
     ] = 256
     cuda_graph_max_bs: Annotated[
         int | None,
@@ -237,6 +253,8 @@ class RouterConfig:
             _BATCHING,
             "largest decode batch captured as a CUDA graph; 0 disables them (default: by GPU memory)",
             "N",
+            least=0,
+            aliases=("--max-cudagraph-capture-size",),
         ),
     ] = None
     cuda_graph_max_tokens: Annotated[
@@ -246,10 +264,19 @@ class RouterConfig:
             "largest step with prefill captured as piecewise CUDA graphs, attention excluded; 0 disables them"
             " (default: by GPU memory)",
             "TOKENS",
+            least=0,
+            aliases=("--piecewise-cuda-graph-max-tokens",),
         ),
     ] = None
     max_queued_requests: Annotated[
-        int, Option(_BATCHING, "largest number of waiting requests per worker; more are refused", "N")
+        int,
+        Option(
+            _BATCHING,
+            "largest number of waiting requests per worker; more are refused",
+            "N",
+            least=1,
+            scheduler="max_waiting_requests",
+        ),
     ] = 4096
 
     kv_transport: Annotated[
@@ -272,6 +299,7 @@ class RouterConfig:
             _HANDOFF,
             "fail a handoff that makes no progress for this long; the prompt is computed again",
             "SECONDS",
+            above=0,
         ),
     ] = 60.0
 
@@ -282,6 +310,7 @@ class RouterConfig:
             _ROUTING,
             "--mode adaptive places requests so that most get their first token within this time",
             "MS",
+            above=0,
         ),
     ] = 500.0
     failover: FailoverSettings = field(default_factory=FailoverSettings)
@@ -292,6 +321,7 @@ class RouterConfig:
             _PRESSURE,
             "largest number of prompt tokens waiting for their first token; more are refused",
             "TOKENS",
+            least=1,
         ),
     ] = 4_000_000
     max_queue_wait: Annotated[
@@ -300,6 +330,7 @@ class RouterConfig:
             _PRESSURE,
             "reject (429) when the estimated queue time exceeds this or the request's own timeout",
             "SECONDS",
+            above=0,
         ),
     ] = 300.0
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
+from router.config.table import SETTINGS
 
 __all__ = ["scheduler_for"]
 
 _GPU_ITL_TARGET_MS: Final = 20.0
-
-T = TypeVar("T")
 
 
 def scheduler_for(
@@ -34,24 +34,11 @@ def scheduler_for(
     averages = config.mode is Mode.ADAPTIVE
     return replace(
         base,
-        policy=asked.schedule_policy or base.policy,
-        batching=asked.batching or base.batching,
-        max_running_requests=config.max_running_requests,
-        max_waiting_requests=config.max_queued_requests,
+        **_given(config),
         chunk_budget=chunk,
         chunked_prefill=base.chunked_prefill and not whole_prompts,
-        max_prefill_tokens=_or(asked.max_prefill_tokens, base.max_prefill_tokens),
         long_prefill_token_threshold=asked.effective_threshold,
-        max_partial_prefills=asked.effective_partial_prefills,
         max_long_partial_prefills=asked.effective_long_prefills,
-        fair_partial_prefills=asked.fair_partial_prefills or base.fair_partial_prefills,
-        schedule_conservativeness=_or(asked.schedule_conservativeness, base.schedule_conservativeness),
-        low_priority_values_first=asked.low_priority_values_first or base.low_priority_values_first,
-        priority_preemption_threshold=_or(
-            asked.priority_preemption_threshold, base.priority_preemption_threshold
-        ),
-        aging_tokens=_or(asked.aging_tokens, base.aging_tokens),
-        tenant_quantum=_or(asked.fair_share_tokens, base.tenant_quantum),
         itl_target_s=None if averages else target,
         tpot_target_s=target if averages else None,
         pause_target_s=config.pause_target_ms / 1000 if averages and config.pause_target_ms else None,
@@ -61,12 +48,16 @@ def scheduler_for(
     )
 
 
+def _given(config: RouterConfig) -> dict[str, Any]:
+    """Fields of SchedulerConfig that a setting sets as it is, without those that are left to the preset."""
+    values = {own.option.scheduler: own.of(config) for own in SETTINGS.values()}
+    return {
+        name: value for name, value in values.items() if name and value is not None and value is not False
+    }
+
+
 def _itl_target_s(config: RouterConfig, *, has_default: bool) -> float | None:
     target = config.itl_target_ms
     if target is None and has_default:
         target = _GPU_ITL_TARGET_MS
     return target / 1000 if target else None
-
-
-def _or(given: T | None, default: T) -> T:
-    return default if given is None else given

@@ -20,8 +20,8 @@ from engine.model_config.quantization import WeightFormat
 from engine.model_config.shard import Shard
 from engine.presets import PRESETS, Preset
 from prefill_worker.preferences import prefill_engine_config
-from router.config.choices import Quantization
-from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
+from router.config.choices import Device, Dtype, KVCacheDtype, Mode, Quantization
+from router.config.settings import RouterConfig
 from router.worker_config.accelerators import memory_of
 from router.worker_config.scheduler_plan import scheduler_for
 from worker.config import TierConfig, WorkerConfig, WorkerRole

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from common.metric_export import Source, exported
 from engine.config import SpeculationConfig
 from router.cli.loop_lag import watch_loop
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.frontend.grpc.server import GrpcConfig, GrpcServer

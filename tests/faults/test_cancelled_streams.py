@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 
-from router.config.settings import Mode
+from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.bounds import bounded
 from tests.faults.clients import Answered, GrpcClient, check

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.config.settings import Mode
+from router.config.choices import Mode
 from tests.faults.clients import Answered, GrpcClient, HttpClient, check
 from tests.faults.corruption import Corruption
 from tests.faults.local_cluster import LocalCluster, local_cluster

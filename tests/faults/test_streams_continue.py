@@ -12,7 +12,8 @@ from prometheus_client import generate_latest
 
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.admin.drain import WorkerDrainer
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.processing.generation import Generation

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from router.config.settings import Mode
+from router.config.choices import Mode
 from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from router.cli.doctor import gpus, links, machine, model, nodes, software, transports
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
+from router.config.choices import Device
 from router.config.flags.command_line import ConfigError, add_flag
 from router.config.flags.config_file import read_config_file
 from router.config.flags.environment import environment_of
 from router.config.flags.validation import problems_of
-from router.config.settings import Device, RouterConfig
+from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, configured
 
 __all__ = ["make_parser", "run"]

@@ -10,7 +10,8 @@ from engine.model_config.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
 from router.cluster.memory import free_main_memory
-from router.config.settings import Dtype, RouterConfig
+from router.config.choices import Dtype
+from router.config.settings import RouterConfig
 from router.worker_config.worker_plan import Machine, PlanError, estimate_pool
 
 __all__ = ["judge_pool", "look"]

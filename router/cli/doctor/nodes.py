@@ -21,8 +21,9 @@ from router.cli.doctor.node_probe import NodeFacts, NodeProbe
 from router.cli.doctor.report import Finding, Verdict, fail, ok, warn
 from router.cluster.node_actors import CannotJoin, NodeActor, NodeSilent, actor_on, joined
 from router.cluster.nodes import Node, nodes, until_enough
+from router.config.choices import Device
 from router.config.flags.environment import environment_of
-from router.config.settings import Device, RouterConfig
+from router.config.settings import RouterConfig
 
 __all__ = ["judge_clock", "judge_count", "judge_link", "judge_model", "judge_reach", "judge_versions", "look"]
 

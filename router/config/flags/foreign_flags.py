@@ -1,5 +1,6 @@
 """Flags of SGLang, vLLM, TensorRT-LLM, Dynamo and roseinfer, with their equivalents in Baton.
 
+Flags that only have another name are aliases in the declaration of the setting (`router.config.option`).
 A flag is renamed only if it means the same. For others, the reason names the flag of `router` to use, or says
 why there is none. Sources: SGLang's server_args.py, vLLM's arg_utils.py and cli_args.py, Dynamo's
 dynamo.frontend, dynamo.vllm and dynamo.sglang.
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from router.config.table import SETTINGS
 
 __all__ = ["TRANSLATIONS", "Renamed", "Switch", "Translation", "Unavailable"]
 
@@ -44,14 +47,7 @@ Translation: TypeAlias = Renamed | Switch | Unavailable
 
 _ALWAYS: Final = Switch()
 """The flag enables something that is always enabled in Baton."""
-_TENSOR_PARALLEL: Final = Renamed("--tensor-parallel-size")
-_MEMORY: Final = Renamed("--kv-memory-fraction")
-_CONTEXT: Final = Renamed("--max-model-len")
-_REPLICAS: Final = Renamed("--decode-workers")
-_TOKENS: Final = Renamed("--chunked-prefill-size")
-_RUNNING: Final = Renamed("--max-running-requests")
 _NO_GRAPHS: Final = Switch(on=("--cuda-graph-max-bs=0", "--cuda-graph-max-tokens=0"))
-_QUEUED: Final = Renamed("--max-queued-requests")
 _CHUNKED: Final = Switch(on=("--disable-chunked-prefill=false",), off=("--disable-chunked-prefill=true",))
 _NOT_CHUNKED: Final = Switch(on=("--disable-chunked-prefill=true",))
 _CACHING: Final = Switch(on=("--disable-radix-cache=false",), off=("--disable-radix-cache=true",))
@@ -61,41 +57,9 @@ _OVERLAP: Final = Unavailable(
 )
 
 _RENAMED: Final[dict[str, Translation]] = {
-    "--model-path": Renamed("--model"),
     "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
-    "-q": Renamed("--quantization"),
     "--kv-cache-dtype": Renamed("--kv-cache-dtype", {"fp8_e4m3": "fp8"}),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
-    "--tp-size": _TENSOR_PARALLEL,
-    "--tp": _TENSOR_PARALLEL,
-    "-tp": _TENSOR_PARALLEL,
-    "--ep-size": Renamed("--expert-parallel-size"),
-    "--ep": Renamed("--expert-parallel-size"),
-    "--disaggregation-decode-tp": Renamed("--decode-tensor-parallel-size"),
-    "--disaggregation-decode-dp": _REPLICAS,
-    "--dp-size": _REPLICAS,
-    "--dp": _REPLICAS,
-    "-dp": _REPLICAS,
-    "--data-parallel-size": _REPLICAS,
-    "--port": Renamed("--http-port"),
-    "--ssl-keyfile": Renamed("--tls-key"),
-    "--ssl-certfile": Renamed("--tls-cert"),
-    "--tls-cert-path": Renamed("--tls-cert"),
-    "--tls-key-path": Renamed("--tls-key"),
-    "--gpu-memory-utilization": _MEMORY,
-    "--mem-fraction-static": _MEMORY,
-    "--max-total-tokens": Renamed("--kv-pool-tokens"),
-    "--context-length": _CONTEXT,
-    "--max-seq-len": _CONTEXT,
-    "--block-size": Renamed("--page-size"),
-    "--kv-block-size": Renamed("--page-size"),
-    "--max-num-batched-tokens": _TOKENS,
-    "--max-num-tokens": _TOKENS,
-    "--max-num-seqs": _RUNNING,
-    "--max-batch-size": _RUNNING,
-    "--prefill-chunk-size": Renamed("--long-prefill-token-threshold"),
-    "--scheduling-policy": Renamed("--schedule-policy"),
-    "--priority-scheduling-preemption-threshold": Renamed("--priority-preemption-threshold"),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
     "--enable-priority-scheduling": Switch(
         on=("--schedule-policy=priority",), includes=("--schedule-policy=fcfs",)
@@ -106,9 +70,6 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--no-enable-chunked-prefill": _NOT_CHUNKED,
     "--chunked-prefill": _CHUNKED,
     "--no-chunked-prefill": _NOT_CHUNKED,
-    "--max-cudagraph-capture-size": Renamed("--cuda-graph-max-bs"),
-    "--piecewise-cuda-graph-max-tokens": Renamed("--cuda-graph-max-tokens"),
-    "--watchdog-timeout": Renamed("--step-timeout"),
     "--load-balance-method": Renamed(
         "--routing",
         {
@@ -376,4 +337,8 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
 }
 
-TRANSLATIONS: Final[Mapping[str, Translation]] = {**_RENAMED, **_UNAVAILABLE}
+TRANSLATIONS: Final[Mapping[str, Translation]] = {
+    **{alias: Renamed(own.flag) for own in SETTINGS.values() for alias in own.option.aliases},
+    **_RENAMED,
+    **_UNAVAILABLE,
+}

@@ -1,4 +1,4 @@
-"""Checks the flags of batching and scheduling: values out of range, and flags that contradict each other.
+"""Checks the flags of batching and scheduling: chunk sizes, and flags that contradict each other.
 
 A flag that would have no effect is a mistake as well: its user expects one.
 """
@@ -12,64 +12,33 @@ from typing import Final
 from engine.config import Batching, Forecast, Policy
 from engine.presets import PRESETS
 from engine.speculation.kinds import DrafterKind, Speculation
+from router.config.choices import Mode
 from router.config.option import flag_name
-from router.config.settings import Mode, RouterConfig
+from router.config.settings import RouterConfig
 
 __all__ = ["batching_problems", "scheduling_problems"]
 
-_MOST_RUNNING: Final = 65_536
-"""Every running request has rows in buffers of the device."""
-_MOST_DRAFTED: Final = 64
-"""The same of every drafted token."""
 _MOST_TOKENS: Final = 1 << 20
 """Of a step."""
 
 
 def batching_problems(config: RouterConfig) -> Iterator[str]:
-    """Step, ITL target, CUDA graphs, numbers of requests."""
-    target = config.itl_target_ms
-    if target is not None and not 0 <= target < math.inf:
-        yield f"--itl-target-ms {target}: use milliseconds, or 0 to let prompts take what a step holds"
+    """Step and targets."""
     yield from _pause(config)
-    if not 0 < config.ttft_target_ms < math.inf:
-        yield f"--ttft-target-ms {config.ttft_target_ms:g}: use milliseconds above 0"
     aligned = PRESETS[config.scheduling.preset].scheduler.page_aligned_chunks
     for flag, chunk in config.everywhere("chunked_prefill_size"):
         yield from _chunk(flag, chunk, config.page_size if aligned else 1)
-    for name in ("cuda_graph_max_bs", "cuda_graph_max_tokens"):
-        for flag, size in config.everywhere(name):
-            if size < 0:
-                yield f"{flag} {size}: use 0 or more"
-    if not 1 <= config.max_running_requests <= _MOST_RUNNING:
-        yield f"--max-running-requests {config.max_running_requests}: use 1 to {_MOST_RUNNING}"
-    if config.max_queued_requests < 1:
-        yield f"--max-queued-requests {config.max_queued_requests}: use 1 or more"
 
 
 def scheduling_problems(config: RouterConfig) -> Iterator[str]:
     """Policies, chunks, forecast."""
     asked = config.scheduling
-    for name in (
-        "max_prefill_tokens",
-        "max_num_partial_prefills",
-        "max_long_partial_prefills",
-        "aging_tokens",
-        "fair_share_tokens",
-    ):
-        value = getattr(asked, name)
-        if value is not None and value < 1:
-            yield f"{flag_name(name)} {value}: use 1 or more"
     factor = asked.schedule_conservativeness
-    if factor is not None and not 0 < factor < math.inf:
-        yield f"--schedule-conservativeness {factor:g}: use a number above 0, such as 1"
-    elif factor is not None and PRESETS[asked.preset].scheduler.forecast is Forecast.NONE:
+    if factor is not None and PRESETS[asked.preset].scheduler.forecast is Forecast.NONE:
         yield (
             f"--schedule-conservativeness {factor:g} means nothing with --preset {asked.preset.value}, which"
             " forecasts no output; leave one of them out"
         )
-    most = asked.speculative_num_draft_tokens
-    if not 1 <= most <= _MOST_DRAFTED:
-        yield f"--speculative-num-draft-tokens {most}: use 1 to {_MOST_DRAFTED}"
     yield from _draft_model(config)
     yield from _policy(config)
     yield from _partial_prefills(config)
@@ -116,11 +85,6 @@ def _sizes_chunks(config: RouterConfig) -> bool:
 def _policy(config: RouterConfig) -> Iterator[str]:
     asked, policy = config.scheduling, config.scheduling.effective_policy
     threshold = asked.priority_preemption_threshold
-    if threshold is not None and threshold < 0:
-        yield (
-            f"--priority-preemption-threshold {threshold}: requests of one priority would preempt each other;"
-            " use 0 or more"
-        )
     if threshold is not None and policy is not Policy.PRIORITY:
         yield f"--priority-preemption-threshold {threshold} needs --schedule-policy priority"
     if asked.low_priority_values_first and policy is not Policy.PRIORITY:

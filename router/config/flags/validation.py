@@ -12,37 +12,33 @@ from itertools import combinations
 from typing import Final
 
 from common.ports import PortRange
+from router.config.choices import Device, Dtype, Mode, Transport
 from router.config.flags.autoscale import WrongBounds, bounds_of
 from router.config.flags.environment import WrongEnvironment, environment_of
 from router.config.flags.origins import is_origin, origins_of
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.option import flag_name
-from router.config.settings import Device, Dtype, Mode, RouterConfig, Transport
+from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
-from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["problems_of"]
 
 _MAX_PAGE_SIZE: Final = 1024
 _PORTS: Final = range(65536)
-_DURATIONS: Final = (
-    "startup_timeout",
-    "autoscale_cooldown",
-    "handoff_timeout",
-    "failover_timeout",
-    "worker_timeout",
-    "step_timeout",
-    "router_timeout",
-    "probe_interval",
-    "probe_timeout",
-    "max_queue_wait",
-    "http_keep_alive",
-)
 _HEARTBEAT_S: Final = 0.2
 
 
 def problems_of(config: RouterConfig) -> list[str]:
     return [problem for check in _CHECKS for problem in check(config)]
+
+
+def _ranges(config: RouterConfig) -> Iterator[str]:
+    """Numbers out of the range that the declaration of their setting has."""
+    for setting in SETTINGS.values():
+        value = setting.of(config)
+        if isinstance(value, (int, float)) and not setting.option.in_range(value):
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            yield f"{setting.flag} {text}: use {setting.option.range}"
 
 
 def _model(config: RouterConfig) -> Iterator[str]:
@@ -52,14 +48,10 @@ def _model(config: RouterConfig) -> Iterator[str]:
         yield f"--load-format {config.load_format} is unknown; use auto or dummy"
     if config.device is Device.CPU and config.dtype is Dtype.FLOAT16:
         yield "--dtype float16 is slow and inexact with --device cpu; use float32 or bfloat16"
-    if config.max_model_len is not None and config.max_model_len < 2:
-        yield f"--max-model-len {config.max_model_len} leaves no room for an answer; use 2 or more"
 
 
 def _workers(config: RouterConfig) -> Iterator[str]:
     cluster = config.cluster
-    if config.decode_workers < 1:
-        yield f"--decode-workers {config.decode_workers}: at least one worker must decode; use 1 or more"
     if config.mode is Mode.MIXED and config.prefill_workers:
         yield (
             f"--prefill-workers {config.prefill_workers} means nothing in --mode mixed, where decode workers"
@@ -71,8 +63,6 @@ def _workers(config: RouterConfig) -> Iterator[str]:
             f" {config.mode.value};"
             " use 1 or more, or --mode mixed"
         )
-    if cluster.worker_cpus is not None and cluster.worker_cpus < 1:
-        yield f"--worker-cpus {cluster.worker_cpus}: use 1 or more, or leave it out"
     if cluster.worker_network is not None:
         yield from _network(cluster.worker_network)
     yield from _nodes(config)
@@ -109,8 +99,6 @@ def _nodes(config: RouterConfig) -> Iterator[str]:
     nodes = config.cluster.wait_for_nodes
     if nodes is None:
         return
-    if nodes < 1:
-        yield f"--wait-for-nodes {nodes}: use 1 or more, or leave it out"
     if config.cluster.ray_address is None:
         yield f"--wait-for-nodes {nodes} means nothing without --ray-address: a local Ray is one node"
 
@@ -151,8 +139,6 @@ def _network(network: str) -> Iterator[str]:
 
 
 def _frontends(config: RouterConfig) -> Iterator[str]:
-    if config.frontend.frontends < 1:
-        yield f"--frontends {config.frontend.frontends}: at least one process must serve; use 1 or more"
     ports = {
         "http_port": config.frontend.http_port,
         "grpc_port": config.frontend.grpc_port,
@@ -205,12 +191,6 @@ def _security(config: RouterConfig) -> Iterator[str]:
                 f"--cors-origins {origin} is not an origin; use scheme, host and port as the browser's"
                 " Origin header has them, such as https://chat.example.com, or *"
             )
-    for name in ("max_requests_per_key", "max_body_bytes", "max_prompt_tokens", "max_completions"):
-        value = SETTINGS[name].of(config)
-        if value is not None and value < 1:
-            yield f"{flag_name(name)} {value} leaves nothing to ask for; use 1 or more"
-    if not 0 <= access.max_logprobs <= LOGPROBS_LIMIT:
-        yield f"--max-logprobs {access.max_logprobs} is out of range; use 0 to {LOGPROBS_LIMIT}"
 
 
 def _memory(config: RouterConfig) -> Iterator[str]:
@@ -222,8 +202,6 @@ def _memory(config: RouterConfig) -> Iterator[str]:
             f"--kv-pool-tokens {config.kv_pool_tokens} and --kv-memory-fraction {config.kv_memory_fraction}"
             " both size the KV pool; give one of them"
         )
-    if config.state_slots is not None and config.state_slots < 1:
-        yield f"--state-slots {config.state_slots} leaves no request a state; use 1 or more"
     for role in ("prefill", "decode"):
         if {"kv_pool_tokens", "kv_memory_fraction"} <= config.roles.of(role).keys():
             yield (
@@ -242,10 +220,6 @@ def _memory(config: RouterConfig) -> Iterator[str]:
 
 
 def _tiers(config: RouterConfig) -> Iterator[str]:
-    for name in ("host_kv_gb", "disk_kv_gb"):
-        value = SETTINGS[name].of(config)
-        if not 0 <= value < float("inf"):
-            yield f"{flag_name(name)} {value:g}: use a number of GiB, 0 for none"
     if config.disk_kv_dir is not None and config.host_kv_gb == 0:
         yield (
             f"--disk-kv-dir {config.disk_kv_dir} needs --host-kv-gb, since KV passes through host memory;"
@@ -274,32 +248,17 @@ def _handoff(config: RouterConfig) -> Iterator[str]:
         )
 
 
-def _positive(config: RouterConfig) -> Iterator[str]:
-    failover, operation = config.failover, config.operation
-    for name in _DURATIONS:
-        value = SETTINGS[name].of(config)
-        if not 0 < value < float("inf"):
-            yield f"{flag_name(name)} {value:g}: use a number of seconds above 0"
-    if not 0 <= operation.drain_timeout < float("inf"):
-        yield f"--drain-timeout {operation.drain_timeout:g}: use a number of seconds, 0 to stop at once"
-    if not 0 <= failover.worker_grace < float("inf"):
-        yield f"--worker-grace {failover.worker_grace:g}: use a number of seconds, 0 for none"
-    if 0 < failover.worker_timeout < 2 * _HEARTBEAT_S:
+def _heartbeats(config: RouterConfig) -> Iterator[str]:
+    timeout = config.failover.worker_timeout
+    if 0 < timeout < 2 * _HEARTBEAT_S:
         yield (
-            f"--worker-timeout {failover.worker_timeout:g} is less than two heartbeats of a healthy worker;"
+            f"--worker-timeout {timeout:g} is less than two heartbeats of a healthy worker;"
             f" use {2 * _HEARTBEAT_S:g} or more"
         )
-    if config.max_queued_tokens < 1:
-        yield f"--max-queued-tokens {config.max_queued_tokens}: use 1 or more"
-    if operation.explain_requests < 0:
-        yield f"--explain-requests {operation.explain_requests}: use 1 or more, or 0 to remember none"
-    if operation.decode_log_interval < 0:
-        yield f"--decode-log-interval {operation.decode_log_interval}: use 1 or more, or 0 for no batch lines"
-    if failover.max_attempts < 1:
-        yield f"--max-attempts {failover.max_attempts}: use 1 (no retries) or more"
 
 
 _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
+    _ranges,
     _model,
     _workers,
     _autoscale,
@@ -313,5 +272,5 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     batching_problems,
     scheduling_problems,
     _handoff,
-    _positive,
+    _heartbeats,
 )

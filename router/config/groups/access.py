@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from router.config.option import Option
+from router.request_limits import LOGPROBS_LIMIT
 
 __all__ = ["AccessSettings"]
 
@@ -33,11 +34,7 @@ class AccessSettings:
     ] = None
     max_requests_per_key: Annotated[
         int | None,
-        Option(
-            _GROUP,
-            "concurrent completions (prompts × n) per API key (default: no limit)",
-            "N",
-        ),
+        Option(_GROUP, "concurrent completions (prompts × n) per API key (default: no limit)", "N", least=1),
     ] = None
     cors_origins: Annotated[
         str | None,
@@ -50,18 +47,32 @@ class AccessSettings:
     ] = None
     tls_cert: Annotated[
         str | None,
-        Option(_GROUP, "TLS certificate chain (PEM) of the HTTP and gRPC APIs (default: no TLS)", "FILE"),
+        Option(
+            _GROUP,
+            "TLS certificate chain (PEM) of the HTTP and gRPC APIs (default: no TLS)",
+            "FILE",
+            aliases=("--ssl-certfile", "--tls-cert-path"),
+        ),
     ] = None
     tls_key: Annotated[
-        str | None, Option(_GROUP, "private key (PEM, no passphrase) of --tls-cert", "FILE")
+        str | None,
+        Option(
+            _GROUP,
+            "private key (PEM, no passphrase) of --tls-cert",
+            "FILE",
+            aliases=("--ssl-keyfile", "--tls-key-path"),
+        ),
     ] = None
-    max_body_bytes: Annotated[int, Option(_GROUP, "largest request body", "BYTES")] = 4 << 20
+    max_body_bytes: Annotated[int, Option(_GROUP, "largest request body", "BYTES", least=1)] = 4 << 20
     max_prompt_tokens: Annotated[
-        int | None, Option(_GROUP, "longest prompt (default: --max-model-len)", "TOKENS")
+        int | None, Option(_GROUP, "longest prompt (default: --max-model-len)", "TOKENS", least=1)
     ] = None
     max_completions: Annotated[
-        int, Option(_GROUP, "largest number of completions (prompts × n) per request", "N")
+        int, Option(_GROUP, "largest number of completions (prompts × n) per request", "N", least=1)
     ] = 256
     max_logprobs: Annotated[
-        int, Option(_GROUP, "largest number of alternatives per token in logprobs", "N")
+        int,
+        Option(
+            _GROUP, "largest number of alternatives per token in logprobs", "N", least=0, most=LOGPROBS_LIMIT
+        ),
     ] = 20

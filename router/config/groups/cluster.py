@@ -34,6 +34,7 @@ class ClusterSettings:
             _GROUP,
             "CPU cores per rank (default: on --device cpu the machine's cores divided by the ranks)",
             "N",
+            least=1,
         ),
     ] = None
     worker_network: Annotated[
@@ -69,6 +70,7 @@ class ClusterSettings:
             "with --ray-address: place workers when the cluster has this many nodes, the head included"
             " (default: as soon as there is room)",
             "N",
+            least=1,
         ),
     ] = None
     autoscale: Annotated[
@@ -83,7 +85,7 @@ class ClusterSettings:
     ] = None
     autoscale_cooldown: Annotated[
         float,
-        Option(_GROUP, "--autoscale: end a worker when it was superfluous for this time", "SECONDS"),
+        Option(_GROUP, "--autoscale: end a worker when it was superfluous for this time", "SECONDS", above=0),
     ] = 300.0
     worker_env: Annotated[
         str | None,
@@ -94,5 +96,5 @@ class ClusterSettings:
         ),
     ] = None
     startup_timeout: Annotated[
-        float, Option(_GROUP, "give up when not all workers are ready after this time", "SECONDS")
+        float, Option(_GROUP, "give up when not all workers are ready after this time", "SECONDS", above=0)
     ] = 900.0

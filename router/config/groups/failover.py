@@ -15,10 +15,10 @@ _GROUP: Final = "routing and failover"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSettings:
     max_attempts: Annotated[
-        int, Option(_GROUP, "largest number of attempts at a request whose worker fails", "N")
+        int, Option(_GROUP, "largest number of attempts at a request whose worker fails", "N", least=1)
     ] = 3
     failover_timeout: Annotated[
-        float, Option(_GROUP, "how long a request waits while no worker is ready", "SECONDS")
+        float, Option(_GROUP, "how long a request waits while no worker is ready", "SECONDS", above=0)
     ] = 60.0
 
     worker_timeout: Annotated[
@@ -27,6 +27,7 @@ class FailoverSettings:
             _GROUP,
             "silence after which a worker is late: it is probed and gets no new requests (heartbeat: 0.2 s)",
             "SECONDS",
+            above=0,
         ),
     ] = 1.0
     worker_grace: Annotated[
@@ -36,11 +37,18 @@ class FailoverSettings:
             "time after --worker-timeout in which a late worker can answer the probe and keep its streams;"
             " after it the worker is lost",
             "SECONDS",
+            least=0,
         ),
     ] = 3.0
     step_timeout: Annotated[
         float,
-        Option(_GROUP, "restart a worker whose engine step takes longer than this", "SECONDS"),
+        Option(
+            _GROUP,
+            "restart a worker whose engine step takes longer than this",
+            "SECONDS",
+            above=0,
+            aliases=("--watchdog-timeout",),
+        ),
     ] = 300.0
     router_timeout: Annotated[
         float,
@@ -50,6 +58,7 @@ class FailoverSettings:
             " answer it either; the router kills a worker that has not answered it for as long, if Ray"
             " reaches its node",
             "SECONDS",
+            above=0,
         ),
     ] = 60.0
     probe_interval: Annotated[
@@ -58,6 +67,7 @@ class FailoverSettings:
             _GROUP,
             "probe a worker that has been unused for this long with a request of two tokens",
             "SECONDS",
+            above=0,
         ),
     ] = 15.0
     probe_timeout: Annotated[
@@ -66,5 +76,6 @@ class FailoverSettings:
             _GROUP,
             "probe timeout; after two consecutive timeouts the worker is taken out of rotation",
             "SECONDS",
+            above=0,
         ),
     ] = 30.0

@@ -27,7 +27,10 @@ class FrontendSettings:
         "127.0.0.1"
     )
     http_port: Annotated[
-        int, Option(_GROUP, "port of the OpenAI-compatible HTTP API; 0 picks a free one", "PORT")
+        int,
+        Option(
+            _GROUP, "port of the OpenAI-compatible HTTP API; 0 picks a free one", "PORT", aliases=("--port",)
+        ),
     ] = 30000
     grpc_port: Annotated[
         int, Option(_GROUP, "port of the gRPC API (baton.v1.Router); 0 picks a free one", "PORT")
@@ -39,6 +42,7 @@ class FrontendSettings:
             _GROUP,
             "router processes that share the ports and the workers; each can use one core",
             "N",
+            least=1,
         ),
     ] = 1
     http_keep_alive: Annotated[
@@ -47,5 +51,6 @@ class FrontendSettings:
             _GROUP,
             "close HTTP connections idle for this long; set it above the idle timeout of a proxy in front",
             "SECONDS",
+            above=0,
         ),
     ] = 120.0

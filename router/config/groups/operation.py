@@ -16,7 +16,8 @@ _GROUP: Final = "operation"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationSettings:
     drain_timeout: Annotated[
-        float, Option(_GROUP, "how long running requests may take to finish after SIGTERM", "SECONDS")
+        float,
+        Option(_GROUP, "how long running requests may take to finish after SIGTERM", "SECONDS", least=0),
     ] = 30.0
     admin_port: Annotated[
         int | None,
@@ -38,10 +39,7 @@ class OperationSettings:
     ] = None
     metrics_names: Annotated[
         MetricNames,
-        Option(
-            _GROUP,
-            "names of Prometheus metrics; vllm: vLLM's names where it has the same metric",
-        ),
+        Option(_GROUP, "names of Prometheus metrics; vllm: vLLM's names where it has the same metric"),
     ] = MetricNames.BATON
     kv_events: Annotated[
         str | None,
@@ -61,7 +59,7 @@ class OperationSettings:
         Option(_GROUP, "topic of --kv-events (default: kv@HOST@MODEL, with this machine's name)", "TOPIC"),
     ] = None
     explain_requests: Annotated[
-        int, Option(_GROUP, "number of finished requests kept for `router explain`", "N")
+        int, Option(_GROUP, "number of finished requests kept for `router explain`", "N", least=0)
     ] = 1000
     log_level: Annotated[LogLevel, Option(_GROUP, "log level; debug includes the workers' output")] = (
         LogLevel.INFO
@@ -83,5 +81,6 @@ class OperationSettings:
             _GROUP,
             "decode steps between two `Decode batch` lines of a worker's log; 0: no batch lines at all",
             "STEPS",
+            least=0,
         ),
     ] = 40

@@ -13,14 +13,16 @@ _PREFILL: Final = "prefill workers"
 _DECODE: Final = "decode workers"
 
 
-def _like(base: str, workers: str, metavar: str, default: str = "") -> Option:
-    return Option("settings of a role", f"{base} of {workers} (default: {default or base})", metavar)
+def _like(base: str, workers: str, metavar: str, **more: Any) -> Option:
+    return Option("settings of a role", f"{base} of {workers} (default: {base})", metavar, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
     prefill_tensor_parallel_size: Annotated[int | None, _like("--tensor-parallel-size", _PREFILL, "N")] = None
-    decode_tensor_parallel_size: Annotated[int | None, _like("--tensor-parallel-size", _DECODE, "N")] = None
+    decode_tensor_parallel_size: Annotated[
+        int | None, _like("--tensor-parallel-size", _DECODE, "N", aliases=("--disaggregation-decode-tp",))
+    ] = None
     prefill_expert_parallel_size: Annotated[int | None, _like("--expert-parallel-size", _PREFILL, "N")] = None
     decode_expert_parallel_size: Annotated[int | None, _like("--expert-parallel-size", _DECODE, "N")] = None
     prefill_accelerator: Annotated[str | None, _like("--accelerator", _PREFILL, "TYPE")] = None
@@ -44,12 +46,14 @@ class RoleSettings:
     )
     decode_kv_memory_fraction: Annotated[float | None, _like("--kv-memory-fraction", _DECODE, "0..1")] = None
     prefill_cuda_graph_max_tokens: Annotated[
-        int | None, _like("--cuda-graph-max-tokens", _PREFILL, "TOKENS")
+        int | None, _like("--cuda-graph-max-tokens", _PREFILL, "TOKENS", least=0)
     ] = None
     decode_cuda_graph_max_tokens: Annotated[
-        int | None, _like("--cuda-graph-max-tokens", _DECODE, "TOKENS")
+        int | None, _like("--cuda-graph-max-tokens", _DECODE, "TOKENS", least=0)
     ] = None
-    decode_cuda_graph_max_bs: Annotated[int | None, _like("--cuda-graph-max-bs", _DECODE, "N")] = None
+    decode_cuda_graph_max_bs: Annotated[int | None, _like("--cuda-graph-max-bs", _DECODE, "N", least=0)] = (
+        None
+    )
 
     def of(self, prefix: str) -> dict[str, Any]:
         """The given settings of the role with this prefix, by the name of the setting for all workers."""

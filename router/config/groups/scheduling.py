@@ -27,7 +27,12 @@ class SchedulingSettings:
     ] = Preset.BATON
     schedule_policy: Annotated[
         Policy | None,
-        Option(_GROUP, "order in which waiting requests are admitted (default: by preset; baton: shortest)"),
+        Option(
+            _GROUP,
+            "order in which waiting requests are admitted (default: by preset; baton: shortest)",
+            scheduler="policy",
+            aliases=("--scheduling-policy",),
+        ),
     ] = None
     batching: Annotated[
         Batching | None,
@@ -35,6 +40,7 @@ class SchedulingSettings:
             _GROUP,
             "mixed: decodes and prefill chunks share a step; prefill-first: prefill steps until no prompt"
             " waits, then decodes; alternating: a decode step, then a prefill step (default: by preset)",
+            scheduler="batching",
         ),
     ] = None
     disable_chunked_prefill: Annotated[
@@ -48,7 +54,11 @@ class SchedulingSettings:
     max_prefill_tokens: Annotated[
         int | None,
         Option(
-            _GROUP, "largest number of prefill tokens in a step (default: by preset; sglang: 16384)", "TOKENS"
+            _GROUP,
+            "largest number of prefill tokens in a step (default: by preset; sglang: 16384)",
+            "TOKENS",
+            least=1,
+            scheduler="max_prefill_tokens",
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
@@ -58,11 +68,18 @@ class SchedulingSettings:
             "largest number of tokens of one prompt in a step; auto: 4 percent of the context; 0: no limit"
             " (default: by preset; roseinfer: 256; vllm with several partial prefills: auto)",
             "TOKENS|auto",
+            aliases=("--prefill-chunk-size",),
         ),
     ] = None
     max_num_partial_prefills: Annotated[
         int | None,
-        Option(_GROUP, "prompts that may be partly computed at a time (default: by preset; sglang: 1)", "N"),
+        Option(
+            _GROUP,
+            "prompts that may be partly computed at a time (default: by preset; sglang: 1)",
+            "N",
+            least=1,
+            scheduler="max_partial_prefills",
+        ),
     ] = None
     max_long_partial_prefills: Annotated[
         int | None,
@@ -70,10 +87,12 @@ class SchedulingSettings:
             _GROUP,
             "those of them that are longer than --long-prefill-token-threshold (default: no limit; vllm: 1)",
             "N",
+            least=1,
         ),
     ] = None
     fair_partial_prefills: Annotated[
-        bool, Option(_GROUP, "give prompts in progress equal shares of a step")
+        bool,
+        Option(_GROUP, "give prompts in progress equal shares of a step", scheduler="fair_partial_prefills"),
     ] = False
     schedule_conservativeness: Annotated[
         float | None,
@@ -82,10 +101,17 @@ class SchedulingSettings:
             "factor of the forecast of output tokens: above 1 fewer requests are admitted, and fewer"
             " preempted later (default: 1)",
             "FACTOR",
+            above=0,
+            scheduler="schedule_conservativeness",
         ),
     ] = None
     low_priority_values_first: Annotated[
-        bool, Option(_GROUP, "smaller values of a request's priority are more urgent, as in vLLM")
+        bool,
+        Option(
+            _GROUP,
+            "smaller values of a request's priority are more urgent, as in vLLM",
+            scheduler="low_priority_values_first",
+        ),
     ] = False
     priority_preemption_threshold: Annotated[
         int | None,
@@ -94,6 +120,9 @@ class SchedulingSettings:
             "with --schedule-policy priority: a waiting request preempts running ones whose priority is lower"
             " by more than this (default: none is preempted)",
             "N",
+            least=0,
+            scheduler="priority_preemption_threshold",
+            aliases=("--priority-scheduling-preemption-threshold",),
         ),
     ] = None
     aging_tokens: Annotated[
@@ -103,6 +132,8 @@ class SchedulingSettings:
             "admit a request first once this many prompt tokens were admitted since its arrival; not used by"
             " policy shortest, which includes aging (default: 4000000)",
             "TOKENS",
+            least=1,
+            scheduler="aging_tokens",
         ),
     ] = None
     fair_share_tokens: Annotated[
@@ -112,6 +143,8 @@ class SchedulingSettings:
             "prompt tokens that each API key may have admitted in its turn while several keys wait; deficit"
             " round robin (default: one queue for all)",
             "TOKENS",
+            least=1,
+            scheduler="tenant_quantum",
         ),
     ] = None
 
@@ -135,8 +168,7 @@ class SchedulingSettings:
         ),
     ] = None
     speculative_num_draft_tokens: Annotated[
-        int,
-        Option(_GROUP, "largest number of drafted tokens of a request in a step", "N"),
+        int, Option(_GROUP, "largest number of drafted tokens of a request in a step", "N", least=1, most=64)
     ] = 16
 
     @property

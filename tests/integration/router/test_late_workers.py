@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import aclosing
 
-from router.config.settings import Routing
+from router.config.choices import Routing
 from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker

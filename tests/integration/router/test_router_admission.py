@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from router.config.settings import Routing
+from router.config.choices import Routing
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from tests.integration.fake_cluster import PROMPT, Service, pair, sampling, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker

@@ -18,9 +18,10 @@ from router.admin.drain import WorkerDrainer
 from router.admin.scaling import CannotScale, Scaling
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
+from router.config.choices import Device
 from router.config.groups.cluster import ClusterSettings
 from router.config.groups.failover import FailoverSettings
-from router.config.settings import Device, RouterConfig
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.worker_config.worker_plan import Machine, plan_workers

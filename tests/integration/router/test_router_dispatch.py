@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from router.config.settings import Routing
+from router.config.choices import Routing
 from router.dispatch.token_stream import TokenStream
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2

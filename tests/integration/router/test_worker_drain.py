@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from router.admin.drain import CannotChangeRole, LastWorker, NoSuchWorker, WorkerDrainer
 from router.admin.endpoint import AdminServer, ManagedModel, admin_app
-from router.config.settings import Routing
+from router.config.choices import Routing
 from router.workers.member import WorkerState
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.integration.fake_cluster import PROMPT, Service, service

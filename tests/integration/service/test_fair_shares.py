@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from common.log_format import formatter
 from engine.config import Policy
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.frontend.api_keys import ApiKeys

@@ -6,7 +6,8 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from router.config.settings import Mode, RouterConfig
+from router.config.choices import Mode
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.workers.registry import Registry

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from router.config.settings import Mode
+from router.config.choices import Mode
 from tests.browser import Page, browser_page
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import SmallModel, save_small_model

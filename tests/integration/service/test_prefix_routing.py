@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config.settings import Mode, RouterConfig, Routing
+from router.config.choices import Mode, Routing
+from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream

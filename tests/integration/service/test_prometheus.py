@@ -18,7 +18,7 @@ import yaml
 
 from benchmarks.lib.servers.server import free_port
 from engine.config import SpeculationConfig
-from router.config.settings import Mode
+from router.config.choices import Mode
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import save_small_model
 

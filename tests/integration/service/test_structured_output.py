@@ -15,7 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 from pydantic import BaseModel, Field
 
-from router.config.settings import Mode
+from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.local_cluster import LocalCluster, local_cluster
 from tests.faults.small_model import SmallModel, save_small_model

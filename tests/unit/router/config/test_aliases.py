@@ -10,9 +10,10 @@ import pytest
 
 from engine.config import Policy
 from engine.presets import Preset
+from router.config.choices import Dtype, Mode, Routing, Transport
 from router.config.flags.command_line import ConfigError, parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
-from router.config.settings import Dtype, Mode, RouterConfig, Routing, Transport
+from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.config.choices import Device, Mode, NodePlacement, Routing, Transport
 from router.config.flags.command_line import ConfigError, parse
-from router.config.settings import Device, Mode, NodePlacement, RouterConfig, Routing, Transport
+from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
 
 
@@ -86,7 +87,7 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             "--model m --prefill-chunked-prefill-size 2048",
             ["--prefill-chunked-prefill-size 2048", "use --chunked-prefill-size"],
         ),
-        ("--model m --itl-target-ms -5", ["--itl-target-ms -5", "or 0"]),
+        ("--model m --itl-target-ms -5", ["--itl-target-ms -5", "0 or more"]),
         ("--model m --pause-target-ms 30", ["--pause-target-ms 30", "--mode adaptive"]),
         ("--model m --mode adaptive --pause-target-ms 30", ["--pause-target-ms 30", "needs --itl-target-ms"]),
         (
@@ -180,7 +181,7 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --kv-events tcp://*:1 --kv-events-replay tcp://*:1", ["both tcp://*:1"]),
         ("--model m --kv-events tcp://*:1 --frontends 2", ["--kv-events tcp://*:1", "--frontends is 2"]),
         ("--model m --kv-events tcp://*:1 --disable-radix-cache", ["with --disable-radix-cache"]),
-        ("--model m --host-kv-gb -1", ["--host-kv-gb -1", "0 for none"]),
+        ("--model m --host-kv-gb -1", ["--host-kv-gb -1", "0 or more"]),
         ("--model m --disk-kv-dir /kv", ["--disk-kv-dir /kv", "needs --host-kv-gb"]),
         ("--model m --host-kv-gb 4 --disable-radix-cache", ["--host-kv-gb 4", "--disable-radix-cache"]),
         (

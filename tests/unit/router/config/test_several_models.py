@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from router.config.choices import Mode
 from router.config.flags.command_line import ConfigError, parse, parse_models
-from router.config.settings import Mode
 
 
 def problems(*argv: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from engine.config import Batching, Policy, SchedulerConfig
 from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
 from router.config.flags.command_line import ConfigError, parse
+from router.config.table import SETTINGS
 from router.worker_config.scheduler_plan import scheduler_for
 from router.worker_config.worker_plan import Machine, PlanError, plan_workers
 from worker.config import WorkerConfig
@@ -48,6 +50,16 @@ def worker(checkpoint: Checkpoint, flags: str, machine: Machine = CPU) -> Worker
 
 def scheduler(checkpoint: Checkpoint, flags: str, machine: Machine = CPU) -> SchedulerConfig:
     return worker(checkpoint, flags, machine).engine.scheduler
+
+
+def test_a_threshold_of_0_is_given_and_not_left_to_the_preset(checkpoint: Checkpoint) -> None:
+    flags = "--schedule-policy priority --priority-preemption-threshold 0"
+    assert scheduler(checkpoint, flags).priority_preemption_threshold == 0
+
+
+def test_settings_of_the_scheduler_name_fields_that_it_has() -> None:
+    named = {setting.option.scheduler for setting in SETTINGS.values()} - {None}
+    assert named <= {field.name for field in fields(SchedulerConfig)}
 
 
 def test_every_scheduling_flag_reaches_the_workers(checkpoint: Checkpoint) -> None:

@@ -12,8 +12,9 @@ import pytest
 from engine.config import STEP_SHARE
 from engine.loader.checkpoint import Checkpoint
 from engine.speculation.kinds import Speculation
+from router.config.choices import Device, Dtype, KVCacheDtype, Mode
 from router.config.groups.role import RoleSettings
-from router.config.settings import Device, Dtype, KVCacheDtype, Mode, RouterConfig
+from router.config.settings import RouterConfig
 from router.config.table import configured
 from router.worker_config.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
 from worker.config import WorkerConfig, WorkerRole

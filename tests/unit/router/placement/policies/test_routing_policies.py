@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import block_hashes
-from router.config.settings import Routing
+from router.config.choices import Routing
 from router.placement import RequestView
 from router.placement.account.cached_prefixes import CachedPrefixes
 from router.placement.policies.by_load import POLICIES, least_loaded, power_of_two, prefix_aware, round_robin
