@@ -89,7 +89,7 @@ class PulledPrefixes:
         """Wait for KV of a new request, and call `start` then. False: there is nothing to wait for."""
         engine, now, id = self._engine, self._clock(), message.handoff_id
         missing = min(message.num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
-        if missing < engine.config.page_size or not engine.kv.shares_prefixes or id in self:
+        if missing < engine.config.page_size or engine.kv.peers is None or id in self:
             return False
         until = now + patience_s(missing, engine.prefill_rate)
         source = peer_from_proto(message.source)
@@ -146,12 +146,15 @@ class PulledPrefixes:
             self._drained(ready.handoff_id)
             return
         assert pull.prefix is not None
-        kv, metrics, request = self._engine.kv, self._answers.metrics, pull.job.request
-        size = self._engine.config.page_size
-        verified = max(0, ready.final.position // size - pull.prefix.node.depth)
-        kv.expected_arrived(request, pull.prefix, verified)
-        request.pulled = verified * size
-        metrics.pulled_bytes.inc(verified * pull.source.page_bytes)
+        assert self._engine.kv.peers is not None
+        prefix, position, request = pull.prefix, ready.final.position, pull.job.request
+        size, stride = self._engine.config.page_size, self._engine.kv.needs.stride
+        blocks = max(0, min(position // size, prefix.end) - prefix.first)
+        pages = sum(place < (prefix.first + blocks) * stride for place in prefix.places)
+        pages += len(self._engine.pages_of(prefix.slot))
+        self._engine.kv.peers.arrived(prefix, position)
+        request.pulled = blocks * size
+        self._answers.metrics.pulled_bytes.inc(pages * pull.source.page_bytes)
         self._end(pull, PullOutcome.ARRIVED)
         pull.start()
 
@@ -167,16 +170,16 @@ class PulledPrefixes:
         prefix = pull.prefix = self._engine.expect(request, pull.num_tokens, pull.id)
         if prefix is None:
             return
-        first = prefix.node.depth
-        known = request.tokens(0, (first + len(prefix.pages)) * size)
+        known = request.tokens(0, prefix.end * size)
         self._receiver.reserve(
             pull.id,
             pull.source,
             prefix.pages,
-            first * size,
+            prefix.first * size,
             len(known),
             timeout_s=pull.until - now,
             request_digest=digest_of(known),
+            state=self._engine.pages_of(prefix.slot),
         )
 
     def _give_up(self, pull: _Pull, outcome: PullOutcome, *, by_receiver: bool = False) -> None:

@@ -18,6 +18,7 @@ from engine.core.events import EngineStats, Occupancy, StepOutput
 from engine.core.group_pages import GroupPages, pages_by_kind
 from engine.core.kv_manager import KVManager
 from engine.core.request import Request
+from engine.core.request_state import NO_SLOT
 from engine.core.reservations import Reservation
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
@@ -80,7 +81,7 @@ class Engine:
             draft_model=self.draft_model,
         )
         self._clock = clock
-        self._in_flight = InFlight(self.kv.needs)
+        self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
         self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks)
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
@@ -244,7 +245,7 @@ class Engine:
         if reservation is None:
             return None
         request.arrival = self._clock()
-        self._in_flight.wait_for_writes(reservation.incoming, reservation.slots)
+        self._in_flight.wait_for_writes([*reservation.incoming, *self.state_pages(request)])
         return reservation
 
     def expect(self, request: Request, num_tokens: int, owner: int) -> ArrivingPrefix | None:
@@ -253,11 +254,11 @@ class Engine:
         None if there is nothing to send, or too little room now. `owner`: of the pages, such as the handoff.
         """
         active = self.scheduler.num_active + len(self.kv.reservations.active)
-        if not self.kv.shares_prefixes or self.scheduler.wants_pages:
+        if self.kv.peers is None or self.scheduler.wants_pages:
             return None
-        prefix = self.kv.expect(request, num_tokens, active, owner)
+        prefix = self.kv.peers.expect(request, num_tokens, active, owner)
         if prefix is not None:
-            self._in_flight.wait_for_writes(prefix.pages)
+            self._in_flight.wait_for_writes([*prefix.pages, *self.pages_of(prefix.slot)])
         return prefix
 
     @property
@@ -267,7 +268,11 @@ class Engine:
 
     def state_pages(self, request: Request) -> Sequence[int]:
         """The memory of a request's recurrent state, counted in pages; empty for models without one."""
-        return () if request.state is None else self.runner.pages_of_slot(request.state.slot)
+        return () if request.state is None else self.pages_of(request.state.slot)
+
+    def pages_of(self, slot: int) -> Sequence[int]:
+        """The memory of a slot for states, counted in pages; empty for NO_SLOT."""
+        return () if slot == NO_SLOT else self.runner.pages_of_slot(slot)
 
     def admit_remote(self, request: Request, reservation: Reservation, num_computed: int) -> None:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.plan import StepPlan
@@ -19,36 +19,32 @@ class Launched:
     step: StepInFlight
     at: float
     freed: set[int] = field(default_factory=set)
-    """Pages given back since the launch that this step may still write."""
-    freed_slots: set[int] = field(default_factory=set)
-    """The same of slots for states."""
+    """Pages given back since the launch that this step may still write, those of states included."""
 
 
 class InFlight:
-    def __init__(self, needs: PageNeeds) -> None:
+    def __init__(self, needs: PageNeeds, pages_of_slot: Callable[[int], Sequence[int]]) -> None:
         self.launched: Launched | None = None
         """With overlap: the step behind which the next one is planned."""
         self._needs = needs
+        self._pages_of_slot = pages_of_slot
 
     def computed(self, request: Request) -> int:
         """Tokens whose KV is in the pool, without those that the step computes. O(chunks)."""
         chunks = [] if self.launched is None else self.launched.plan.chunks
         return next((c.start for c in chunks if c.request is request), request.num_computed)
 
-    def may_write(self, pages: Sequence[int], slots: Sequence[int] = ()) -> bool:
-        """Whether the step may write these pages or slots, which were free until now."""
-        launched = self.launched
-        return launched is not None and not (
-            launched.freed.isdisjoint(pages) and launched.freed_slots.isdisjoint(slots)
-        )
+    def may_write(self, pages: Sequence[int]) -> bool:
+        """Whether the step may write these pages, which were free until now."""
+        return self.launched is not None and not self.launched.freed.isdisjoint(pages)
 
-    def wait_for_writes(self, pages: Sequence[int], slots: Sequence[int] = ()) -> None:
-        """Return when no step writes these pages or slots, which a peer is to write.
+    def wait_for_writes(self, pages: Sequence[int]) -> None:
+        """Return when no step writes these pages, which a peer is to write.
 
         The device's queue does not order a peer's write after the step, so wait for the step if it may still
         write one of them. Waiting leaves the device idle afterwards.
         """
-        if self.may_write(pages, slots):
+        if self.may_write(pages):
             assert self.launched is not None
             self.launched.step.result()
 
@@ -63,4 +59,5 @@ class InFlight:
                 first, end = chunk.start // size, self._needs.blocks(chunk.end)
                 launched.freed.update(request.pages[first * stride : end * stride])
                 if request.state is not None:
-                    launched.freed_slots.update(request.state.written)
+                    for slot in request.state.written:
+                        launched.freed.update(self._pages_of_slot(slot))

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.token_array import token_array
+from engine.core.peer_prefixes import PeerPrefixes, SharedPrefix
 from engine.core.request import Request
+from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.kv_cache.radix import RadixNode
 from kv_transfer import Final, HandedOff, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
 from rpc.baton.v1 import worker_pb2
@@ -31,9 +32,8 @@ class _Share:
     ticket: Ticket
     request: Request
     """Stands for the tokens wanted; never submitted."""
-    node: RadixNode | None = None
-    """The end of what is sent, locked; None before that is decided."""
-    pages: tuple[int, ...] = ()
+    prefix: SharedPrefix | None = None
+    """What is sent; None before that is decided."""
     is_sent: bool = False
     """The sender has its pages."""
 
@@ -62,7 +62,7 @@ class SharedPrefixes:
         """Send what is cached of these tokens. If that is nothing, the handoff is refused at the receiver."""
         ticket = ticket_from_proto(message.ticket)
         tokens = token_array(message.tokens)
-        if not tokens or not self._engine.kv.shares_prefixes or ticket.handoff_id in self._shares:
+        if not tokens or self._engine.kv.peers is None or ticket.handoff_id in self._shares:
             self._sender.attach(ticket)
             return
         request = Request(ticket.handoff_id, tokens, SamplingParams(max_tokens=1))
@@ -72,14 +72,14 @@ class SharedPrefixes:
 
     def tick(self, now: float) -> None:
         """Before every step."""
-        for share in [share for share in self._shares.values() if share.node is None]:
+        for share in [share for share in self._shares.values() if share.prefix is None]:
             self._advance(share, now)
 
     def on_step(self) -> None:
         """A step has completed: pages that were cached while it was in flight are final."""
         for share in list(self._shares.values()):
-            if share.node is not None and not share.is_sent:
-                self._send(share)
+            if share.prefix is not None and not share.is_sent:
+                self._send(share, share.prefix)
 
     def next_wakeup(self) -> float:
         """Time until which the first of them waits for a tier; math.inf: none does."""
@@ -91,9 +91,8 @@ class SharedPrefixes:
     def on_transfer(self, event: SenderEvent) -> None:
         """The handoff is complete or has failed: the pages are no longer read."""
         share = self._shares.pop(event.handoff_id)
-        assert share.node is not None
-        assert self._engine.kv.cache is not None
-        self._engine.kv.cache.unlock(share.node)
+        assert share.prefix is not None
+        self._peers.shared(share.prefix)
         if isinstance(event, HandedOff):
             spans = [span_of(push, share.arrival) for push in event.pushes]
             self._outbox.shared(share.session, event.handoff_id, event.bytes, spans)
@@ -101,30 +100,31 @@ class SharedPrefixes:
     # ------------------------------------------------------------------------------ inside
 
     def _advance(self, share: _Share, now: float) -> None:
-        kv, request = self._engine.kv, share.request
+        kv, request, ticket = self._engine.kv, share.request, share.ticket
         if kv.tiers is not None and kv.tiers.holds_back(request, kv.num_available, now, is_first=True):
             return
-        assert kv.cache is not None
-        found = kv.cache.match(request.tokens(0, request.num_reusable))
-        kv.cache.lock(found.node)
+        share.prefix = self._peers.share(request, ticket.first_token, ticket.num_tokens)
         kv.stop_waiting(request)
-        share.node, share.pages = found.node, tuple(found.pages)
-        if self._engine.step_in_flight is None:
-            self._send(share)
-
-    def _send(self, share: _Share) -> None:
-        share.is_sent = True
-        ticket, num_tokens = share.ticket, len(share.pages) * self._engine.config.page_size
-        if num_tokens <= ticket.first_token:
+        if share.prefix is None:
             del self._shares[ticket.handoff_id]
-            assert share.node is not None
-            assert self._engine.kv.cache is not None
-            self._engine.kv.cache.unlock(share.node)
             self._sender.attach(ticket)  # refused at the receiver: the handoff is not open
-            return
-        known, rest = share.request.prompt[: ticket.num_tokens], share.request.prompt[ticket.num_tokens :]
+        elif self._engine.step_in_flight is None:
+            self._send(share, share.prefix)
+
+    def _send(self, share: _Share, prefix: SharedPrefix) -> None:
+        share.is_sent = True
+        ticket, tokens = share.ticket, share.request.prompt
+        known, rest = tokens[: ticket.num_tokens], tokens[ticket.num_tokens :]
         digest = request_digest(known)
-        final = Final(tokens=tuple(rest), position=num_tokens, seed=0, request_digest=digest)
+        final = Final(tokens=tuple(rest), position=prefix.num_tokens, seed=0, request_digest=digest)
+        slot = prefix.hold.checkpoint
+        state = () if slot == NO_SLOT else self._engine.pages_of(slot)
         self._sender.open(ticket.handoff_id, ticket.timeout_s)
         self._sender.attach(ticket)
-        self._sender.finish(ticket.handoff_id, share.pages, num_tokens, final)
+        self._sender.finish(ticket.handoff_id, prefix.pages, prefix.num_tokens, final, state=state)
+
+    @property
+    def _peers(self) -> PeerPrefixes:
+        peers = self._engine.kv.peers
+        assert peers is not None
+        return peers

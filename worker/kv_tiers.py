@@ -59,24 +59,19 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
     """
     engine, runner = parts.engine, parts.runner
     pool, layout = runner.kv, layout_of(runner)
-    if len(layout.groups) > 1 or engine.kv.states is not None:
-        raise TierError(
-            f"--host-kv-gb does not support {parts.config.model} yet: its layers have several kinds of KV, or"
-            " a recurrent state; leave it out"
-        )
     if config.host_bytes > (available := _available_bytes()):
         raise TierError(
             f"--host-kv-gb {config.host_bytes / 2**30:g}: {available / 2**30:.1f} GiB of memory are available"
             f" for {parts.config.worker_id}; lower it"
         )
     limits = limits_for(config, pool.num_pages, pool.page_bytes)
-    tiers = KVTiers(limits, page_bytes=pool.page_bytes)
+    tiers = KVTiers(limits, page_bytes=pool.page_bytes, groups=pool.groups)
     files = None
     if config.disk_dir is not None and limits.disk_files:
         files = _files(config.disk_dir / parts.config.worker_id, layout.hash, pool.page_bytes)
         tiers.restore(files.scan())
     copier = BackgroundCopier(
-        HostPages(pool.tensor, limits.host_slots),
+        HostPages(pool.memory, limits.host_slots),
         digester_of(pool, memory_of(pool), layout),
         pool.page_size,
         files,
@@ -84,7 +79,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
         wake=lambda: parts.inbox.post(lambda: None),
         on_fatal=parts.inbox.fail,
     )
-    engine.kv.use_tiers(tiers, copier, root_key(layout.hash))
+    engine.kv.use_tiers(tiers, copier, root_key(layout.hash), runner.pages_of_slot)
     copier.start()
     log.info(
         "KV tiers: %d pages of host memory, %d on disk (%d found), beside %d in the pool",

@@ -16,8 +16,10 @@ from typing import Final
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
-from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
+from engine.core.arriving_prefixes import ArrivingPrefixes
 from engine.core.page_tiers import PageTiers
+from engine.core.peer_prefixes import PeerPrefixes
+from engine.core.prefix_holds import PrefixHolds
 from engine.core.request import Request
 from engine.core.reservations import Reservation, Reservations
 from engine.core.state_slots import StateSlots
@@ -25,7 +27,7 @@ from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
-from engine.kv_cache.radix import Match, RadixCache, RadixNode
+from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache, RadixNode
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
 
@@ -62,19 +64,39 @@ class KVManager:
         self._windows = self.cache.windows if self.cache is not None else None
         self._stride = self.needs.stride
         self.tiers: PageTiers | None = None
-        self.arriving = None if self.cache is None else ArrivingPrefixes(self.pool, self.cache, self._take)
+        self.holds: PrefixHolds | None = None
+        self.arriving: ArrivingPrefixes | None = None
+        self.peers: PeerPrefixes | None = None
+        """None: without a radix cache, no prefix comes from another worker's, or goes to one."""
+        if self.cache is not None:
+            self.holds = PrefixHolds(self.needs, self.cache, self.states)
+            self.arriving = ArrivingPrefixes(
+                self.pool, self.cache, self.holds, self.states, self._stride, self._take
+            )
+            self.peers = PeerPrefixes(
+                self.needs,
+                self.cache,
+                self.states,
+                self.arriving,
+                self.holds,
+                cached_tokens=self.cached_tokens,
+                num_available=lambda: self.num_available,
+            )
         self.reservations = Reservations(self.pool, self.states)
 
-    def use_tiers(self, tiers: KVTiers, copier: Copier, root: BlockKey) -> None:
-        """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first page.
+    def use_tiers(
+        self, tiers: KVTiers, copier: Copier, root: BlockKey, pages_of_slot: Callable[[int], Sequence[int]]
+    ) -> None:
+        """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first block.
+        `pages_of_slot`: the pages of a slot for states.
 
-        Raises EngineError without a radix cache, and for a model whose layers have windows.
+        Raises EngineError without a radix cache.
         """
-        if self.needs.windowed:
-            raise EngineError("KV tiers do not take pages of layers with windows yet: leave the tiers out")
         if self.cache is None or self.arriving is None:
             raise EngineError("KV tiers need the radix cache")
-        self.tiers = PageTiers(self.pool, self.cache, self.arriving, tiers, copier, root)
+        self.tiers = PageTiers(
+            self.needs, self.pool, self.cache, self.states, self.arriving, tiers, copier, root, pages_of_slot
+        )
 
     @property
     def num_available(self) -> int:
@@ -206,7 +228,7 @@ class KVManager:
         if self._windows is not None:
             self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
-            self.tiers.stored(request, end, inserted)
+            self.tiers.stored(request, first, pages, inserted)
         self.cache.lock(inserted.node)
         self.cache.unlock(request.locked)
         request.locked = inserted.node
@@ -232,7 +254,7 @@ class KVManager:
         It is found by the request's tokens.
         """
         if self.cache is not None:
-            found = self.cache.match(request.tokens(0, request.num_tokens), resume=_WHATEVER_IS_THERE)
+            found = self.cache.match(request.tokens(0, request.num_tokens), resume=WHATEVER_IS_THERE)
             self._evicted(self.cache.forget(found.node))
             if self.tiers is not None:
                 self.tiers.revoke(request)
@@ -257,54 +279,26 @@ class KVManager:
 
         The first `verified` ones have KV that may be used, and go to the cache.
         """
-        kept = self._cache_arrived(reservation, verified) if verified and self.shares_prefixes else 0
+        kept = self._cache_arrived(reservation, verified)
         self.reservations.free(reservation, kept)
         self._drop_cached_part(reservation.request)
 
     def _cache_arrived(self, reservation: Reservation, verified: int) -> int:
         """Insert the first pages of a failed handoff into the cache; returns how many.
 
-        None if the prefix before them is not cached any more.
+        None if the prefix before them is not cached any more, or if they are of no use without the windows
+        or the state behind them.
         """
-        assert self.cache is not None and self.arriving is not None  # noqa: PT018
+        if self.cache is None or self.arriving is None or self.needs.windowed or self.states is not None:
+            return 0
         request, first = reservation.request, reservation.first_token
         node = self.cache.match(request.tokens(0, first)).node
-        kept = min(verified, request.num_tokens // self.page_size - node.depth)
-        if node.depth * self.page_size < first or kept <= 0:
+        blocks = min(verified // self._stride, request.num_tokens // self.page_size - node.depth)
+        if node.depth * self.page_size < first or blocks <= 0:
             return 0
-        tokens, pages = request.tokens(first, first + kept * self.page_size), reservation.incoming[:kept]
-        inserted = self.arriving.insert(ArrivingPrefix(reservation.handoff_id, node, tokens, pages), kept)
-        if self.tiers is not None:
-            self.tiers.stored(request, node.depth + kept, inserted)
-        return kept
-
-    @property
-    def shares_prefixes(self) -> bool:
-        """Whether KV of prefixes can come from another worker's cache, and go to one."""
-        return (
-            self.cache is not None and self.states is None and self._stride == 1 and not self.needs.windowed
-        )
-
-    def expect(self, request: Request, num_tokens: int, headroom: int, owner: int) -> ArrivingPrefix | None:
-        """Set pages aside for KV of the first `num_tokens` tokens of a new request, behind what is cached.
-
-        None if all of it is cached, or if the pool has no room for the whole request beside `headroom` pages.
-        """
-        assert self.arriving is not None
-        depth = self.cached_tokens(request) // self.page_size
-        count = min(num_tokens, request.num_reusable) // self.page_size - depth
-        lacking = self.needs.blocks(request.num_tokens) - depth
-        if count <= 0 or lacking + headroom > self.num_available:
-            return None
-        return self.arriving.begin(request, depth, count, owner)
-
-    def expected_arrived(self, request: Request, prefix: ArrivingPrefix, verified: int) -> None:
-        """The first `verified` pages of an expected prefix are here: keep them until it is admitted."""
-        assert self.arriving is not None
-        inserted = self.arriving.arrived(prefix, verified)
-        if self.tiers is not None:
-            self.tiers.stored(request, prefix.node.depth + verified, inserted)
-        self.arriving.keep(request, inserted.node)
+        table = reservation.incoming[: blocks * self._stride]
+        self.arriving.insert(request, node, table, reservation.handoff_id)
+        return len(table)
 
     def let_all_go(self) -> bool:
         """Unlock what has arrived for waiting requests. False: there is none."""
@@ -313,7 +307,7 @@ class KVManager:
     def contents(self) -> list[CacheChange]:
         """All blocks in the radix cache and on tiers, as changes; empty unless the cache keeps a journal."""
         if self.tiers is not None:
-            return self.tiers.tiers.contents()
+            return self.tiers.contents()
         return [] if self.cache is None else [CacheChange(True, self.cache.blocks())]
 
     def take_changes(self) -> list[CacheChange]:
@@ -346,12 +340,18 @@ class KVManager:
         if self._windows is not None:
             readers = [*owners, *(reservation.request for reservation in lent)]
             read = sum(len(self._windows.among(request.pages)) for request in readers)
-            accounts["read"] = (self._windows.num_reads, read)
+            kept = 0 if self.holds is None else self.holds.num_reads
+            accounts["read"] = (self._windows.num_reads, read + kept)
         for name, values in accounts.items():
             if len(set(values)) != 1:
                 raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
         if self.states is not None:
-            self.states.check(owners, [reservation.request for reservation in lent])
+            self.states.check(
+                owners,
+                [reservation.request for reservation in lent],
+                () if self.arriving is None else self.arriving.slots,
+                () if self.holds is None else self.holds.checkpoints,
+            )
         return counts
 
     def _begin(
@@ -461,8 +461,6 @@ class KVManager:
             self.tiers.evicted(pages)
 
 
-_WHATEVER_IS_THERE: Final = 1 << 40
-"""A request that continued at this position would need no pages of windows."""
 _NOTHING: Final = RadixNode(None, token_array(()), [], 0)
 
 

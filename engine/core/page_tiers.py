@@ -11,10 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.block_key import BlockKey, block_keys
+from common.block_key import BlockKey, PageKey, block_keys, page_key
+from common.kv_groups import kept_places
 from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
+from engine.core.lacking import Lacking, lacking
 from engine.core.request import PromotionWait, Request
+from engine.core.request_state import NO_SLOT
+from engine.core.state_slots import StateSlots
 from engine.kv_cache.journal import CacheChange
+from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool
 from engine.kv_cache.radix import Insertion, RadixCache
 from engine.kv_tiers.jobs import Copier, Job, Promote
@@ -28,30 +33,48 @@ __all__ = ["PageTiers"]
 class _Promotion:
     """KV that comes up for a request."""
 
-    request: Request
     prefix: ArrivingPrefix
-    keys: Sequence[BlockKey]
+    known: int
+    """Blocks of it that were cached, though perhaps without some pages."""
     since: float
 
 
 class PageTiers:
     def __init__(
         self,
+        needs: PageNeeds,
         pool: PagePool,
         cache: RadixCache,
+        states: StateSlots | None,
         arriving: ArrivingPrefixes,
         tiers: KVTiers,
         copier: Copier,
         root: BlockKey,
+        pages_of_slot: Callable[[int], Sequence[int]],
     ) -> None:
-        """`root`: the key before a sequence's first page. The cache must be empty."""
+        """`root`: the key before a sequence's first block. `pages_of_slot`: those of a slot for states, whose
+        numbers are behind the pool's. The cache must be empty."""
         cache.keep_journal()
+        arriving.on_adopted = self.stored
         self.tiers = tiers
+        self._needs = needs
         self._pool = pool
         self._cache = cache
+        self._states = states
         self._arriving = arriving
         self._copier = copier
         self._root = root
+        self._pages_of_slot = pages_of_slot
+        self._state_parts = range(0)
+        self._slot_of: dict[int, int] = {}
+        """By page."""
+        if states is not None:
+            states.copies = self
+            self._state_parts = range(needs.stride, needs.stride + len(pages_of_slot(0)))
+            slots = range(states.pool.num_pages)
+            self._slot_of = {page: slot for slot in slots for page in pages_of_slot(slot)}
+        if cache.windows is not None:
+            cache.windows.rested = []
         self._prefill_rate = math.inf
         self._promotions: dict[int, _Promotion] = {}
         """By job."""
@@ -60,10 +83,24 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ the pool
 
-    def stored(self, request: Request, end: int, inserted: Insertion) -> None:
-        """The radix cache has adopted pages of a request, of which the last is page `end` - 1."""
-        begin = end - len(inserted.adopted)
-        self._cached(self._keys(request, end)[begin:], inserted)
+    def stored(self, request: Request, first: int, table: Sequence[int], inserted: Insertion) -> None:
+        """The radix cache has adopted pages of `table`, which begins with block `first` of a request."""
+        if not inserted.adopted:
+            return
+        stride, adopted = self._needs.stride, set(inserted.adopted)
+        keys = self._keys(request, first + len(table) // stride)
+        leaf = inserted.node
+        hashes = {leaf.depth - leaf.length + number: hash for number, hash in enumerate(leaf.blocks)}
+        cached, wanted = [], []
+        for place, page in enumerate(table, first * stride):
+            if page in adopted:
+                block, group = divmod(place, stride)
+                # Blocks that the cache had before only get pages of windows, whose hash nobody asks for.
+                cached.append((page_key(keys[block], group), hashes.get(block, 0), page))
+                if self._needs.groups[group].window is None:
+                    wanted.append(page)
+        self.tiers.cached(cached)
+        self.tiers.want(wanted)
 
     def evicted(self, pages: Sequence[int]) -> None:
         """Free evicted pages, those of copies under way when these have ended."""
@@ -73,16 +110,39 @@ class PageTiers:
 
     def revoke(self, request: Request) -> None:
         """The KV of a request is invalid, on whatever tier it is."""
-        self.tiers.revoke(self._keys(request, request.num_tokens // self._cache.page_size))
+        keys = self._keys(request, request.num_tokens // self._cache.page_size)
+        parts = range(self._needs.stride + len(self._state_parts))
+        self.tiers.revoke(page_key(key, part) for key in keys for part in parts)
+
+    # ------------------------------------------------------------------------------ checkpoints
+
+    def checkpoint_cached(self, request: Request, depth: int, slot: int) -> None:
+        """The cache owns a checkpoint of a request behind block `depth` - 1 from now on."""
+        pages = self._pages_of_slot(slot)
+        keys = self._state_keys(request, depth)
+        self.tiers.cached((key, 0, page) for key, page in zip(keys, pages, strict=True))
+        self.tiers.want(pages)
+
+    def checkpoint_evicted(self, slot: int) -> bool:
+        """The cache has given one up. Whether it is LEAVING."""
+        return bool(self.tiers.evicted(self._pages_of_slot(slot)))
+
+    def is_copying(self, slot: int) -> bool:
+        """Whether a copy down reads it."""
+        return any(map(self.tiers.is_copying, self._pages_of_slot(slot)))
 
     # ------------------------------------------------------------------------------ requests
 
     def expected_tokens(self, request: Request, cached: int) -> int:
         """Tokens on a tier that follow the `cached` ones of a new request. O(tokens)."""
         size = self._cache.page_size
-        keys = self._keys(request, request.num_reusable // size)
-        self.tiers.touch(keys)
-        return self.tiers.holds(keys[cached // size :]) * size
+        found, _ = self._lacking(request)
+        end = cached // size if found is None else found.end
+        keys = self._keys(request, end)
+        kept = kept_places(self._needs.groups, size, end * size, range(end))
+        touched = [page_key(keys[place // self._needs.stride], place % self._needs.stride) for place in kept]
+        self.tiers.touch(touched + (self._state_keys(request, end) if end else []))
+        return end * size - cached
 
     def holds_back(self, request: Request, room: int, now: float, *, is_first: bool) -> bool:
         """Whether a waiting request should wait for KV that comes up; orders what is missing.
@@ -98,22 +158,18 @@ class PageTiers:
             return False
         if wait is not None and wait.holds and wait.version == version:
             return True
-        size = self._cache.page_size
-        limit = request.num_reusable // size
-        keys = self._keys(request, limit)
-        depth = len(self._cache.match(request.tokens(0, limit * size), touch=False).pages)
-        available = self.tiers.holds(keys[depth:])
-        lacking = -(-request.num_tokens // size) - depth
-        holds = False
-        if lacking > room:
-            return available > 0 and not is_first
-        if depth < limit:
-            self._bring(request, depth, keys[depth : depth + available], now)
-            holds = self.tiers.is_coming(keys[depth])
+        found, known = self._lacking(request)
+        holds, available = False, 0
+        if found is not None:
+            blocks = self._needs.blocks(request.num_tokens)
+            if max(len(found.places), self._needs.pages(blocks - known)) > room:
+                return not is_first
+            holds = self._bring(request, found, known, now)
+            available = max(1, found.end - found.first) * self._cache.page_size
         if wait is None:
             if not holds:
                 return False
-            wait = request.promotion = PromotionWait(now + patience_s(available * size, self._prefill_rate))
+            wait = request.promotion = PromotionWait(now + patience_s(available, self._prefill_rate))
         wait.version, wait.holds = self.tiers.version, holds
         return holds
 
@@ -128,10 +184,11 @@ class PageTiers:
         if settled:
             self.settle()
         ended = self.tiers.ended(self._copier.poll(), now)
-        self._pool.left(ended.freed)
+        self._left(ended.freed)
         for job, sources in ended.promotions:
             self._arrived(self._promotions.pop(job), sources, now)
-        self.tiers.plan(self._pool.num_free, now)
+        windows = self._cache.windows
+        self.tiers.plan(self._pool.num_free + (0 if windows is None else windows.num_passed), now)
 
     def send(self, may_be_written: Callable[[Sequence[int]], bool]) -> None:
         """Start the copies ordered. Those into pages that the step in flight may write wait for `settle`."""
@@ -143,46 +200,106 @@ class PageTiers:
 
     def settle(self) -> None:
         """The step that was in flight has completed."""
+        if self._cache.windows is not None:
+            self.tiers.want(self._cache.windows.take_rested())
         self.tiers.settle()
         for job in self._delayed:
             self._copier.submit(job)
         self._delayed.clear()
 
     def take_changes(self) -> list[CacheChange]:
-        self._cache.take_changes()  # the tiers' journal includes them
-        return self.tiers.take_changes()
+        changes = self._cache.take_changes()  # those of the tiers include them, if a group is full
+        return self.tiers.take_changes() if self._needs.num_full else changes
+
+    def contents(self) -> list[CacheChange]:
+        """All blocks in the radix cache and on tiers, as changes."""
+        return self.tiers.contents() if self._needs.num_full else [CacheChange(True, self._cache.blocks())]
 
     # ------------------------------------------------------------------------------ inside
 
-    def _bring(self, request: Request, depth: int, keys: Sequence[BlockKey], now: float) -> None:
-        """Order copies of blocks that follow `depth` cached pages, as far as there is room."""
-        ready = self.tiers.ready(keys)
-        if ready:
-            self._promote(request, depth, keys[:ready], now)
-        self.tiers.load(keys[ready:])  # last, since it may take the place of copies that nothing reads
+    def _lacking(self, request: Request) -> tuple[Lacking | None, int]:
+        """What tiers have of the longest prefix of a request, and how many blocks of it are cached.
 
-    def _promote(self, request: Request, depth: int, keys: Sequence[BlockKey], now: float) -> None:
-        prefix = self._arriving.begin(request, depth, len(keys), request.id)
+        O(tokens).
+        """
+        size = self._cache.page_size
+        limit = request.num_reusable // size
+        keys = self._keys(request, limit)
+        known = self._cache.known(request.tokens(0, limit * size))
+        usable, checkpoints = self._cache.usable(known), None
+        if self._states is not None:
+            usable, checkpoints = self._states.usable_depth(known), self._states.depths(known)
+        found = lacking(
+            self._needs,
+            known.pages,
+            checkpoints,
+            usable,
+            limit,
+            lambda block, part: page_key(keys[block], part) in self.tiers,
+            len(self._state_parts),
+        )
+        return found, known.blocks
+
+    def _bring(self, request: Request, found: Lacking, known: int, now: float) -> bool:
+        """Order copies of what is lacking, as far as there is room. Whether the first of them comes."""
+        stride, keys = self._needs.stride, self._keys(request, found.end)
+        wanted = [page_key(keys[place // stride], place % stride) for place in found.places]
+        first = [key for key in wanted if key.startswith(wanted[0][:-2])]
+        if found.state:
+            wanted += self._state_keys(request, found.end)
+        ready = self.tiers.ready(wanted)
+        part = found if ready == len(wanted) else found.part(min(ready, len(found.places)), stride)
+        if part.places or part.state:
+            keys_of_part = wanted if part is found else wanted[: len(part.places)]
+            self._promote(request, part, keys_of_part, known, found.end, now)
+        self.tiers.load(wanted[ready:])  # last, since it may take the place of copies that nothing reads
+        return any(map(self.tiers.is_coming, first or wanted))
+
+    def _promote(
+        self, request: Request, part: Lacking, keys: Sequence[PageKey], known: int, end: int, now: float
+    ) -> None:
+        """Order the copies of a part of what the request lacks up to block `end`."""
+        prefix = self._arriving.begin(request, part, end * self._cache.page_size, request.id)
         if prefix is not None:
-            self._promotions[self.tiers.promote(keys, prefix.pages)] = _Promotion(request, prefix, keys, now)
+            pages = [*prefix.pages, *(() if prefix.slot == NO_SLOT else self._pages_of_slot(prefix.slot))]
+            self._promotions[self.tiers.promote(keys, pages)] = _Promotion(prefix, known, now)
 
     def _arrived(self, promotion: _Promotion, sources: Sequence[Tier], now: float) -> None:
         """`sources` of the pages that are verified, from the first on."""
-        request, verified = promotion.request, len(sources)
-        for tier in sources:
+        prefix, stride = promotion.prefix, self._needs.stride
+        request, verified = prefix.request, len(sources)
+        end = prefix.end
+        if verified < len(prefix.places):
+            end = prefix.places[verified] // stride
+        blocks = {
+            place // stride: tier
+            for place, tier in zip(prefix.places, sources, strict=False)
+            if promotion.known <= place // stride < end
+        }
+        for tier in blocks.values():
             request.promoted[tier] = request.promoted.get(tier, 0) + self._cache.page_size
         request.promotion_s += now - promotion.since
-        inserted = self._arriving.arrived(promotion.prefix, verified)
-        self._cached(promotion.keys[verified - len(inserted.adopted) : verified], inserted)
+        whole = verified == len(prefix.places) + (prefix.slot != NO_SLOT) * len(self._state_parts)
+        node = self._arriving.arrived(prefix, end, with_state=whole)
         if request.promotion is not None and request.finish is None:
-            self._arriving.keep(request, inserted.node)
+            self._arriving.keep(prefix, node)
 
-    def _cached(self, keys: Sequence[BlockKey], inserted: Insertion) -> None:
-        if inserted.adopted:
-            self.tiers.cached(zip(keys, inserted.node.blocks, inserted.adopted, strict=True))
+    def _left(self, pages: Sequence[int]) -> None:
+        """The copies of these LEAVING pages have ended."""
+        slots = {self._slot_of[page]: None for page in pages if page in self._slot_of}
+        self._pool.left([page for page in pages if page not in self._slot_of])
+        for slot in slots:
+            if not self.is_copying(slot):
+                assert self._states is not None
+                self._states.pool.left([slot])
+
+    def _state_keys(self, request: Request, end: int) -> list[PageKey]:
+        """Of the state behind block `end` - 1."""
+        key = self._keys(request, end)[-1]
+        return [page_key(key, part) for part in self._state_parts]
 
     def _keys(self, request: Request, end: int) -> Sequence[BlockKey]:
-        """Keys of the first `end` pages. A request keeps those that were computed."""
+        """Keys of the first `end` blocks. A request keeps those that were computed."""
         known, size = request.block_keys, self._cache.page_size
         if len(known) < end:
             tokens = request.tokens(len(known) * size, end * size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, RequestState, Save
@@ -17,7 +18,20 @@ from engine.errors import PageLeak
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match, RadixNode
 
-__all__ = ["StateSlots"]
+__all__ = ["CheckpointCopies", "StateSlots"]
+
+
+class CheckpointCopies(Protocol):
+    """Of checkpoints on tiers."""
+
+    def checkpoint_cached(self, request: Request, depth: int, slot: int) -> None:
+        """The cache owns a checkpoint of a request behind block `depth` - 1 from now on."""
+
+    def checkpoint_evicted(self, slot: int) -> bool:
+        """The cache has given one up. Whether it is LEAVING."""
+
+    def is_copying(self, slot: int) -> bool:
+        """Whether a copy down reads it."""
 
 
 class StateSlots:
@@ -33,7 +47,8 @@ class StateSlots:
         self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
         """By last use."""
         self._readers: Counter[int] = Counter()
-        """Requests whose next chunk reads a checkpoint, by its slot."""
+        """Requests whose next chunk reads a checkpoint, or that it is kept for, by its slot."""
+        self.copies: CheckpointCopies | None = None
 
     # ------------------------------------------------------------------------------ a request's slot
 
@@ -48,9 +63,9 @@ class StateSlots:
         source = NO_SLOT if found is None else self._checkpoints.get(found.node, NO_SLOT)
         if source != NO_SLOT:
             self._readers[source] += 1  # before a slot is taken, which may evict a checkpoint
-        slot = self._take(request.id, state)
+        slot = self.take(request.id, state)
         if slot == NO_SLOT:
-            self._read(source)
+            self.unread(source)
             return False
         resumed = 0 if found is None else found.node.depth * self._page_size
         request.state = RequestState(slot, source, resumed, branch * self._page_size)
@@ -60,14 +75,14 @@ class StateSlots:
         """The chunk at token `start` has run: it no longer reads a checkpoint."""
         state = request.state
         if state is not None and state.source != NO_SLOT and start == state.resumed:
-            self._read(state.source)
+            self.unread(state.source)
             state.source = NO_SLOT
 
     def release(self, request: Request, owner: int, state: PageState = PageState.HELD) -> None:
         """Free the slot of a request, and checkpoints that are not in the cache yet."""
         if request.state is None:
             return
-        self._read(request.state.source)
+        self.unread(request.state.source)
         self.pool.give_back([request.state.slot], owner, state)
         self.pool.give_back([save.slot for save in request.state.saves], owner)
         request.state = None
@@ -110,7 +125,7 @@ class StateSlots:
         position = last if start < last <= end else end
         if position not in (last, state.branch):
             return
-        slot = self._take(request.id, PageState.HELD)
+        slot = self.take(request.id, PageState.HELD)
         if slot != NO_SLOT:
             state.saves.append(Save(position, slot))
 
@@ -118,17 +133,51 @@ class StateSlots:
         """The cache owns a checkpoint of the request from now on, unless it has one of the same tokens."""
         assert request.state is not None
         request.state.saves.remove(save)
-        if node in self._checkpoints or node.depth * self._page_size != save.position:
+        if node.depth * self._page_size != save.position or not self._keep(node, save.slot, request.id):
             self.pool.give_back([save.slot], request.id)
-            return
-        self.pool.to_cache([save.slot], request.id)
-        self._checkpoints[node] = save.slot
+        elif self.copies is not None:
+            self.copies.checkpoint_cached(request, node.depth, save.slot)
+
+    def arrived(self, request: Request, node: RadixNode, slot: int, owner: int) -> None:
+        """The same of a state that has arrived in a slot and is verified: that of `node`."""
+        self.pool.arrived([slot], owner, owner)
+        if not self._keep(node, slot, owner):
+            self.pool.give_back([slot], owner)
+        elif self.copies is not None:
+            self.copies.checkpoint_cached(request, node.depth, slot)
 
     def drop(self, node: RadixNode) -> None:
         """The cache drops the last pages of a node, and with them its checkpoint."""
         slot = self._checkpoints.pop(node, NO_SLOT)
-        if slot != NO_SLOT:
+        if slot == NO_SLOT:
+            return
+        if self.copies is not None and self.copies.checkpoint_evicted(slot):
+            self.pool.leave([slot])
+        else:
             self.pool.from_cache([slot])
+
+    def take_for_checkpoint(self, owner: int) -> int:
+        """A slot for a state that comes from elsewhere, IN_FLIGHT; NO_SLOT if there is none.
+
+        The request that continues the state takes another one.
+        """
+        return NO_SLOT if self.pool.num_pages < 2 else self.take(owner, PageState.IN_FLIGHT)
+
+    def depths(self, found: Match) -> set[int]:
+        """Blocks of a match in the whole tree behind which there is a checkpoint."""
+        depths, node = set[int](), found.node
+        while node.parent is not None:
+            if node in self._checkpoints and node.depth <= found.blocks:
+                depths.add(node.depth)
+            node = node.parent
+        return depths
+
+    def read(self, node: RadixNode) -> int:
+        """Keep the checkpoint of a node until `unread`; its slot, or NO_SLOT if there is none."""
+        slot = self._checkpoints.get(node, NO_SLOT)
+        if slot != NO_SLOT:
+            self._readers[slot] += 1
+        return slot
 
     # ------------------------------------------------------------------------------ accounts
 
@@ -137,16 +186,25 @@ class StateSlots:
         """Slots that are free, or evictable checkpoints."""
         return self.pool.num_free + len(self._checkpoints) - len(self._readers)
 
-    def check(self, owners: Sequence[Request], lent: Iterable[Request]) -> PageCounts:
+    def check(
+        self,
+        owners: Sequence[Request],
+        lent: Iterable[Request],
+        arriving: Iterable[int] = (),
+        kept: Iterable[int] = (),
+    ) -> PageCounts:
         """Check that every slot has exactly one owner. Raises PageLeak. O(slots).
 
-        `owners`: all requests that may have a slot; `lent`: those whose slot a peer may write.
+        `owners`: all requests that may have a slot; `lent`: those whose slot a peer may write; `arriving`:
+        slots for states of arriving prefixes; `kept`: checkpoints for each reader without a slot.
         """
         counts = self.pool.recount()
         held = [slot for request in owners if request.state for slot in request.state.written]
         cached = list(self._checkpoints.values())
         sources = Counter(r.state.source for r in owners if r.state and r.state.source != NO_SLOT)
+        sources.update(kept)
         incoming = [slot for request in lent if request.state for slot in request.state.written]
+        incoming += arriving
         accounts = {
             "counters": (self.pool.counts(), counts),
             "held": (len(set(held)), len(held), counts.held),
@@ -166,18 +224,29 @@ class StateSlots:
         """The last page boundary that leaves a token to compute."""
         return (request.num_tokens - 1) // self._page_size * self._page_size
 
-    def _take(self, owner: int, state: PageState) -> int:
+    def take(self, owner: int, state: PageState) -> int:
         """A free slot, if need be that of the least recently used checkpoint; NO_SLOT if there is none."""
         if not self.pool.num_free:
-            unread = (node for node, slot in self._checkpoints.items() if slot not in self._readers)
-            if (oldest := next(unread, None)) is None:
+            unused = (node for node, slot in self._checkpoints.items() if not self._is_used(slot))
+            if (oldest := next(unused, None)) is None:
                 return NO_SLOT
             self.drop(oldest)
         return self.pool.take(1, owner, state)[0]
 
-    def _read(self, source: int) -> None:
+    def _is_used(self, slot: int) -> bool:
+        return slot in self._readers or (self.copies is not None and self.copies.is_copying(slot))
+
+    def _keep(self, node: RadixNode, slot: int, owner: int) -> bool:
+        """Make a slot the checkpoint of a node, unless it has one."""
+        if node in self._checkpoints:
+            return False
+        self.pool.to_cache([slot], owner)
+        self._checkpoints[node] = slot
+        return True
+
+    def unread(self, slot: int) -> None:
         """One request fewer will read this checkpoint."""
-        if source != NO_SLOT:
-            self._readers[source] -= 1
-            if not self._readers[source]:
-                del self._readers[source]
+        if slot != NO_SLOT:
+            self._readers[slot] -= 1
+            if not self._readers[slot]:
+                del self._readers[slot]

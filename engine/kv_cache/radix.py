@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from common.block_hash import BlockHash, block_hashes
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
@@ -24,7 +24,10 @@ from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
 from engine.kv_cache.window_pages import WindowPages
 
-__all__ = ["Insertion", "Match", "RadixCache", "RadixNode"]
+__all__ = ["WHATEVER_IS_THERE", "Insertion", "Match", "RadixCache", "RadixNode"]
+
+WHATEVER_IS_THERE: Final = 1 << 40
+"""A request that continued at this position would need no pages of windows."""
 
 PageKey: TypeAlias = bytes
 """The tokens of a block."""
@@ -158,6 +161,17 @@ class RadixCache:
             blocks = self.windows.usable(found.pages, top.depth, resume)
             found = self._first_blocks(found, top, blocks)
         return self._exact(found, top) if touch else found
+
+    def known(self, tokens: Sequence[int]) -> Match:
+        """The longest cached prefix, whatever pages of windows are missing; changes nothing.
+
+        The node may be deeper than the match.
+        """
+        return self._known(tokens, self.root)
+
+    def usable(self, known: Match) -> int:
+        """How many blocks of a match in the whole tree can be continued."""
+        return known.blocks if self.windows is None else self.windows.usable(known.pages, 0, 0)
 
     def _known(self, tokens: Sequence[int], top: RadixNode) -> Match:
         """The longest cached prefix below `top`, whose node may be deeper, whatever pages are missing."""

@@ -38,11 +38,17 @@ class WindowPages(Generic[N]):
         """Other pages without readers: a request ended just after them, or continued from there."""
         self._found: set[int] = set()
         """Pages that a match has found."""
+        self.rested: list[int] | None = None
+        """Pages that have come to be idle, in order, of which some have changed since; None: nobody asks."""
 
     @property
     def num_reads(self) -> int:
         """Pages that requests read, counted for each reader."""
         return sum(self._readers.values())
+
+    @property
+    def num_passed(self) -> int:
+        return len(self._passed)
 
     @property
     def num_unread(self) -> int:
@@ -60,7 +66,7 @@ class WindowPages(Generic[N]):
         """`pages` of window groups are cached now, without readers."""
         for page in pages:
             self._nodes[page] = node
-            self._idle[page] = None
+            self._rest(page)
 
     def moved(self, pages: Iterable[int], node: N) -> None:
         for page in pages:
@@ -94,7 +100,21 @@ class WindowPages(Generic[N]):
                 self._readers[page] = readers
                 continue
             del self._readers[page]
-            (self._passed if passed and page not in self._found else self._idle)[page] = None
+            if passed and page not in self._found:
+                self._passed[page] = None
+            else:
+                self._rest(page)
+
+    def take_rested(self) -> list[int]:
+        """Idle pages that were not when this was called last."""
+        assert self.rested is not None
+        rested, self.rested = self.rested, []
+        return [page for page in dict.fromkeys(rested) if page in self._idle]
+
+    def _rest(self, page: int) -> None:
+        self._idle[page] = None
+        if self.rested is not None:
+            self.rested.append(page)
 
     def pop(self, *, passed: bool) -> tuple[int, N] | None:
         """Remove the page that has been without readers for longest, and its node; None: there is none."""

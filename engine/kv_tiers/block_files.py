@@ -1,4 +1,4 @@
-"""KV blocks as files: one file a block, named by its key, which is the hash of all tokens up to its end.
+"""KV pages as files: one file a page, named by its key, with the hash of all tokens up to its end.
 
 A file is complete or not there: it is written under another name and then renamed. It is not synced, so after
 a crash of the machine it may hold other bytes; these are found by the digest in its header, which the KV must
@@ -24,14 +24,14 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from common.block_hash import BlockHash
-from common.block_key import KEY_BYTES, BlockKey
+from common.block_key import PAGE_KEY_BYTES, PageKey
 
 __all__ = ["BlockFiles", "DirectoryInUse"]
 
 log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"BatonKV1"
-_FIELDS: Final = struct.Struct(f"<8s32s{KEY_BYTES}sQQQ")
+_MAGIC: Final = b"BatonKV2"
+_FIELDS: Final = struct.Struct(f"<8s32s{PAGE_KEY_BYTES}sQQQ")
 """Magic, identity, key, hash, digest of the KV, bytes of the KV."""
 _HEADER_BYTES: Final = _FIELDS.size + 8
 """With the checksum of the fields."""
@@ -70,12 +70,12 @@ class BlockFiles:
     def file_bytes(self) -> int:
         return _HEADER_BYTES + self._page_bytes
 
-    def scan(self) -> list[tuple[BlockKey, BlockHash]]:
+    def scan(self) -> list[tuple[PageKey, BlockHash]]:
         """Key and hash of the files that there are, the one used longest ago first. Deletes other files.
 
         Reads no file: what is in it is verified by `read`.
         """
-        found: list[tuple[float, BlockKey, BlockHash]] = []
+        found: list[tuple[float, PageKey, BlockHash]] = []
         for entry in self._entries():
             key, hash = _parsed(entry.name)
             stat = entry.stat()
@@ -86,7 +86,7 @@ class BlockFiles:
                 found.append((stat.st_mtime, key, hash))
         return [(key, hash) for _, key, hash in sorted(found)]
 
-    def write(self, key: BlockKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
+    def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
         """Raises OSError, and leaves nothing behind then."""
         path = self._path(key, hash)
         temporary = path.with_suffix(".new")
@@ -102,7 +102,7 @@ class BlockFiles:
                 temporary.unlink()
             raise
 
-    def read(self, key: BlockKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
+    def read(self, key: PageKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
         """Read a file's KV, and return the digest that it should have; None: this is not the file."""
         header = bytearray(_HEADER_BYTES)
         path = self._path(key, hash)
@@ -118,7 +118,7 @@ class BlockFiles:
             return None
         return int(digest)
 
-    def remove(self, key: BlockKey, hash: BlockHash) -> None:
+    def remove(self, key: PageKey, hash: BlockHash) -> None:
         with suppress(OSError):
             self._path(key, hash).unlink()
 
@@ -129,11 +129,11 @@ class BlockFiles:
         for shard in os.scandir(self._root):
             yield from os.scandir(shard.path)
 
-    def _path(self, key: BlockKey, hash: BlockHash) -> Path:
+    def _path(self, key: PageKey, hash: BlockHash) -> Path:
         name = key.hex()
         return self._root / name[:2] / f"{name}-{hash:016x}{_SUFFIX}"
 
-    def _header(self, key: BlockKey, hash: BlockHash, digest: int) -> bytes:
+    def _header(self, key: PageKey, hash: BlockHash, digest: int) -> bytes:
         fields = _FIELDS.pack(_MAGIC, self._identity, key, hash, digest, self._page_bytes)
         return fields + xxh3_64_intdigest(fields).to_bytes(8, "little")
 
@@ -148,11 +148,11 @@ def _filled(file: object, view: memoryview) -> bool:
     return True
 
 
-def _parsed(name: str) -> tuple[BlockKey | None, BlockHash]:
+def _parsed(name: str) -> tuple[PageKey | None, BlockHash]:
     stem, suffix = os.path.splitext(name)
     key, _, hash = stem.partition("-")
     try:
-        if suffix == _SUFFIX and len(key) == 2 * KEY_BYTES and len(hash) == 16:
+        if suffix == _SUFFIX and len(key) == 2 * PAGE_KEY_BYTES and len(hash) == 16:
             return bytes.fromhex(key), int(hash, 16)
     except ValueError:
         pass

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from common.block_hash import BlockHash
-from common.block_key import BlockKey
+from common.block_key import PageKey
 
 __all__ = ["Copier", "Demote", "Done", "Job", "Load", "Promote", "Remove", "Save"]
 
@@ -34,7 +34,7 @@ class Save:
     """Write a host slot to a file."""
 
     id: int
-    key: BlockKey
+    key: PageKey
     hash: BlockHash
     digest: int
     slot: int
@@ -45,7 +45,7 @@ class Load:
     """Read a file into a host slot."""
 
     id: int
-    key: BlockKey
+    key: PageKey
     hash: BlockHash
     slot: int
 
@@ -54,7 +54,7 @@ class Load:
 class Remove:
     """Delete a file, after the writes that were ordered before. Has no answer."""
 
-    key: BlockKey
+    key: PageKey
     hash: BlockHash
 
 

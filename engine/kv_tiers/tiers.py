@@ -1,14 +1,15 @@
 """Which copies of KV go down from the pool to host memory and to disk, and which come up again.
 
-Plain Python: it names pages, slots and keys, and orders copies (`jobs`) that a copier makes. A block is
-the KV of one page of tokens, named by its key. Its KV may be in a pool page that the radix cache owns, in a
-host slot, in a file, or in several of them.
+Plain Python: it names pages, slots and keys, and orders copies (`jobs`) that a copier makes. A key names a
+page of KV: of one group of layers, or a part of a recurrent state. It may be in a pool page that the radix
+cache owns, in a host slot, in a file, or in several of them.
 
     pool page  -- Demote -->  host slot  -- Save -->  file
     pool page  <-- Promote -- host slot  <-- Load --  file
 
 A page is copied down while it is still cached, before the pool needs it, so that an eviction does not wait. A
-page that is evicted during its copy is LEAVING: it is free when the copy has ended.
+page that is evicted during its copy is LEAVING: it is free when the copy has ended. Pages of states are
+copied first: a checkpoint is evicted for want of slots, not of pages.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from itertools import count, takewhile
 from typing import Final, TypeAlias
 
 from common.block_hash import BlockHash
-from common.block_key import BlockKey
-from engine.kv_cache.journal import CacheChange, CacheJournal
+from common.block_key import PageKey, part_of
+from common.kv_groups import ONE_GROUP, KVGroup
+from engine.kv_cache.journal import CacheChange
+from engine.kv_tiers.going_down import GoingDown
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 from engine.kv_tiers.level import Level
 from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.report import PlaceReport
 from engine.kv_tiers.stats import Fault, Tier, TierCounts, TierStats
 
 _Answered: TypeAlias = Demote | Promote | Save | Load
@@ -48,12 +52,15 @@ _SAVES: Final = 4
 
 
 class KVTiers:
-    """Places of all blocks, and the jobs under way.
+    """Places of all pages, and the jobs under way.
 
     Whenever something has changed, call `plan`, and send what `take_jobs` returns; report ends to `ended`.
     """
 
-    def __init__(self, limits: TierLimits, *, page_bytes: int = 1) -> None:
+    def __init__(
+        self, limits: TierLimits, *, page_bytes: int = 1, groups: Sequence[KVGroup] = ONE_GROUP
+    ) -> None:
+        """Parts of a block from number `len(groups)` on are those of a state."""
         self.limits = limits
         self.host = Level(limits.host_slots)
         self.disk = Level(limits.disk_files)
@@ -61,28 +68,25 @@ class KVTiers:
         self.version = 0
         """Changes whenever `ready`, `is_coming` or `load` may answer differently."""
         self._page_bytes = page_bytes
-        self._page_of: dict[BlockKey, int] = {}
-        """Blocks that the radix cache has, and the same by page."""
-        self._cached: dict[int, tuple[BlockKey, BlockHash]] = {}
-        self._copied: set[BlockKey] = set()
-        """Blocks that the radix cache has and a tier too."""
-        self._reported: dict[BlockKey, tuple[BlockHash, bool]] = {}
-        """All blocks that are anywhere, and whether the pool lacks them."""
-        self._journal = CacheJournal()
-        self._unsettled: list[BlockKey] = []
-        """Cached while a step in flight may still be writing their pages."""
-        self._fresh: deque[BlockKey] = deque()
-        """Cached without a copy, oldest first. Entries become stale."""
-        self._unsaved: deque[BlockKey] = deque()
+        self._num_groups = len(groups)
+        full = (number for number, group in enumerate(groups) if group.window is None)
+        self._reported_part = next(full, None)
+        """None: without a full group the pages of a prefix do not tell where the prefix is."""
+        self._report = PlaceReport()
+        self._page_of: dict[PageKey, int] = {}
+        """Pages that the cache has, and the same by page."""
+        self._cached: dict[int, tuple[PageKey, BlockHash]] = {}
+        self._wanted: set[PageKey] = set()
+        """Pages that the cache has, and a tier should have too."""
+        self._unsettled: dict[PageKey, None] = {}
+        """Of those without a copy, the ones that a step in flight may still be writing."""
+        self._pages, self._states = GoingDown(), GoingDown()
+        self._unsaved: deque[PageKey] = deque()
         """In host memory without a file, oldest first. Entries become stale."""
-        self._copying: set[int] = set()
-        """Pages that are being copied down and still cached."""
-        self._leaving: set[int] = set()
-        """Pages that are being copied down, and were evicted since."""
-        self._promoting: set[BlockKey] = set()
-        self._from_disk: set[BlockKey] = set()
+        self._promoting: set[PageKey] = set()
+        self._from_disk: set[PageKey] = set()
         """In host memory because they were loaded, and not promoted since."""
-        self._jobs: dict[int, tuple[Job, tuple[BlockKey, ...]]] = {}
+        self._jobs: dict[int, tuple[Job, tuple[PageKey, ...]]] = {}
         self._numbers = count(1)
         self._outbox: list[Job] = []
         self._save_at = 0.0
@@ -91,51 +95,60 @@ class KVTiers:
 
     @property
     def num_copying(self) -> int:
-        """Cached pages that would not be free at once if they were evicted."""
-        return len(self._copying)
+        """Cached pages that would not be free at once if they were evicted, without those of states."""
+        return len(self._pages.copying)
 
     @property
     def num_returning(self) -> int:
-        """Pages that will be free, or evictable, when the copies under way have ended."""
-        return len(self._copying) + len(self._leaving)
+        """Pages that will be free, or evictable, when the copies under way have ended, without states."""
+        return len(self._pages.copying) + len(self._pages.leaving)
 
     @property
     def leaving(self) -> frozenset[int]:
-        return frozenset(self._leaving)
+        """Without those of states."""
+        return frozenset(self._pages.leaving)
 
-    def key_of(self, page: int) -> BlockKey:
-        """Of a page that the radix cache owns."""
-        return self._cached[page][0]
+    def is_copying(self, state_page: int) -> bool:
+        """Whether a copy down reads this page of a state."""
+        return state_page in self._states.copying or state_page in self._states.leaving
 
-    def cached(self, blocks: Iterable[tuple[BlockKey, BlockHash, int]]) -> None:
-        """The radix cache owns these pages from now on: key, hash and page of each."""
-        for key, hash, page in blocks:
+    def cached(self, pages: Iterable[tuple[PageKey, BlockHash, int]]) -> None:
+        """The cache owns these pages from now on: key, hash of the block, and page of each."""
+        for key, hash, page in pages:
             self._page_of[key] = page
             self._cached[page] = key, hash
-            self._unsettled.append(key)
             self._review(key, hash)
+
+    def want(self, pages: Iterable[int]) -> None:
+        """Cached pages are to be copied down, when no step writes them any more."""
+        for page in pages:
+            key = self._cached[page][0]
+            self._wanted.add(key)
+            if key not in self._down(key).copied:
+                self._unsettled[key] = None
 
     def settle(self) -> None:
         """No step in flight writes the pages that have been cached until now."""
-        self._fresh += self._unsettled
+        for key in self._unsettled:
+            self._down(key).fresh[key] = None
         self._unsettled.clear()
 
     def evicted(self, pages: Iterable[int]) -> list[int]:
-        """The radix cache has given up these pages. Returns those that are LEAVING; the others are free."""
+        """The cache has given up these pages. Returns those that are LEAVING; the others are free."""
         leaving = []
         for page in pages:
             key, hash = self._cached.pop(page)
             del self._page_of[key]
-            if page in self._copying:
-                self._copying.remove(page)
-                self._leaving.add(page)
+            self._unsettled.pop(key, None)
+            if self._down(key).evicted(key, page):
                 leaving.append(page)
-            elif key not in self.host and key not in self.disk:
+            elif key in self._wanted and key not in self:
                 self.counts.dropped += 1
+            self._wanted.discard(key)
             self._review(key, hash)
         return leaving
 
-    def revoke(self, keys: Iterable[BlockKey]) -> None:
+    def revoke(self, keys: Iterable[PageKey]) -> None:
         """Their KV is invalid: no copy of it may be used."""
         for key in keys:
             self.host.revoke(key)
@@ -144,31 +157,31 @@ class KVTiers:
 
     # ------------------------------------------------------------------------------ requests
 
-    def touch(self, keys: Sequence[BlockKey]) -> None:
-        """A request wants these blocks, the first of a sequence. Later ones of a sequence are lost first."""
+    def touch(self, keys: Sequence[PageKey]) -> None:
+        """A request wants these pages, the first of a sequence. Later ones of a sequence are lost first."""
         self.host.touch(reversed(keys))
         self.disk.touch(reversed(keys))
 
-    def ready(self, keys: Sequence[BlockKey]) -> int:
+    def ready(self, keys: Sequence[PageKey]) -> int:
         """How many of these, from the first on, can be promoted now."""
         return sum(1 for _ in takewhile(lambda key: key in self.host and key not in self._promoting, keys))
 
-    def holds(self, keys: Sequence[BlockKey]) -> int:
-        """How many of these, from the first on, are on any tier."""
-        return sum(1 for _ in takewhile(lambda key: key in self.host or key in self.disk, keys))
+    def __contains__(self, key: PageKey) -> bool:
+        """Whether the page is on any tier."""
+        return key in self.host or key in self.disk
 
-    def is_coming(self, key: BlockKey) -> bool:
-        """Whether a job under way brings the block nearer to the pool."""
+    def is_coming(self, key: PageKey) -> bool:
+        """Whether a job under way brings the page nearer to the pool."""
         return key in self._promoting or self.host.is_filling(key)
 
-    def promote(self, keys: Sequence[BlockKey], pages: Sequence[int]) -> int:
-        """Order the copies of `ready` blocks to pages that the caller has set aside; returns the job's id."""
+    def promote(self, keys: Sequence[PageKey], pages: Sequence[int]) -> int:
+        """Order the copies of `ready` pages to those that the caller has set aside; returns the job's id."""
         slots = tuple(self.host.read(key).slot for key in keys)
         self._promoting.update(keys)
         return self._order(Promote(next(self._numbers), slots, tuple(pages)), keys)
 
-    def load(self, keys: Sequence[BlockKey]) -> None:
-        """Order the reads of these blocks, as far as they are on disk only, and as budget and room last."""
+    def load(self, keys: Sequence[PageKey]) -> None:
+        """Order the reads of these pages, as far as they are on disk only, and as budget and room last."""
         under_way = self._under_way(Load)
         for key in keys:
             if under_way >= self.limits.loads:
@@ -184,7 +197,7 @@ class KVTiers:
             under_way += 1
         self._tidy()
 
-    def restore(self, files: Iterable[tuple[BlockKey, BlockHash]]) -> None:
+    def restore(self, files: Iterable[tuple[PageKey, BlockHash]]) -> None:
         """Files that an earlier process has left, from the least to the most recently used."""
         for key, hash in files:
             if self.disk.begin(key, hash) is not None:
@@ -226,16 +239,11 @@ class KVTiers:
 
     def take_changes(self) -> list[CacheChange]:
         """Blocks that have appeared in the pool or on a tier, or left one, since the last call."""
-        return self._journal.take()
+        return self._report.take()
 
     def contents(self) -> list[CacheChange]:
         """All blocks that are in the pool or on a tier, as changes since there was nothing."""
-        return [
-            CacheChange(
-                True, [hash for hash, is_below in self._reported.values() if is_below is below], below
-            )
-            for below in (False, True)
-        ]
+        return self._report.contents()
 
     def stats(self) -> TierStats:
         return TierStats(
@@ -248,29 +256,32 @@ class KVTiers:
     # ------------------------------------------------------------------------------ inside
 
     def _plan_demotions(self, num_free: int) -> None:
-        lacking = self.limits.ahead - num_free - len(self._copied) - self.num_returning
+        lacking = self.limits.ahead - num_free - len(self._pages.copied) - self.num_returning
         under_way = self._under_way(Demote)
-        while lacking > 0 and under_way < _DEMOTIONS:
-            batch = self._next_to_copy(min(self.limits.batch, lacking))
+        while under_way < _DEMOTIONS:
+            down, batch = self._states, self._next_to_copy(self._states, self.limits.batch)
+            if not batch:
+                down, batch = self._pages, self._next_to_copy(self._pages, min(self.limits.batch, lacking))
+                lacking -= len(batch)
             if not batch:
                 return
             keys, pages, slots = zip(*batch, strict=True)
-            self._copying.update(pages)
+            down.copying.update(pages)
             self._order(Demote(next(self._numbers), pages, slots), keys)
-            lacking -= len(batch)
             under_way += 1
 
-    def _next_to_copy(self, most: int) -> list[tuple[BlockKey, int, int]]:
+    def _next_to_copy(self, down: GoingDown, most: int) -> list[tuple[PageKey, int, int]]:
         """Key, page and new slot of cached pages that have no copy."""
-        batch: list[tuple[BlockKey, int, int]] = []
-        while self._fresh and len(batch) < most:
-            key = self._fresh.popleft()
+        batch: list[tuple[PageKey, int, int]] = []
+        while down.fresh and len(batch) < most:
+            key, _ = down.fresh.popitem(last=False)
             page = self._page_of.get(key)
-            if page is None or key in self._copied or self.host.is_filling(key):
+            if page is None or key in down.copied or self.host.is_filling(key):
                 continue
             slot = self.host.begin(key, self._cached[page][1])
             if slot is None:
-                self._fresh.appendleft(key)  # all slots are being read or written
+                down.fresh[key] = None  # all slots are being read or written
+                down.fresh.move_to_end(key, last=False)
                 break
             batch.append((key, page, slot))
         return batch
@@ -290,14 +301,11 @@ class KVTiers:
             self._order(Save(next(self._numbers), key, copy.hash, copy.digest, copy.slot), (key,))
             under_way += 1
 
-    def _demoted(self, job: Demote, keys: Sequence[BlockKey], done: Done, result: Ended) -> None:
+    def _demoted(self, job: Demote, keys: Sequence[PageKey], done: Done, result: Ended) -> None:
         for key, page, digest in zip(keys, job.pages, done.digests, strict=True):
-            if page in self._leaving:
-                self._leaving.remove(page)
+            if self._down(key).ended(page):
                 result.freed.append(page)
                 self.version += 1
-            else:
-                self._copying.remove(page)
             if digest is None:
                 self.host.abandon(key)
                 self._want_copy(key)
@@ -306,10 +314,10 @@ class KVTiers:
                 self._unsaved.append(key)
                 self._review(key)
 
-    def _promoted(self, keys: Sequence[BlockKey], done: Done) -> list[Tier]:
-        """Sources of the blocks that have arrived before the first that has not."""
+    def _promoted(self, keys: Sequence[PageKey], done: Done) -> list[Tier]:
+        """Sources of the pages that have arrived before the first that has not."""
         sources: list[Tier] = []
-        bad: list[BlockKey] = []
+        bad: list[PageKey] = []
         for index, (key, digest) in enumerate(zip(keys, done.digests, strict=True)):
             copy = self.host.get(key)
             if copy is not None and copy.digest != digest:
@@ -351,7 +359,7 @@ class KVTiers:
         self.counts.faults[Fault.LOAD] += 1
         self._want_copy(job.key)
 
-    def _order(self, job: _Answered, keys: Sequence[BlockKey]) -> int:
+    def _order(self, job: _Answered, keys: Sequence[PageKey]) -> int:
         self._jobs[job.id] = job, tuple(keys)
         self._outbox.append(job)
         return job.id
@@ -360,7 +368,7 @@ class KVTiers:
         return sum(isinstance(job, kind) for job, _ in self._jobs.values())
 
     def _tidy(self) -> None:
-        """Take note of the blocks that have left a tier."""
+        """Note the pages that have left a tier."""
         for key, _ in self.host.lost:
             self._from_disk.discard(key)
             self._review(key)
@@ -372,26 +380,22 @@ class KVTiers:
             self._want_copy(key)
         self.disk.lost.clear()
 
-    def _want_copy(self, key: BlockKey) -> None:
-        if key in self._page_of and key not in self._copied:
-            self._fresh.append(key)
+    def _want_copy(self, key: PageKey) -> None:
+        """A copy is lost. Those of states are not made again: they would take turns with those of pages."""
+        is_page = self._down(key) is self._pages
+        if is_page and key in self._wanted and key not in self._pages.copied and key not in self._unsettled:
+            self._pages.fresh[key] = None
 
-    def _review(self, key: BlockKey, hash: BlockHash | None = None) -> None:
-        """The places of a block have changed. `hash`: of one that may be new."""
-        is_copied = key in self.host or key in self.disk
-        is_cached = key in self._page_of
-        (self._copied.add if is_copied and is_cached else self._copied.discard)(key)
-        known = self._reported.get(key)
-        if not (is_copied or is_cached):
-            if known is not None:
-                del self._reported[key]
-                self._journal.removed([known[0]])
+    def _down(self, key: PageKey) -> GoingDown:
+        return self._pages if part_of(key) < self._num_groups else self._states
+
+    def _review(self, key: PageKey, hash: BlockHash | None = None) -> None:
+        """The places of a page have changed. `hash`: of one that may be new."""
+        is_copied, is_cached = key in self, key in self._page_of
+        copied = self._down(key).copied
+        (copied.add if is_copied and is_cached else copied.discard)(key)
+        if part_of(key) != self._reported_part:
             return
-        if known is not None:
-            hash = known[0]
-        elif hash is None and (copy := self.host.get(key) or self.disk.get(key)) is not None:
+        if hash is None and (copy := self.host.get(key) or self.disk.get(key)) is not None:
             hash = copy.hash
-        assert hash is not None
-        if known != (hash, not is_cached):
-            self._reported[key] = hash, not is_cached
-            self._journal.stored([hash], below=not is_cached)
+        self._report.moved(key, hash, is_cached=is_cached, is_copied=is_copied)

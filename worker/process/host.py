@@ -297,7 +297,7 @@ class WorkerHost:
             build=build(),
             predecessor=config.predecessor,
             settings_digest=config.settings_digest,
-            shares_prefixes=transfer is not None and engine.kv.shares_prefixes,
+            shares_prefixes=transfer is not None and engine.kv.peers is not None,
         )
         log.info(info.settings)
         if transfer is not None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Link, Pair, pair, work
-from worker.config import TierConfig
 
 PROMPT = [(93 + i * i * 7) % 97 for i in range(60)]
 LONGER = [*PROMPT, 5, 6, 7]
-POOL: dict[str, Any] = {"num_pages": 32, "max_model_len": 100}
 
 
 @pytest.fixture(params=["loopback", "nixl"])
@@ -58,21 +55,6 @@ async def test_a_prefix_comes_from_the_cache_of_another_worker(
         assert (await workers.decode.tokens(job.request_id))[0] == oracle(LONGER, 8)
         sent = await workers.prefill.next(ticket.handoff_id, "handed_over")
         assert sent.bytes == 15 * ticket.receiver.page_bytes
-        await workers.all_pages_back()
-
-
-async def test_what_the_source_has_on_a_tier_comes_up_first(folder: Path, oracle: Oracle) -> None:
-    tiers = TierConfig(host_bytes=400 * 1024)
-    async with pair(folder, prefill={**POOL, "tiers": tiers}, decode=POOL) as workers:
-        await answer(workers.prefill, PROMPT)
-        for seed in range(1, 5):  # evict it
-            await answer(workers.prefill, [(token + seed) % 97 for token in PROMPT])
-        job = work(LONGER)
-        await pull(workers, job)
-        await share(workers, job)
-        started = await workers.decode.next(job.request_id, "started")
-        assert started.promoted["peer"] == 60
-        assert (await workers.decode.tokens(job.request_id))[0] == oracle(LONGER, 8)
         await workers.all_pages_back()
 
 

@@ -22,6 +22,7 @@ from engine.executor.base import StepResult
 
 VOCAB = 97
 EOS = 96
+_BLOCKS_OF_SLOT = 2
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,21 @@ def reference(prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = Fals
     return output
 
 
+class FakeStates:
+    """The digests in slots: the same in all numbers of a slot's pages, else the state is damaged."""
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+
+    def __setitem__(self, slot: int, digest: int) -> None:
+        for page in self._runner.pages_of_slot(slot):
+            self._runner.memory[page][:] = [digest] * self._runner.page_size
+
+    def __getitem__(self, slot: int) -> int:
+        found = {number for page in self._runner.pages_of_slot(slot) for number in self._runner.memory[page]}
+        return found.pop() if len(found) == 1 else -1
+
+
 @dataclass
 class FakeRunner:
     page_size: int
@@ -116,8 +132,9 @@ class FakeRunner:
     """If any, a token depends on a state too, which holds the digest of all tokens so far."""
 
     def __post_init__(self) -> None:
-        self.memory = [[-1] * self.page_size for _ in range(self.num_pages)]
-        self.states = [-1] * self.num_state_slots
+        pages = self.num_pages + self.num_state_slots * _BLOCKS_OF_SLOT
+        self.memory = [[-1] * self.page_size for _ in range(pages)]
+        self.states = FakeStates(self)
         self.last_tokens: dict[int, int] = {}
         self.enqueuing: FakeStep | None = None
 
@@ -174,6 +191,11 @@ class FakeRunner:
 
     def close(self) -> None:
         pass
+
+    def pages_of_slot(self, slot: int) -> range:
+        """The pages of a slot for states."""
+        first = self.num_pages + slot * _BLOCKS_OF_SLOT
+        return range(first, first + _BLOCKS_OF_SLOT)
 
     def write(self, pages: list[int], position: int, digest: int) -> None:
         """Into every group's page; there is none where KV arrives that no window reaches."""

@@ -120,9 +120,14 @@ class EngineMachine(RuleBasedStateMachine):
         runner: Any = self.engine.runner
         runner.looks = looks
         self.copier: Any = None
-        if tiers is not None and radix and windows == [None]:
+        if tiers is not None and radix:
             self.copier = FakeCopier(runner.memory, tiers.host_slots)
-            self.engine.kv.use_tiers(KVTiers(tiers), self.copier, root_key("model"))
+            self.engine.kv.use_tiers(
+                KVTiers(tiers, groups=runner.spec.kv_groups),
+                self.copier,
+                root_key("model"),
+                runner.pages_of_slot,
+            )
         self.next_id = 0
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []

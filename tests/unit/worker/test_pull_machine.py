@@ -7,6 +7,8 @@ machine of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,10 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.block_key import root_key
+from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup, group_layers
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
 from kv_transfer import Drained, Final, HandedOff, Peer, Ready, ReceiveFailed, Reserved, SendFailed, Ticket
+from kv_transfer.ticket_pages import unneeded
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.kv_workers import LAYOUT
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
@@ -26,24 +31,36 @@ from tests.unit.worker.handlers import handled
 
 SIZE = 3
 PEER = Peer("p~1", 1, b"", 0, 1, 1, 0, "")
+GROUPS = [ONE_GROUP, *(group_layers(windows, 64) for windows in ([None, 4], [5], [2, None, 9]))]
 PREFIXES = [[seed] * 9 + [1] * 9 for seed in range(3)]
 
 
 class Side:
     """A worker, with the sender and the receiver of its KV endpoint."""
 
-    def __init__(self, overlap: bool, pages: int, slots: int) -> None:
+    def __init__(
+        self, overlap: bool, pages: int, slots: int, groups: tuple[KVGroup, ...], states: int
+    ) -> None:
         self.engine = make_engine(
-            page_size=SIZE, num_pages=pages, overlap=overlap, max_running_requests=3, chunk_budget=9
+            groups=groups,
+            page_size=SIZE,
+            num_pages=pages * len(groups),
+            overlap=overlap,
+            max_running_requests=3,
+            chunk_budget=9,
+            num_state_slots=states if groups == ONE_GROUP else 0,
         )
-        self.memory = self.engine.runner.memory  # type: ignore[attr-defined]
+        runner: Any = self.engine.runner
+        self.memory = runner.memory
+        state_pages = 0 if self.engine.kv.states is None else len(runner.pages_of_slot(0))
+        self.layout = replace(LAYOUT, groups=groups, page_size=SIZE, state_pages=state_pages)
         self.copier: FakeCopier | None = None
         if slots:
+            slots *= len(groups)
             self.copier = FakeCopier(self.memory, slots)
-            tiers = KVTiers(
-                TierLimits(host_slots=slots, disk_files=0, ahead=min(pages, slots), batch=2, loads=2)
-            )
-            self.engine.kv.use_tiers(tiers, self.copier, root_key("model"))
+            limits = TierLimits(host_slots=slots, disk_files=0, ahead=min(pages, slots), batch=2, loads=2)
+            tiers = KVTiers(limits, groups=groups)
+            self.engine.kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
         self.worker = handled(self.engine)
         self.session = Mock()
         self.worker.handler.open(self.session)
@@ -52,20 +69,31 @@ class Side:
         self.worker.transfer.sender.open = lambda id, *_, **__: self.opened.add(id)
         self.worker.transfer.sender.attach = self.attach
         self.worker.transfer.sender.finish = self.finish
-        self.lent: dict[int, tuple[list[int], int, int]] = {}
-        """Pages, first token and digest of handoffs whose pages are set aside here."""
+        self.lent: dict[int, tuple[Ticket, int]] = {}
+        """Ticket and digest of handoffs whose pages are set aside here."""
         self.aborted: set[int] = set()
         self.opened: set[int] = set()
-        self.sent: dict[int, tuple[list[list[int]], int, int]] = {}
-        """What the sender has read: KV of pages, tokens and digest."""
+        self.sent: dict[int, tuple[list[list[int]], list[list[int]], Final]] = {}
+        """What the sender has read: KV of pages, empty without one, and of the state."""
         self.refused: set[int] = set()
         self.events: list[Any] = []
 
     def reserve(
-        self, id: int, source: Any, pages: list[int], first: int, tokens: int, timeout_s: float, **rest: int
+        self,
+        id: int,
+        source: Any,
+        pages: list[int],
+        first: int,
+        tokens: int,
+        *,
+        timeout_s: float,
+        request_digest: int,
+        state: Sequence[int],
     ) -> None:
-        self.lent[id] = list(pages), first, rest["request_digest"]
-        ticket = Ticket(id, PEER, 0, "", tuple(pages), first, tokens, timeout_s, 0, "")
+        ticket = Ticket(id, PEER, 0, "", tuple(pages), first, tokens, timeout_s, 0, "", tuple(state))
+        assert len(pages) == ticket.order(self.layout).before(tokens // SIZE)
+        assert len(state) == self.layout.state_pages
+        self.lent[id] = ticket, request_digest
         self.events.append(Reserved(id, ticket))
 
     def abort(self, id: int) -> None:
@@ -76,9 +104,13 @@ class Side:
         if ticket.handoff_id not in self.opened:
             self.refused.add(ticket.handoff_id)
 
-    def finish(self, id: int, pages: list[int], num_tokens: int, final: Final) -> None:
-        assert all(page in self.cached() for page in pages), "it sends what may be evicted"
-        self.sent[id] = [self.memory[page].copy() for page in pages], num_tokens, final.request_digest
+    def finish(
+        self, id: int, pages: Sequence[int], num_tokens: int, final: Final, *, state: Sequence[int]
+    ) -> None:
+        assert num_tokens == final.position
+        assert self.cached().issuperset(set(pages) - {NO_PAGE}), "it sends what may be evicted"
+        table = [[] if page == NO_PAGE else self.memory[page].copy() for page in pages]
+        self.sent[id] = table, [self.memory[page].copy() for page in state], final
 
     def cached(self) -> set[int]:
         cache = self.engine.kv.cache
@@ -97,9 +129,15 @@ class Side:
 
 
 class PullMachine(RuleBasedStateMachine):
-    @initialize(overlap=st.booleans(), pages=st.integers(9, 40), slots=st.sampled_from([0, 12]))
-    def start(self, overlap: bool, pages: int, slots: int) -> None:
-        self.sides = [Side(overlap, pages, slots), Side(overlap, 30, 0)]
+    @initialize(
+        overlap=st.booleans(),
+        pages=st.integers(9, 40),
+        slots=st.sampled_from([0, 12]),
+        groups=st.sampled_from(GROUPS),
+        states=st.sampled_from([0, 3, 6]),
+    )
+    def start(self, overlap: bool, pages: int, slots: int, groups: tuple[KVGroup, ...], states: int) -> None:
+        self.sides = [Side(overlap, pages, slots, groups, states), Side(overlap, 30, 0, groups, states)]
         self.now = 0.0
         self.next_id = 0
         self.prompts: dict[int, list[int]] = {}
@@ -185,17 +223,24 @@ class PullMachine(RuleBasedStateMachine):
             sender.worker.handler.handle(sender.session, worker_pb2.Command(share=share), self.now)
 
     def arrive(self, id: int, sender: Side, receiver: Side, fault: str) -> None:
-        content, num_tokens, digest = sender.sent.pop(id)
-        pages, first, expected = receiver.lent[id]
-        for page, kv in zip(pages, content[first // SIZE :], strict=False):
-            receiver.memory[page][:] = kv
+        table, state, final = sender.sent.pop(id)
+        ticket, expected = receiver.lent[id]
+        layout, order = receiver.layout, ticket.order(receiver.layout)
+        good = final.request_digest == expected and final.fits(ticket, layout)
+        blocks = range(order.first_block, max(order.first_block, final.position // SIZE))
+        sent = [*zip(ticket.state, state, strict=True)]
+        for page, place in zip(ticket.pages, order.places(blocks), strict=False):
+            sent.append((page, table[place]))
+            good &= bool(table[place]) or unneeded(layout, place, final.position)
+        for page, kv in sent:
+            receiver.memory[page][: len(kv)] = kv
             if fault == "flip":
                 receiver.memory[page][0] ^= 1
-        good = digest == expected and fault == "" and id not in receiver.aborted
+        good &= fault == "" and id not in receiver.aborted
         sender.events.append(HandedOff(id, 1, ()) if good else SendFailed(id, fault))
         if good:
             del receiver.lent[id]
-            receiver.events.append(Ready(id, Final((0,), num_tokens, 0, digest), 0.0, 0.0))
+            receiver.events.append(Ready(id, final, 0.0, 0.0))
         else:
             self.fail(id, receiver)
 
@@ -233,6 +278,8 @@ class PullMachine(RuleBasedStateMachine):
             counts = side.engine.check_pages()
             assert counts.free + counts.cached == counts.total
             assert side.engine.kv.num_available == counts.total, "a page stays locked"
+            if (states := side.engine.kv.states) is not None:
+                assert states.num_available == states.pool.num_pages, "a slot stays locked"
 
 
 TestPullMachine = PullMachine.TestCase

@@ -7,7 +7,7 @@ from collections.abc import Hashable, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.block_key import BlockKey
+from common.block_key import PageKey
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 
 __all__ = ["FakeCopier"]
@@ -25,7 +25,7 @@ class FakeCopier:
     pool: MutableSequence[list[int]]
     num_slots: int
     slots: dict[int, list[int]] = field(default_factory=dict)
-    files: dict[BlockKey, tuple[int, list[int]]] = field(default_factory=dict)
+    files: dict[PageKey, tuple[int, list[int]]] = field(default_factory=dict)
     """Digest and content."""
     disk_full: bool = False
     device_jobs: deque[Any] = field(default_factory=deque)

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.block_key import block_keys, root_key
+from common.block_key import block_keys, page_key, root_key
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages, runs
@@ -22,7 +22,7 @@ from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 
 Bytes = npt.NDArray[np.uint8]
 
-KEY, OTHER_KEY = block_keys([1, 2, 3, 4], 2, root_key("model"))
+KEY, OTHER_KEY = (page_key(key, 3) for key in block_keys([1, 2, 3, 4], 2, root_key("model")))
 BYTES = 96
 
 

@@ -7,58 +7,17 @@ from typing import Any
 
 import pytest
 
-from common.block_key import root_key
-from engine.core.request import Request
-from engine.engine import Engine
 from engine.kv_cache.journal import CacheChange
-from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.stats import Fault, Tier
-from engine.kv_tiers.tiers import KVTiers
 from router.placement.account.cached_prefixes import CachedPrefixes
 from rpc.baton.v1 import worker_pb2
-from tests.unit.engine.engines import make_engine, make_request
+from tests.unit.engine.engines import make_request
 from tests.unit.engine.fake_runner import reference
-from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
+from tests.unit.engine.kv_tiers.tiered import Tiered
 
 FIRST = list(range(1, 25))
 """Six pages, as many as a pool of eight can cache beside the next prompt's only for a while."""
 OTHER = list(range(40, 64))
-
-
-class Tiered:
-    """An engine with tiers, and the copies between them."""
-
-    def __init__(self, *, clock: Any = None, num_pages: int = 8, **limits: Any) -> None:
-        sizes: dict[str, Any] = {"host_slots": 64, "ahead": num_pages} | limits
-        self.tiers = KVTiers(TierLimits(**sizes))
-        self.engine: Engine = make_engine(num_pages=num_pages, max_running_requests=4)
-        if clock is not None:
-            self.engine._clock = clock
-        runner: Any = self.engine.runner
-        self.copier = FakeCopier(runner.memory, sizes["host_slots"])
-        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"))
-
-    def copy_all(self) -> None:
-        for _ in range(100):
-            self.engine.tend()
-            if not (self.copier.device_jobs or self.copier.disk_jobs or self.copier.dones):
-                return
-            self.copier.work(disk=False)
-            self.copier.work(disk=True)
-        raise AssertionError("copies do not end")
-
-    def answer(self, request: Request) -> None:
-        """Compute a request while all copies make progress; checks its tokens."""
-        self.engine.submit(request)
-        for _ in range(1000):
-            if not self.engine.has_work:
-                break
-            self.engine.step()
-            self.engine.check_pages()
-            self.copier.work(disk=False)
-            self.copier.work(disk=True)
-        assert request.output == reference(request.prompt, request.sampling.max_tokens)
-        self.copy_all()
 
 
 def test_a_prefix_that_was_evicted_comes_up_from_host_memory() -> None:

@@ -1,5 +1,7 @@
 """Hypothesis drives a full pool with tiers: what comes up is what went down, or it is computed again.
 
+The model has windows or a recurrent state, or neither.
+
 Prompts repeat, so that most of them continue on a tier; the pool holds one or two of them. The reference's
 tokens depend on all KV that a request reads.
 """
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.block_key import root_key
+from common.kv_groups import ONE_GROUP, KVGroup, group_layers
 from engine.core.request import Request
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
@@ -20,6 +23,7 @@ from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
 
+GROUPS = [ONE_GROUP, *(group_layers(windows, 64) for windows in ([None, 4], [5], [2, None, 9]))]
 PREFIXES = [[seed] * 9 + [1] * 9 for seed in range(4)]
 
 
@@ -30,11 +34,30 @@ class TierMachine(RuleBasedStateMachine):
         files=st.sampled_from([0, 4, 100]),
         batch=st.integers(1, 4),
         pages=st.integers(9, 14),
+        groups=st.sampled_from(GROUPS),
+        states=st.sampled_from([0, 2, 4]),
     )
-    def start(self, overlap: bool, slots: int, files: int, batch: int, pages: int) -> None:
+    def start(
+        self,
+        overlap: bool,
+        slots: int,
+        files: int,
+        batch: int,
+        pages: int,
+        groups: tuple[KVGroup, ...],
+        states: int,
+    ) -> None:
         self.now = 0.0
+        slots *= len(groups)
+        pages *= len(groups)
         self.engine = make_engine(
-            page_size=3, num_pages=pages, overlap=overlap, max_running_requests=3, chunk_budget=9
+            groups=groups,
+            page_size=3,
+            num_pages=pages,
+            overlap=overlap,
+            max_running_requests=3,
+            chunk_budget=9,
+            num_state_slots=states if groups == ONE_GROUP else 0,
         )
         self.engine._clock = lambda: self.now
         runner: Any = self.engine.runner
@@ -47,8 +70,8 @@ class TierMachine(RuleBasedStateMachine):
             disk_pause_s=0.0,
         )
         self.copier = FakeCopier(runner.memory, slots)
-        self.tiers = KVTiers(limits)
-        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"))
+        self.tiers = KVTiers(limits, groups=groups)
+        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"), runner.pages_of_slot)
         self.reported: dict[int, bool] = {}
         """Blocks, and whether the pool lacks them."""
         self.next_id = 0
@@ -87,9 +110,8 @@ class TierMachine(RuleBasedStateMachine):
                     self.reported[block] = change.below
         whole = {block: change.below for change in self.engine.kv.contents() for block in change.blocks}
         assert self.reported == whole
-        assert {block for block, is_below in whole.items() if not is_below} == set(
-            self.engine.kv.cache.blocks()
-        )
+        in_pool = {block for block, is_below in whole.items() if not is_below}
+        assert in_pool == set(self.engine.kv.cache.blocks())
         assert not output.failed
         for out in output.tokens:
             if out.finish is not None:
@@ -125,7 +147,7 @@ class TierMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        for _ in range(2000):
+        for _ in range(500):
             if not self.engine.has_work:
                 break
             self.run(1, 10, 10)
@@ -137,6 +159,9 @@ class TierMachine(RuleBasedStateMachine):
         assert not self.tiers.num_returning
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
+        if self.engine.kv.states is not None:
+            slots = self.engine.kv.states.pool.counts()
+            assert slots.free + slots.cached == slots.total
 
 
 TestTierMachine = TierMachine.TestCase

@@ -1,0 +1,39 @@
+"""Cached pages of one kind, of KV or of states, and their copies down."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from common.block_key import PageKey
+
+__all__ = ["GoingDown"]
+
+
+@dataclass(slots=True)
+class GoingDown:
+    fresh: OrderedDict[PageKey, None] = field(default_factory=OrderedDict)
+    """Cached without a copy, but to have one, oldest first."""
+    copied: set[PageKey] = field(default_factory=set)
+    """Cached, and on a tier too."""
+    copying: set[int] = field(default_factory=set)
+    """Pages that are being copied down and still cached."""
+    leaving: set[int] = field(default_factory=set)
+    """Pages that are being copied down, and were evicted since."""
+
+    def evicted(self, key: PageKey, page: int) -> bool:
+        """The cache has given up a page; whether it is LEAVING."""
+        self.fresh.pop(key, None)
+        if page not in self.copying:
+            return False
+        self.copying.remove(page)
+        self.leaving.add(page)
+        return True
+
+    def ended(self, page: int) -> bool:
+        """The copy of a page has ended; whether the page was LEAVING."""
+        if page in self.leaving:
+            self.leaving.remove(page)
+            return True
+        self.copying.remove(page)
+        return False
