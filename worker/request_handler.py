@@ -119,7 +119,7 @@ class RequestHandler:
             case "fence":
                 self._fence(command.fence)
             case "drain":
-                self._drained_until = arrived + command.drain.seconds
+                self.drain(command.drain.seconds)
             case None:
                 log.warning("unknown kind of command: router and worker have different versions")
 
@@ -134,6 +134,10 @@ class RequestHandler:
             self._drop(job)
         elif self._handoffs is not None:
             self._handoffs.migrations.cancel(request_id)
+
+    def drain(self, seconds: float) -> None:
+        """Report to every router that this worker is to get no requests, and to lose those that it has."""
+        self._drained_until = self._clock() + seconds
 
     # ------------------------------------------------------------------------------ from the loop
 

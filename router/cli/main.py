@@ -42,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from router.cli import plan  # it alone needs the simulator
 
         return plan.run(arguments[1:])
+    if arguments and arguments[0] == "drain-node":
+        from router.cli import drain_node  # not needed by the server
+
+        return drain_node.run(arguments[1:])
     if arguments and arguments[0] in _CLIENTS:
         from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
 
@@ -105,7 +109,7 @@ def _serve_several(configs: Sequence[RouterConfig]) -> int:
 def _check_command(arguments: Sequence[str]) -> None:
     """Raises ConfigError for a first word that is nearly a command; others are models."""
     word = arguments[0] if arguments else ""
-    close = get_close_matches(word, [*COMMANDS, *_CLIENTS, "doctor", "plan"], n=1, cutoff=0.75)
+    close = get_close_matches(word, [*COMMANDS, *_CLIENTS, "doctor", "drain-node", "plan"], n=1, cutoff=0.75)
     if close and not Path(word).exists():
         raise ConfigError(
             [f"{word} is not a command; did you mean `router {close[0]}`? A model is given as --model {word}"]

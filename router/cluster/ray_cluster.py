@@ -37,8 +37,10 @@ from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["Cluster", "end_workers"]
+__all__ = ["NAMESPACE_OF_WORKERS", "Cluster", "end_workers"]
 
+NAMESPACE_OF_WORKERS: Final = "baton."
+"""Before the name of their cluster."""
 _LOOPBACK: Final = "127.0.0.1"
 _ROOM_S: Final = 1.0
 """For how long a call waits for room, so that the thread can be used for something else."""
@@ -58,7 +60,7 @@ class Cluster:
         self._settings = config.cluster
         self._ray = ray_connection
         self._is_local = ray_connection.is_local
-        self._namespace = f"baton.{self._settings.cluster_name}"
+        self._namespace = f"{NAMESPACE_OF_WORKERS}{self._settings.cluster_name}"
         self._actors = WorkerActors(
             config,
             self._namespace,

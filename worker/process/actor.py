@@ -97,6 +97,16 @@ class WorkerActor:
         """The names of the connected routers."""
         return self._host.routers if self._starting is not None and self._starting.done() else []
 
+    async def node(self) -> str:
+        """Ray's id of the node that it runs on."""
+        return self._host.config.node
+
+    async def drain(self, seconds: float) -> bool:
+        """See `WorkerHost.drain`. A worker that is not up has no requests."""
+        if self._starting is None or not self._starting.done():
+            return True
+        return await self._host.drain(seconds)
+
     async def stop(self) -> None:
         """Stop the worker, but not the actor."""
         self._last_words.say("it was stopped")

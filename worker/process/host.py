@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "baton.v1.Worker"
 _SCRAPE_PATIENCE_S = 2.0
+_IDLE_S = 0.1
+"""Interval of looking whether a drained worker has requests."""
 
 
 class WorkerHost:
@@ -129,6 +132,19 @@ class WorkerHost:
     def routers(self) -> list[str]:
         """The names of the connected routers."""
         return self._service.routers
+
+    async def drain(self, seconds: float) -> bool:
+        """Have all routers take their requests away; returns whether none is left, after `seconds` at most.
+
+        Raises EngineDied.
+        """
+        self._parts.inbox.post(self._handler.drain, seconds)
+        ends = time.monotonic() + seconds
+        while not await asyncio.wrap_future(self._parts.inbox.ask(lambda: self._handler.idle)):
+            if time.monotonic() >= ends:
+                return False
+            await asyncio.sleep(_IDLE_S)
+        return True
 
     async def stop(self) -> None:
         """Close all sessions and stop all threads. Remaining requests are aborted."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from router.cli.drain_node import make_parser
 from router.config.flags.command_line import parse
 from router.config.settings import RouterConfig
 
@@ -52,6 +53,17 @@ def test_a_router_ends_before_kubernetes_kills_it() -> None:
     waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     margin = pod["terminationGracePeriodSeconds"] - waits - settings().operation.drain_timeout
     assert margin >= 20
+
+
+def test_a_worker_loses_its_requests_before_kubernetes_kills_it() -> None:
+    (group,) = manifest("RayCluster", "baton")["spec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    program, command, *flags = container["lifecycle"]["preStop"]["exec"]["command"]
+    timeout_s = make_parser().parse_args(flags).timeout
+    assert (program, command) == ("router", "drain-node")
+    rays_own_s = 30
+    assert pod["terminationGracePeriodSeconds"] - timeout_s - rays_own_s >= 20
 
 
 def test_ports_of_pods_are_those_that_the_router_listens_on() -> None:

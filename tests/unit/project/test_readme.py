@@ -11,7 +11,7 @@ import pytest
 from benchmarks import chunked, compare, modes, simulate
 from benchmarks.cluster import main as cluster
 from benchmarks.frontier import __main__ as frontier
-from router.cli import plan
+from router.cli import drain_node, plan
 from router.cli.doctor import command as doctor
 from router.client import batch, chat, top
 from router.config.flags.foreign_flags import TRANSLATIONS
@@ -34,7 +34,11 @@ def test_the_flag_table_is_the_routers_own() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
-    for command in (batch, chat, chunked, top, plan, doctor, cluster, simulate, compare, frontier, modes):
+    commands = (
+        *(batch, chat, top, plan, doctor, drain_node),
+        *(chunked, cluster, simulate, compare, frontier, modes),
+    )
+    for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
     others |= TRANSLATIONS.keys()  # of other servers
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
