@@ -1,9 +1,10 @@
-"""Check deploy/kubernetes and deploy/docker with the tools that read them: `make check-manifests`.
+"""Check deploy/kubernetes, ray-serve and docker with the tools that read them: `make check-manifests`.
 
 kubectl renders the kustomization. Every object of Kubernetes' own kinds is validated against the schemas of
-Kubernetes, those of the Prometheus operator against its types. KubeRay publishes no schema as a package: a
-RayCluster's Pods are validated as Kubernetes' Pods, and the fields around them are a list here, after the CRD
-of KubeRay 1.5. hadolint reads the Dockerfile. The tools are in an environment of their own.
+Kubernetes, those of the Prometheus operator against its types. KubeRay publishes no schema as a package: the
+Pods of a RayCluster and of a RayService are validated as Kubernetes' Pods, and the fields around them are
+lists here, after the CRDs of KubeRay 1.5. hadolint reads the Dockerfile. The tools are in an environment of
+their own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ KUBERNETES = "1.37"
 TOOLS = Path(sys.executable).parent
 OPERATED = {"PodMonitor": v1.PodMonitor, "ScrapeConfig": v1alpha1.ScrapeConfig}
 RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
+RAY_SERVICE = {"serveConfigV2", "rayClusterConfig"}
 HEAD = {"rayStartParams", "template"}
 WORKERS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 
@@ -44,7 +46,10 @@ def main() -> int:
 def rendered() -> list[dict[str, Any]]:
     command = [TOOLS / "kubectl", "kustomize", DEPLOY / "kubernetes"]
     written = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return list(yaml.safe_load_all(written))
+    return [
+        *yaml.safe_load_all(written),
+        yaml.safe_load((DEPLOY / "ray-serve" / "rayservice.yaml").read_text()),
+    ]
 
 
 def check(manifest: dict[str, Any]) -> None:
@@ -53,10 +58,17 @@ def check(manifest: dict[str, Any]) -> None:
     if kind in OPERATED:
         check_types(OPERATED[kind], manifest)
     elif kind == "RayCluster":
-        for pod in pods_of(manifest):
-            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+        check_pods(manifest["spec"])
+    elif kind == "RayService":
+        same_fields("spec", manifest["spec"], RAY_SERVICE)
+        check_pods(manifest["spec"]["rayClusterConfig"])
     else:
         kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+
+
+def check_pods(cluster: dict[str, Any]) -> None:
+    for pod in pods_of(cluster):
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
 
 def check_types(model: Any, manifest: dict[str, Any]) -> None:
@@ -79,9 +91,8 @@ def missing(given: Any, known: Any, path: str = "") -> Iterator[str]:
             yield from missing(value, known[index], f"{path}[{index}]")
 
 
-def pods_of(cluster: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The Pods of a RayCluster. Raises WrongManifest for a field that is unknown or absent."""
-    spec = cluster["spec"]
+def pods_of(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The Pods of a RayCluster's spec. Raises WrongManifest for a field that is unknown or absent."""
     same_fields("spec", spec, RAY_CLUSTER)
     groups = [(spec["headGroupSpec"], HEAD), *((group, WORKERS) for group in spec["workerGroupSpecs"])]
     for group, fields in groups:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from router.cli.model_service import ModelService
     from router.cli.serving import Service
 
-__all__ = ["CANNOT_START", "StartupFailed", "serve"]
+__all__ = ["CANNOT_START", "Start", "StartupFailed", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +68,13 @@ async def serve(configs: Sequence[RouterConfig]) -> bool:
     shutdown.install()
     async with AsyncExitStack() as stack:
         connection = RayConnection(configs)
+        access = Access.load(config)
+        if access.has_files:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         try:
             with StartupDisplay() as display:
-                start = _Start(configs, connection, display, stack, shutdown)
-                service = await shutdown.unless_requested(start.run())
+                start = Start(configs, connection, access, display, stack)
+                service = await shutdown.unless_requested(start.service(shutdown.request))
                 shutdown.install()
         except Interrupted:
             _log.info("interrupted while starting")
@@ -93,22 +96,33 @@ async def serve(configs: Sequence[RouterConfig]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class Start:
     """Each step pushes its cleanup on `stack`."""
 
     configs: Sequence[RouterConfig]
     connection: RayConnection
+    access: Access
     display: StartupDisplay
     stack: AsyncExitStack
-    shutdown: Shutdown
 
-    async def run(self) -> Service:
+    async def service(self, stop: Callable[[bool], None]) -> Service:
+        """The models and their front ends. `stop` begins the orderly end of this process; with True, the
+        workers end too. Raises the errors of CANNOT_START.
+        """
         config = self.configs[0]
         self._check_ports(config)
-        access = Access.load(config)
-        if access.has_files:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
-            watch = asyncio.create_task(access.watch(), name="key and certificate files")
+        models = await self.models()
+        from router.cli.serving import serving
+
+        service = await serving(config, models, self.access, stop, self.stack)
+        self.display.say(service.summary(config, self.display.after()))
+        return service
+
+    async def models(self) -> list[ModelService]:
+        """All, ready to serve. Raises the errors of CANNOT_START."""
+        config = self.configs[0]
+        if self.access.has_files:
+            watch = asyncio.create_task(self.access.watch(), name="key and certificate files")
             self.stack.callback(watch.cancel)
         models = [_Model(one, self._display(one), self.connection) for one in self.configs]
         for model in models:
@@ -117,11 +131,8 @@ class _Start:
         self.stack.push_async_callback(self.connection.close)
         with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
             await self.connection.join()
-        serving = await importing
-        services = await self._all_ready(models)
-        service: Service = await serving.serving(config, services, access, self.shutdown.request, self.stack)
-        self.display.say(service.summary(config, self.display.after()))
-        return service
+        await importing
+        return await self._all_ready(models)
 
     def _check_ports(self, config: RouterConfig) -> None:
         """Raises PortTaken."""

@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
@@ -19,13 +24,14 @@ from router.cluster.placement_notice import PlacementNotice
 from router.config.settings import RouterConfig
 from router.frontend.access import Access
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
+from router.frontend.http.app import build_app
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes
 from router.processing.models import Models
 from router.workers.registry import place_among
 from router.workers.session import WorkerSession
 
-__all__ = ["Service", "serving"]
+__all__ = ["Service", "serving", "web_app"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +89,7 @@ async def serving(
 
     `stop` begins the orderly end of this process; with True, the workers end too. Raises PortTaken.
     """
-    if access.keys is not None:
-        access.keys.share.place = lambda: place_among(model.registry for model in models)
-    lag = asyncio.create_task(watch_loop(lambda s: _observe_lag(models, s)), name="loop lag")
-    stack.callback(lag.cancel)
+    _watch(models, access, stack)
     generations = Models(model.generation for model in models)
     http = HttpServer(
         generations,
@@ -101,9 +104,9 @@ async def serving(
             cors_origins=access.cors_origins,
             keep_alive_s=config.frontend.http_keep_alive,
         ),
-        metrics=exported([_metrics(model) for model in models], config.operation.metrics_names),
-        worker_targets=lambda: [target for model in models for target in model.registry.metrics_targets()],
-        routes=page_routes({model.name: model.status().read for model in models}),
+        metrics=_metrics(config, models),
+        worker_targets=partial(_targets, models),
+        routes=_page(models),
     )
     grpc = GrpcServer(
         generations,
@@ -135,7 +138,44 @@ async def serving(
     return Service(models, http, grpc, admin, _placement_notice(models))
 
 
-def _metrics(model: ModelService) -> Source:
+def web_app(
+    config: RouterConfig, models: Sequence[ModelService], access: Access, stack: AsyncExitStack
+) -> Starlette:
+    """The HTTP APIs for another server of ASGI; see `serving`."""
+    _watch(models, access, stack)
+    return build_app(
+        Models(model.generation for model in models),
+        metrics=_metrics(config, models),
+        worker_targets=partial(_targets, models),
+        max_body_bytes=config.access.max_body_bytes,
+        keys=access.keys,
+        metrics_keys=access.metrics_keys,
+        cors_origins=access.cors_origins,
+        routes=_page(models),
+    )
+
+
+def _watch(models: Sequence[ModelService], access: Access, stack: AsyncExitStack) -> None:
+    """What every front end needs: this router's part of limits, and the lag of its event loop."""
+    if access.keys is not None:
+        access.keys.share.place = lambda: place_among(model.registry for model in models)
+    lag = asyncio.create_task(watch_loop(partial(_observe_lag, models)), name="loop lag")
+    stack.callback(lag.cancel)
+
+
+def _page(models: Sequence[ModelService]) -> list[Route]:
+    return page_routes({model.name: model.status().read for model in models})
+
+
+def _targets(models: Sequence[ModelService]) -> list[str]:
+    return [target for model in models for target in model.registry.metrics_targets()]
+
+
+def _metrics(config: RouterConfig, models: Sequence[ModelService]) -> CollectorRegistry:
+    return exported([_source(model) for model in models], config.operation.metrics_names)
+
+
+def _source(model: ModelService) -> Source:
     labels = {
         "role": "router",
         "mode": model.config.mode.value,

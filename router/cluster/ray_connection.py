@@ -46,6 +46,8 @@ class RayConnection:
         self.asking: Final = RayThread()
         """For queries that Ray may not answer, so that nothing else waits behind them."""
         self._own_node = ""
+        self._is_driver = True
+        """Whether this process joined Ray here: an actor is in it already."""
         self._is_lost = False
 
     def rank_cpus(self, config: RouterConfig) -> int:
@@ -89,7 +91,9 @@ class RayConnection:
             "namespace": _NAMESPACE,
             "log_to_driver": operation.log_workers or operation.log_level is LogLevel.DEBUG,
         }
-        if self.is_local:
+        if ray.is_initialized():
+            self._is_driver = False
+        elif self.is_local:
             cpus = sum(self.rank_cpus(config) * config.num_ranks for config in self._configs)
             start_local_ray(num_cpus=max(cpus, os.cpu_count() or 1), **common)
         else:
@@ -157,5 +161,5 @@ class RayConnection:
 
     async def close(self) -> None:
         """Leave Ray; if this process started it, end it. Safe to call at any point."""
-        if self.is_up:
+        if self.is_up and self._is_driver:
             await self._thread.call(ray.shutdown)

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 from router.config.flags.aliases import OWN, as_given, translated
 from router.config.flags.config_error import ConfigError
-from router.config.flags.config_file import ConfigFile, read_config_file
+from router.config.flags.config_file import ConfigFile, config_file_of, read_config_file
 from router.config.flags.model_settings import named_model, problems_between, settings_of
 from router.config.flags.validation import problems_of
 from router.config.flags.values import choices, converter, did_you_mean
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
 
-__all__ = ["ConfigError", "add_flag", "parse", "parse_models"]
+__all__ = ["ConfigError", "add_flag", "configs_of", "parse", "parse_models"]
 
 _DESCRIPTION = """\
 Serve a language model from a cluster: an OpenAI-compatible HTTP API and a gRPC API in front of
@@ -43,6 +43,9 @@ examples:
 
   router workers | router drain decode-1 | router restart all
       list the workers of a running router; drain one; restart all, one by one
+
+  router drain-node
+      before this machine ends: move the requests of its workers to those of other machines
 
   router chat | router top | router batch requests.jsonl answers.jsonl
       chat with a running router; monitor it; send a file of requests (each has --help)
@@ -77,7 +80,15 @@ def parse_models(argv: Sequence[str]) -> tuple[RouterConfig, ...]:
     """
     given, names = _given(argv)
     path: Path | None = given.pop("config", None)
-    file = read_config_file(path) if path else ConfigFile()
+    return _checked(given, read_config_file(path) if path else ConfigFile(), names)
+
+
+def configs_of(content: Mapping[str, Any]) -> tuple[RouterConfig, ...]:
+    """As `parse_models`, from the content of a file. Raises ConfigError."""
+    return _checked({}, config_file_of(content), {})
+
+
+def _checked(given: dict[str, Any], file: ConfigFile, names: Mapping[str, str]) -> tuple[RouterConfig, ...]:
     configs = tuple(map(configured, _settings(given, file)))
     problems = [
         as_given(_of(config, configs, problem), names)

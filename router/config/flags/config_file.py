@@ -18,7 +18,7 @@ from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting
 
-__all__ = ["ConfigFile", "as_file", "read_config_file"]
+__all__ = ["ConfigFile", "as_file", "config_file_of", "read_config_file"]
 
 _MODELS: Final = "models"
 
@@ -34,16 +34,26 @@ class ConfigFile:
 def read_config_file(path: Path) -> ConfigFile:
     """Raises ConfigError."""
     try:
+        return config_file_of(_content(path))
+    except ConfigError as error:
+        raise ConfigError([f"--config {path}: {problem}" for problem in error.problems]) from None
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
-        raise ConfigError([f"--config {path}: {error.strerror}; give a readable YAML file"]) from None
+        raise ConfigError([f"{error.strerror}; give a readable YAML file"]) from None
     except yaml.YAMLError as error:
-        raise ConfigError([f"--config {path} is not YAML: {error}"]) from None
-    if content is None:
-        return ConfigFile()
-    if not isinstance(content, Mapping):
-        raise ConfigError([f"--config {path} must hold settings such as `page-size: 16`"])
-    values = {str(key): value for key, value in content.items()}
+        raise ConfigError([f"it is not YAML: {error}"]) from None
+    if content is not None and not isinstance(content, Mapping):
+        raise ConfigError(["it must hold settings such as `page-size: 16`"])
+    return {str(key): value for key, value in (content or {}).items()}
+
+
+def config_file_of(content: Mapping[str, Any]) -> ConfigFile:
+    """The settings in the content of a file. Raises ConfigError."""
+    values = dict(content)
     models = values.pop(_MODELS, {})
     found = named_settings(values)
     problems = list(_problems(found))
@@ -56,7 +66,7 @@ def read_config_file(path: Path) -> ConfigFile:
         problems += [f"{_MODELS}: {name}: {problem}" for problem in _problems_of_model(str(name), own)]
         of_models[str(name)] = own.settings
     if problems:
-        raise ConfigError([f"--config {path}: {problem}" for problem in problems])
+        raise ConfigError(problems)
     return ConfigFile(found.settings, of_models)
 
 
