@@ -31,7 +31,7 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
     assert error < 0.01, f"{float(error):.4f}: more than bfloat16's rounding"
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 4, 20, 64, 200, 1000])
 @pytest.mark.parametrize(
     ("depth", "features", "group"), [(4096, 6144, 128), (1024, 72, 32), (512, 256, 64), (1024, 256, 512)]
 )
@@ -45,6 +45,18 @@ def test_products_equal_those_of_the_dequantized_values(
     x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
 
     close(method.apply(Linear(1, 1, bias=False), x, None), x.float() @ dense(*parts).t())
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_products_in_float16_equal_those_of_the_dequantized_values(tokens: int) -> None:
+    from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
+
+    parts = stored(6144, 4096, group=128)
+    x = torch.randn(tokens, 4096, device=CUDA, dtype=torch.float16)
+
+    product = Packed4OnGpu(interleaved(*parts)).apply(Linear(1, 1, bias=False), x, None)
+
+    close(product, x.float() @ dense(*parts).t())
 
 
 def test_a_matrix_larger_than_the_memory_is_expanded_in_parts() -> None:
