@@ -42,10 +42,15 @@ class KVGroup:
     window: int | None = None
     """How many tokens a token attends to, itself included; None: all before it."""
 
+    latent: bool = False
+    """Whether a token has one row of features that stands for its keys and values."""
+
     @property
     def kind(self) -> str:
-        """Label of the group's kind, such as "full" or "window-1024"."""
-        return "full" if self.window is None else f"window-{self.window}"
+        """Label of the group's kind: "full", "latent" or, for example, "window-1024"."""
+        if self.window is not None:
+            return f"window-{self.window}"
+        return "latent" if self.latent else "full"
 
     def first_needed(self, position: int) -> int:
         """The first token to which tokens from `position` on attend."""

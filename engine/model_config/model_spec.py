@@ -101,7 +101,8 @@ class ModelSpec:
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """Layers whose KV shares a block table, numbered among those with attention."""
-        return group_layers([self.window(layer) for layer in self.attention_layers], self.max_position)
+        groups = group_layers([self.window(layer) for layer in self.attention_layers], self.max_position)
+        return tuple(replace(group, latent=self.latent is not None) for group in groups)
 
     def kv_token_bytes(self, value_bytes: float) -> float:
         """Bytes of a token's KV in the pages of all groups, with the layers by which they are padded."""

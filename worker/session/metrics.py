@@ -220,7 +220,7 @@ class _StatsCollector(Collector):
 def _group_pages(groups: Iterable[worker_pb2.GroupPages], labels: tuple[str, str, str]) -> Metric:
     gauge = GaugeMetricFamily(
         "baton_kv_group_pages",
-        "Held and cached pages of the KV pool by kind of layers: full, or by window",
+        "Held and cached pages of the KV pool by kind of layers: full, latent, or by window",
         labels=(*_LABELS, "kind", "state"),
     )
     for group in groups:
