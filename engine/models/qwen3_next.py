@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -37,6 +37,21 @@ class Qwen3NextModel(LlamaModel):
     def source_name(self, name: str) -> str:
         # Checkpoints with a vision part nest the language model.
         return name.replace("model.language_model.", "model.", 1)
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        # Qwen3.5's checkpoints stack all experts: gate and up [E, 2 I, d], down [E, d, I].
+        block, _, module = name.rpartition(".experts.")
+        if module not in ("gate_up_proj", "down_proj"):
+            yield name, tensor
+            return
+        for expert, part in enumerate(tensor):
+            source = f"{block}.experts.{expert}."
+            if module == "down_proj":
+                yield f"{source}down_proj.weight", part
+                continue
+            gate, up = part.chunk(2)
+            yield f"{source}gate_proj.weight", gate
+            yield f"{source}up_proj.weight", up
 
     def ignores(self, name: str) -> bool:
         return super().ignores(name) or name.startswith(("mtp.", "model.visual."))
