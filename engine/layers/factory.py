@@ -67,6 +67,11 @@ class Layers:
             raise UnsupportedModel(f"{plain} is not quantized, but the projections merged with it are")
         return method_of(self.quantization) if all(covered.values()) else PLAIN
 
+    def stored_method(self, source: str) -> LinearMethod:
+        """The format in which the checkpoint has `source`, which is not quantized at load."""
+        online = self.quantization is not None and self.quantization.online
+        return PLAIN if online else self._method(source)
+
     def mlp(self, spec: ModelSpec, layer: int, names: MlpNames) -> nn.Module:
         """The MLP of a layer, x [T, d] -> [T, d], or its experts. `spec`: the shape of this rank's part."""
         if spec.experts is not None and spec.has_experts(layer):

@@ -79,9 +79,9 @@ def scores_of(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> tuple[Te
     choice = scores if bias is None else scores + bias
     if spec.groups > 1:
         groups = choice.view(len(choice), spec.groups, -1)
-        best_two = groups.topk(2, dim=2).values.sum(dim=2)
-        ranks = best_two.sort(dim=1, descending=True, stable=True).indices
+        best = groups.topk(spec.scores_per_group, dim=2).values.sum(dim=2)
+        ranks = best.sort(dim=1, descending=True, stable=True).indices
         left_out = ranks[:, spec.groups_per_token :]
-        closed = torch.zeros_like(best_two, dtype=torch.bool).scatter_(1, left_out, True)
+        closed = torch.zeros_like(best, dtype=torch.bool).scatter_(1, left_out, True)
         choice = groups.masked_fill(closed.unsqueeze(2), -torch.inf).flatten(1)
     return scores, choice

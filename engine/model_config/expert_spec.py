@@ -35,8 +35,10 @@ class ExpertSpec:
     score_bias: bool = False
     """Whether experts are chosen by their scores plus a bias, which does not affect their weights."""
     groups: int = 1
-    """Experts are chosen from the `groups_per_token` groups whose two best scores have the largest sum."""
+    """Experts are chosen from the best `groups_per_token` groups."""
     groups_per_token: int = 1
+    scores_per_group: int = 2
+    """How many of its best scores are summed to compare a group with others."""
     shared_size: int = 0
     """Features of the shared expert, which computes every token; 0: there is none."""
     shared_gate: bool = False

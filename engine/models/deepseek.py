@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.factory import Layers
-from engine.layers.linear.linear_layer import weight
+from engine.layers.formats.quantized import QuantizedWeight
+from engine.layers.linear.linear_layer import Linear, LinearMethod
 from engine.layers.modules import RMSNorm
 from engine.layers.ops.ops import Rotation
-from engine.model_config.errors import UnsupportedModel
 from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.model_spec import ModelSpec
 from engine.models.base import Attention
@@ -59,14 +59,18 @@ class DeepseekModel(LlamaModel):
         return {f"self_attn.{name}": place for name, place in table.items()}
 
 
-class _Expansion(nn.Module):
-    """For each head the matrices from a latent to its keys and to its values."""
+class _Expansion(Linear):
+    """For each head the matrices from a latent to its keys and to its values, never quantized once loaded."""
 
-    def __init__(self, latent: LatentSpec, heads: int) -> None:
-        super().__init__()
-        self.weight = weight(heads * (latent.unrotated + latent.value_dim), latent.rank)
+    def __init__(self, latent: LatentSpec, heads: int, method: LinearMethod) -> None:
+        features = heads * (latent.unrotated + latent.value_dim)
+        super().__init__(latent.rank, features, bias=False, method=method)
         self._sizes = [latent.unrotated, latent.value_dim]
         self._heads = heads
+
+    def pack(self) -> None:
+        if isinstance(self.method, QuantizedWeight):
+            self.method.dequantize(self)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """[heads, unrotated, rank] and [heads, value_dim, rank]."""
@@ -83,9 +87,6 @@ class LatentAttention(nn.Module):
         self._ops = layers.ops
         self.num_heads = spec.num_heads
         hidden, rank = spec.hidden_size, latent.query_rank
-        stored = layers.quantization
-        if stored is not None and not stored.online and stored.covers(layers.prefix + "self_attn.kv_b_proj"):
-            raise UnsupportedModel("a quantized kv_b_proj is not supported; use an unquantized checkpoint")
         self.query_latent = self.query_norm = None
         if rank is not None:
             self.query_latent = layers.linear(
@@ -102,7 +103,7 @@ class LatentAttention(nn.Module):
             "self_attn.kv_a_proj_with_mqa", in_features=hidden, out_features=latent.row, bias=False
         )
         self.norm = RMSNorm(latent.rank, _EPS, layers.ops)
-        self.expansion = _Expansion(latent, spec.num_heads)
+        self.expansion = _Expansion(latent, spec.num_heads, layers.stored_method("self_attn.kv_b_proj"))
         self.out = layers.sum_linear(
             "self_attn.o_proj",
             in_features=spec.num_heads * latent.value_dim,

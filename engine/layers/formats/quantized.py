@@ -62,9 +62,16 @@ class QuantizedWeight(LinearMethod):
             return method
         if panels := self._panels(stored):
             return CodesOnCpu(panels[0])
+        self._set_dense(layer, stored)
+        return PLAIN.pack(layer)
+
+    def dequantize(self, layer: nn.Module) -> None:
+        """Replace the parameters of a layer by its `weight`."""
+        layer.weight = nn.Parameter(self.dense(_taken(layer)), requires_grad=False)
+
+    def _set_dense(self, layer: nn.Module, stored: Mapping[str, Tensor]) -> None:
         _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
         layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
-        return PLAIN.pack(layer)
 
     def pack_stack(self, layer: nn.Module) -> GroupedProduct:
         stored = _taken(layer)
@@ -73,8 +80,7 @@ class QuantizedWeight(LinearMethod):
             return product
         if panels := self._panels(stored):
             return MatrixPerExpert([matrix.product for matrix in panels], panels[0].features)
-        _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
-        layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
+        self._set_dense(layer, stored)
         return PLAIN.pack_stack(layer)
 
     def _panels(self, stored: Mapping[str, Tensor]) -> list[CodePanels] | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, llama, require
+from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
@@ -15,13 +17,20 @@ __all__ = ["deepseek_v2", "deepseek_v3"]
 
 def deepseek_v2(config: Config) -> dict[str, Any]:
     require(config, "norm_topk_prob", False)
-    if (config.get("n_group") or 1) > 1:
-        require(config, "topk_method", "greedy")
-    return _deepseek(config) | {"experts": _experts(config, Scoring.SOFTMAX, normalized=False)}
+    match config.get("topk_method", "greedy"):
+        case "greedy":
+            grouped = False
+        case "group_limited_greedy":
+            grouped = True
+        case method:
+            raise UnsupportedModel(f"topk_method={method!r} is not supported")
+    experts = _experts(config, Scoring.SOFTMAX, normalized=False, grouped=grouped)
+    return _deepseek(config) | {"experts": replace(experts, scores_per_group=1)}
 
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
-    experts = _experts(config, Scoring.SIGMOID, normalized=bool(config.get("norm_topk_prob", True)))
+    normalized = bool(config.get("norm_topk_prob", True))
+    experts = _experts(config, Scoring.SIGMOID, normalized=normalized, grouped=True)
     return _deepseek(config) | {
         "experts": experts,
         "num_draft_layers": config.get("num_nextn_predict_layers", 0),
@@ -51,8 +60,8 @@ def _deepseek(config: Config) -> dict[str, Any]:
     return fields | {"latent": latent, "attention": AttentionSpec(scale=scale)}
 
 
-def _experts(config: Config, scoring: Scoring, *, normalized: bool) -> ExpertSpec:
-    size, grouped = config["moe_intermediate_size"], scoring is Scoring.SIGMOID
+def _experts(config: Config, scoring: Scoring, *, normalized: bool, grouped: bool) -> ExpertSpec:
+    size = config["moe_intermediate_size"]
     return ExpertSpec(
         count=config["n_routed_experts"],
         per_token=config["num_experts_per_tok"],
@@ -60,7 +69,7 @@ def _experts(config: Config, scoring: Scoring, *, normalized: bool) -> ExpertSpe
         scoring=scoring,
         normalized=normalized,
         scale=float(config.get("routed_scaling_factor", 1.0)),
-        score_bias=grouped,
+        score_bias=scoring is Scoring.SIGMOID,
         groups=(config.get("n_group") or 1) if grouped else 1,
         groups_per_token=(config.get("topk_group") or 1) if grouped else 1,
         shared_size=size * (config.get("n_shared_experts") or 0),

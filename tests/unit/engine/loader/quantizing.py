@@ -15,7 +15,7 @@ from torch import Tensor
 __all__ = ["FP8_FORMATS", "INT4_FORMATS", "Format", "rewrite"]
 
 FP8 = torch.float8_e4m3fn
-_LINEAR = re.compile(r"(self_attn|mlp|block_sparse_moe).*\.(\w+_proj|w[123])\.weight$")
+_LINEAR = re.compile(r"(self_attn|mlp|block_sparse_moe).*\.(\w+_proj|kv_a_proj_with_mqa|w[123])\.weight$")
 
 Split = Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 """A weight [out, in] -> the tensors that a checkpoint has in its place, and the values they stand for."""

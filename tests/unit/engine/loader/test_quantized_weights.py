@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -60,6 +62,12 @@ def model(name: str) -> PreTrainedModel:
             return Qwen2MoeForCausalLM(
                 Qwen2MoeConfig(**shape, **experts, shared_expert_intermediate_size=256)
             )
+        case "deepseek v3":
+            latent = {"kv_lora_rank": 128, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64}
+            experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+            groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 128}
+            shape = SHAPE | {"num_key_value_heads": 8, "head_dim": 32, "pad_token_id": None}
+            return DeepseekV3ForCausalLM(DeepseekV3Config(**shape, **latent, **experts, **groups))
     raise ValueError(name)
 
 
@@ -99,6 +107,21 @@ def test_weights_that_stay_in_4_bits_give_the_logits_of_their_values(
 
     assert not [name for name, _ in model.named_parameters() if "proj" in name]
     torch.testing.assert_close(logits(model), logits(load_model(dense)), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("format", ["fp8 in blocks", "awq"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_expansion_of_latents_is_dequantized(format: str, ranks: int, tmp_path: Path) -> None:
+    quantized, dense = write("deepseek v3", FORMATS[format], tmp_path)
+
+    def whole(ranks: TorchCommunicator) -> Tensor:
+        part = load_model(quantized, communicator=ranks)
+        ranks.all_reduce_min(0)  # loading sets torch's default dtype for the process
+        return logits(part)
+
+    found = logits(load_model(quantized)) if ranks == 1 else together(2, whole)[0]
+
+    torch.testing.assert_close(found, logits(load_model(dense)), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("format", FORMATS)

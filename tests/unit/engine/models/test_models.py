@@ -215,6 +215,11 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             shape = tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads}
             config = DeepseekV2Config(**shape, q_lora_rank=None, n_shared_experts=2, first_k_dense_replace=1)
             model = DeepseekV2ForCausalLM(config)
+        case "deepseek v2 in groups":
+            shape = tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads}
+            groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+            config = DeepseekV2Config(**shape, **groups, q_lora_rank=20, routed_scaling_factor=1.5)
+            model = DeepseekV2ForCausalLM(config)
         case "deepseek v3":
             shape = tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads}
             yarn = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
@@ -277,6 +282,7 @@ NAMES = [
     "glm4 with experts in groups",
     *RECURRENT,
     "deepseek v2",
+    "deepseek v2 in groups",
     "deepseek v3",
     "gpt2",
 ]
