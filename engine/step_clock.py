@@ -63,7 +63,7 @@ class StepClock:
         since, self._completed_at = self._completed_at, now
         if since > -math.inf and plan.leaves_prompts:
             self._prefill_rate.observe(plan.prompt_tokens, now - since)
-        has_decodes = plan.num_tokens > plan.prompt_tokens
+        has_decodes = len(plan.chunks) > plan.num_prompts
         if has_decodes and since > -math.inf:
             self._scheduler.observe(self._cost.of_step(plan), now - since)
         return now - since

@@ -40,26 +40,27 @@ class StepResults:
         """A step has run: report to `output` what it brought."""
         since = self._times.completed(plan)
         self.num_steps += 1
+        self.num_prompt_tokens += plan.prompt_tokens
         output.completed = True
-        row, scores, accepted = 0, iter(result.scores), 0
-        for chunk in plan.chunks:
-            request, sampled = chunk.request, row
-            row += chunk.samples + len(chunk.draft)
+        row, scores, accepted, known = 0, iter(result.scores), 0, len(output.tokens)
+        errors, on_computed, verify = result.errors, self._requests.hooks.on_computed, ChunkKind.VERIFY
+        for chunk in plan.chunks:  # hundreds: no property or method is called that need not be
+            request, place, sampled = chunk.request, chunk.output_index, row
+            row += (place is not None) + len(chunk.draft)
             if chunk.num_scored:
                 self._score(request, next(scores), output)
-            if chunk.kind is ChunkKind.PREFILL:
-                self.num_prompt_tokens += chunk.length
-            if chunk.samples and sampled in result.errors:
-                self._requests.fail(request, result.errors[sampled], output)
+            if errors and place is not None and sampled in errors:
+                self._requests.fail(request, errors[sampled], output)
             self._scheduler.complete(chunk)
             if request.finish is not None:
                 continue
-            if chunk.kind is ChunkKind.VERIFY:
+            if chunk.kind is verify:
                 accepted += self._verify(chunk, result, sampled, output)
                 continue
-            self._requests.hooks.on_computed(request, chunk.end)
-            if chunk.samples:
-                self._deliver(chunk, result.tokens[sampled], result.logprobs[sampled], output)
+            on_computed(request, chunk.start + chunk.length)
+            if place is not None:
+                self._deliver(request, place, result.tokens[sampled], result.logprobs[sampled], output)
+        self.num_generated_tokens += len(output.tokens) - known
         if self._scheduler.speculator is not None and not plan.prompt_tokens and since < math.inf:
             self._scheduler.speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
 
@@ -74,12 +75,13 @@ class StepResults:
         predicted = self._scheduler.verified(chunk, accepted)
         output.verified.append(Verified(request, len(chunk.draft), accepted, predicted))
         self._requests.hooks.on_computed(request, request.num_computed)
-        for row, place in enumerate(chunk.rows()[: accepted + 1], first):
+        for row in range(first, first + accepted + 1):
             if row in result.errors:
                 self._requests.fail(request, result.errors[row], output)
                 break
             request.output.append(PENDING)
-            self._deliver(place, result.tokens[row], result.logprobs[row], output)
+            place = len(request.output) - 1
+            self._deliver(request, place, result.tokens[row], result.logprobs[row], output)
             if request.finish is not None:
                 break
         return accepted
@@ -94,26 +96,20 @@ class StepResults:
             output.scored.append((request, scores.part(known, computed)))
             request.num_scored += computed - known
 
-    def _deliver(self, chunk: Chunk, token: int, logprobs: TokenLogprobs | None, output: StepOutput) -> None:
-        request = chunk.request
-        assert chunk.output_index is not None
-        request.output[chunk.output_index] = token
-        self.num_generated_tokens += 1
-        length = chunk.output_index + 1
-        is_stop = self._stops(request, token, length)
+    def _deliver(
+        self, request: Request, place: int, token: int, logprobs: TokenLogprobs | None, output: StepOutput
+    ) -> None:
+        """`place`: of the token in the request's output."""
+        request.output[place] = token
+        length, sampling = place + 1, request.sampling
         finish: FinishReason | None = None
+        is_stop = length >= sampling.min_tokens and (
+            token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self._eos_token_ids)
+        )
         if is_stop:
             finish = FinishReason.STOP
-        elif length >= request.sampling.max_tokens or len(request.prompt) + length >= self._max_tokens:
+        elif length >= sampling.max_tokens or len(request.prompt) + length >= self._max_tokens:
             finish = FinishReason.LENGTH
-        output.tokens.append(TokenOut(request, token, chunk.output_index, logprobs, finish, is_stop))
+        output.tokens.append(TokenOut(request, token, place, logprobs, finish, is_stop))
         if finish is not None:
             self._requests.end(request, finish)
-
-    def _stops(self, request: Request, token: int, length: int) -> bool:
-        sampling = request.sampling
-        if length < sampling.min_tokens:
-            return False
-        if token in sampling.stop_token_ids:
-            return True
-        return not sampling.ignore_eos and token in self._eos_token_ids

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from engine.core.plan import ChunkKind, StepPlan
+from engine.core.plan import StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
@@ -16,9 +17,8 @@ from engine.speculation.counts import DraftCounts
 __all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut", "Verified"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenOut:
-    """A new token of one request."""
+class TokenOut(NamedTuple):
+    """A new token of one request. A tuple, as `Chunk` is one."""
 
     request: Request
     token: TokenId
@@ -57,13 +57,13 @@ class StepMeasured:
     @classmethod
     def of(cls, plan: StepPlan, seconds: float) -> StepMeasured:
         """O(chunks)."""
-        prompts = [chunk for chunk in plan.chunks if chunk.kind is ChunkKind.PREFILL]
-        decodes = [chunk for chunk in plan.chunks if chunk.kind is not ChunkKind.PREFILL]
+        prompts = plan.prompts
+        decodes = plan.chunks[len(prompts) :]
         return cls(
             prompt_tokens=sum(chunk.length for chunk in prompts),
             attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
             decodes=len(decodes),
-            context_tokens=sum(chunk.end for chunk in decodes),
+            context_tokens=sum([chunk.start + chunk.length for chunk in decodes]),
             seconds=seconds,
         )
 

@@ -93,12 +93,18 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.length for chunk in self.chunks)
+        """O(prefill chunks): all others are single tokens and drafts."""
+        return self.prompt_tokens + len(self.chunks) - self.num_prompts + self.num_drafted
+
+    @property
+    def prompts(self) -> list[Chunk]:
+        """Prefill chunks. O(their number)."""
+        return self.chunks[: self.num_prompts]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompt chunks."""
-        return sum(chunk.length for chunk in self.chunks if chunk.kind is ChunkKind.PREFILL)
+        """Tokens of prefill chunks."""
+        return sum(chunk.length for chunk in self.prompts)
 
     def rows(self) -> list[Chunk]:
         """The chunks as the device computes them, with the rows of each verify chunk.
@@ -112,14 +118,18 @@ class StepPlan:
 
     @property
     def num_prompts(self) -> int:
-        """Prefill chunks. O(their number)."""
-        chunks = enumerate(self.chunks)
-        return next((k for k, chunk in chunks if chunk.kind is not ChunkKind.PREFILL), len(self.chunks))
+        """How many. O(their number)."""
+        count = 0
+        for chunk in self.chunks:
+            if chunk.kind is not ChunkKind.PREFILL:
+                break
+            count += 1
+        return count
 
     @property
     def num_single(self) -> int:
         """Requests that start with their last token: the cache held all others of their prompt."""
-        prompts = {chunk.request.id for chunk in self.chunks[: self.num_prompts]} if self.started else ()
+        prompts = {chunk.request.id for chunk in self.prompts} if self.started else ()
         return sum(request.id not in prompts for request in self.started)
 
     def __bool__(self) -> bool:

@@ -15,7 +15,7 @@ def log_chunks(plan: StepPlan) -> None:
     """O(prefill chunks), and nothing unless debug lines are wanted."""
     if not _log.isEnabledFor(logging.DEBUG):
         return
-    for chunk in plan.chunks[: plan.num_prompts]:
+    for chunk in plan.prompts:
         _log.debug(
             "Chunked prefill. request: %d, num_computed_tokens: %d, num_scheduled_tokens: %d,"
             " num_prompt_tokens: %d",

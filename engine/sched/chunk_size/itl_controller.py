@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from engine.core.plan import ChunkKind, StepPlan
+from engine.core.plan import StepPlan
 
 __all__ = ["ITLController", "PromptCost", "whole_tiles"]
 
@@ -27,8 +27,7 @@ class PromptCost:
         return length * (1 + (start + length / 2) / self.costly_context)
 
     def of_step(self, plan: StepPlan) -> float:
-        prompts = [chunk for chunk in plan.chunks if chunk.kind is ChunkKind.PREFILL]
-        return sum(self.of(chunk.start, chunk.length) for chunk in prompts)
+        return sum(self.of(chunk.start, chunk.length) for chunk in plan.prompts)
 
 
 class ITLController:
