@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import httpx
@@ -177,3 +178,37 @@ async def test_stop_with_workers_ends_them_and_gives_their_room_back(
     said = await second.operate("stop", "--workers", "--config", str(settings))
     assert "decode-0, prefill-0" in said
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+async def ended(service: Service) -> None:
+    """In an orderly way."""
+    service.running.process.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(service.running.process.wait, 60) == 0
+
+
+async def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    """As an upgrade does it: a router is taken off the balancer, ended, and started with other settings."""
+    new = ("--max-running-requests", "32")
+    with ExitStack() as routers:
+        old, first = (routers.enter_context(joined(small, ray_address, tmp_path / name)) for name in "ab")
+        before = await worker_pids(old)
+        async with Load(old.clients(CLIENTS), answers) as through_old:
+            await through_old.everybody_streams()
+            await ended(first)
+            upgraded = routers.enter_context(joined(small, ray_address, tmp_path / "c", *new))
+            for worker in ("decode-0", "prefill-0"):
+                await upgraded.says(f"{worker} is ready again", 0, 90.0)
+            await through_old.everybody_streams(since=time.monotonic())
+        async with Load(upgraded.clients(CLIENTS), answers) as through_new:
+            await through_new.everybody_streams()
+            await ended(old)
+            last = routers.enter_context(joined(small, ray_address, tmp_path / "d", *new))
+            after = await worker_pids(last)
+            await through_new.everybody_streams(since=time.monotonic())
+        assert not through_old.refusals
+        assert not through_new.refusals
+        assert not set(after.values()) & set(before.values())
+        assert await worker_pids(upgraded) == after
+        await last.all_pages_back()
