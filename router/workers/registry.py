@@ -115,7 +115,7 @@ class Registry:
         if member.keeper is not None:
             member.keeper.cancel()
             await asyncio.wait([member.keeper])
-        await self.reconsider()
+        await self._announce(member, up=False)
 
     def ready(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """Sessions to the workers of a role that can be used now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.workers.events import Listener
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import decode_worker
@@ -39,3 +40,15 @@ async def test_the_tokens_of_a_step_are_handed_out_in_one_turn_of_the_loop() -> 
         counting.cancel()
     assert list(turns) == list(range(STREAMS))
     assert len(set(turns.values())) == 1
+
+
+async def test_a_worker_that_is_removed_while_it_is_connected_is_announced_as_gone() -> None:
+    worker, seen = decode_worker("decode-0"), list[bool]()
+    await worker.start()
+    try:
+        async with Registry([worker], lambda _member, up: seen.append(up)) as registry:
+            assert await registry.wait_for_all(5.0)
+            await registry.remove(registry.members()[0])
+            assert seen == [True, False]
+    finally:
+        await worker.stop()
