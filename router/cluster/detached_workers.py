@@ -8,6 +8,7 @@ has a group of its own, which ends with it.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,9 @@ _log = logging.getLogger(__name__)
 DETACHED: Final = "detached"
 _ANSWER_S: Final = 5.0
 """For a worker to say which routers are connected to it."""
+_RELEASE_S: Final = 10.0
+"""Ray takes back the room of ended workers within 0.2 s, unless their node is cut off."""
+_POLL_S: Final = 0.02
 _NODE_LABEL: Final = "ray.io/node-id"
 """Ray labels every node with its id."""
 
@@ -125,8 +129,17 @@ class DetachedWorkers:
         return f"{self._namespace} {worker_id}"
 
     def _remove_groups(self) -> None:
-        for group in self._groups():
+        """Return when their room is free: Ray spreads new workers only over nodes that have room already."""
+        groups = self._groups()
+        for group in groups:
             _remove(str(group["name"]))
+        ids = {str(group["placement_group_id"]) for group in groups}
+        deadline = time.monotonic() + _RELEASE_S
+        while any(id in resource for resource in ray.cluster_resources() for id in ids):  # type: ignore[no-untyped-call]
+            if time.monotonic() > deadline:
+                _log.warning("ended workers still occupy their nodes; new workers may share one")
+                return
+            time.sleep(_POLL_S)
 
     def _groups(self) -> list[dict[str, Any]]:
         """As Ray describes them; it also lists groups that were removed."""
