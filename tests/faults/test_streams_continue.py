@@ -27,6 +27,7 @@ from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.engine_config import engine_config
 from tests.faults.local_cluster import LocalWorker
 from tests.faults.small_model import MAX_LEN, SmallModel
+from tests.integration.tiny_cluster import slow_down
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost
 
@@ -152,6 +153,8 @@ async def undisturbed_and_disturbed(
     for _ in range(ATTEMPTS):
         async with cluster(small, mode) as served:
             expected = await ask(served, options, None, 0)
+            for host in served.hosts.values():
+                slow_down(host, 0.005)
             found = await ask(served, options, how, 20)
             if served.retries():
                 assert served.retries() == 1
