@@ -14,8 +14,8 @@ URL, REAL, MODEL = sys.argv[1], sys.argv[2] == "real", sys.argv[3]
 ASK = [{"role": "user", "content": "Which city, Bern or Basel?"}]
 
 
-class City(BaseModel):
-    """A city."""
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", a small model may add properties until its context is full."""
 
     city: Literal["Bern", "Basel"] = Field(description="Its name.")
 
