@@ -43,7 +43,7 @@ test: setup  ## Run the tests that every change must pass: some minutes, no GPU 
 # In two parts: the second has the machine for itself. ARGS may name tests of one part only: the other one's
 # status is 5.
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
-	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 2 $(FILES_AT_ONCE) $(ARGS); first=$$?; \
+	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 3 $(FILES_AT_ONCE) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(or $(ARGS),tests/faults); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second

@@ -33,7 +33,7 @@ TEXTS = {
     "code": "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n        yield a\n",
     "300 tokens": _STORY * 8,
     "600 tokens": "Read this log and say what happens next.\n" + _STORY * 16,
-    "2000 tokens": "Summarise this diary in one sentence.\n" + _STORY * 52,
+    "1000 tokens": "Summarise this diary in one sentence.\n" + _STORY * 28,
 }
 
 
@@ -50,7 +50,7 @@ class Oracle:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.prompts = {name: list(self.tokenizer(text)["input_ids"]) for name, text in TEXTS.items()}
         self.prompts["one token"] = self.prompts["one token"][:1]
-        self.prompts["2000 tokens"] = self.prompts["2000 tokens"][:2000]
+        self.prompts["1000 tokens"] = self.prompts["1000 tokens"][:1000]
 
     def answer(self, name: str) -> list[int]:
         """NUM_TOKENS tokens; one that ends the answer is not among them."""

@@ -21,6 +21,7 @@ def test_a_stream_continues_and_new_requests_are_served_whichever_worker_is_kill
     with router(tmp_path / "log", *ADAPTIVE) as service:
         service.wait_until_ready()
         for role in ("PrefillWorker", "DecodeWorker"):
+            service.wait_until_all_workers_are_back()
             stream = Streaming(service, TEXTS[NAME], NUM_TOKENS, min_tokens=NUM_TOKENS)
             stream.wait_for_chunks(3)
             (worker,) = service.workers(role)
@@ -28,4 +29,3 @@ def test_a_stream_continues_and_new_requests_are_served_whichever_worker_is_kill
             assert stream.finish() == oracle.text(NAME)
             answer = service.complete(TEXTS[NAME], NUM_TOKENS, min_tokens=NUM_TOKENS)
             assert answer["choices"][0]["text"] == oracle.text(NAME)
-            service.wait_until_all_workers_are_back()

@@ -1,4 +1,8 @@
-"""The router with the plans of other systems: the same tokens, their log lines, and where the time went."""
+"""The router with the plan of another system: the same tokens, its log lines, and where the time went.
+
+tests/unit/router/cluster/test_scheduler_plan.py compares the flags of all presets with the workers' settings,
+tests/integration/test_scheduler_presets.py their tokens with transformers'.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +18,14 @@ from tests.e2e.conftest import NUM_TOKENS, Oracle
 from tests.e2e.router_process import RouterProcess, router
 
 NAMES = ("a question", "300 tokens", "code")
-FLAGS = {
-    "sglang": "--preset sglang --chunked-prefill-size 128 --tp-size 1 --max-total-tokens 4096",
-    "vllm": "--preset vllm --max-num-batched-tokens 128 --max-num-seqs 16 --max-model-len 2048",
-}
+FLAGS = "--preset sglang --chunked-prefill-size 128 --tp-size 1 --max-total-tokens 4096"
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("preset", FLAGS)
 def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
-    preset: str, tmp_path: Path, oracle: Oracle
+    tmp_path: Path, oracle: Oracle
 ) -> None:
-    flags = (*FLAGS[preset].split(), "--log-workers", "--decode-log-interval", "4", "--admin-port", "0")
+    flags = (*FLAGS.split(), "--log-workers", "--decode-log-interval", "4", "--admin-port", "0")
     with router(tmp_path / "log", *flags) as service:
         service.wait_until_ready()
 
@@ -44,9 +44,7 @@ def test_a_preset_answers_as_transformers_and_logs_as_the_guides_expect(
     sizes = [int(size) for size in re.findall(r"Prefill batch\. #new-seq: \d+, #new-token: (\d+),", log)]
     assert max(sizes) <= 128
     assert re.search(r"Decode batch\. #running-req: \d+.*gen throughput \(token/s\): [\d.]+", log)
-    page_size = {"sglang": 1, "vllm": 16}[preset]
-    settings = rf"Chunked prefill is enabled.* chunked_prefill_size=128, .*page_size={page_size},"
-    assert re.search(rf"decode-0: {settings}", log)
+    assert re.search(r"decode-0: Chunked prefill is enabled.* chunked_prefill_size=128, .*page_size=1,", log)
 
 
 def explained(service: RouterProcess, request: str) -> str:

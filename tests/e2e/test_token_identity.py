@@ -3,7 +3,7 @@
 Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
 product runs on tiny models in tests/integration, and on a readable KV cache in
 tests/unit/engine/test_engine.py. `make test` runs every size in one of the modes; the rest, and the prompt of
-4,000 tokens, are for `make test-all`.
+1,000 tokens, are for `make test-all`.
 """
 
 from __future__ import annotations
@@ -108,21 +108,17 @@ async def test_many_requests_at_once_are_answered_as_one_alone(
         await cluster_.all_pages_back()
 
 
-@pytest.mark.parametrize("mode", MODES)
-async def test_a_prompt_alone_and_once_more_from_the_cache(smollm2: Path, oracle: Oracle, mode: str) -> None:
-    name = "300 tokens"
-    async with cluster(smollm2, mode) as cluster_:
-        for _ in ("computed", "from the cache"):
-            assert await cluster_.answer(oracle.prompts[name]) == oracle.answer(name)
-        await cluster_.all_pages_back()
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_prompt_of_2000_tokens_beside_shorter_ones(smollm2: Path, oracle: Oracle, mode: str) -> None:
-    names = ["2000 tokens", *SHORT]
-    async with cluster(smollm2, mode, num_pages=512, max_model_len=8192) as cluster_:
+async def test_a_prompt_of_1000_tokens_beside_shorter_ones_and_once_more_from_the_cache(
+    smollm2: Path, oracle: Oracle, mode: str
+) -> None:
+    long = "1000 tokens"
+    names = [long, "a question", "300 tokens"]
+    async with cluster(smollm2, mode) as cluster_:
         assert await cluster_.answers([oracle.prompts[name] for name in names]) == oracle.answers(names)
+        await cluster_.all_pages_back()
+        assert await cluster_.answer(oracle.prompts[long]) == oracle.answer(long)
         await cluster_.all_pages_back()
 
 

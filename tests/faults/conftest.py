@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from router.config.settings import Mode
 from tests.faults.clients import GrpcClient
 from tests.faults.load import Answers, learn, questions
+from tests.faults.local_cluster import local_cluster
 from tests.faults.service import Service, serve
 from tests.faults.small_model import SmallModel, save_small_model
 
@@ -24,6 +26,11 @@ def service(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session")
-def answers(service: Service, small: SmallModel) -> Answers:
+def answers(small: SmallModel) -> Answers:
     """Reference answers for prompts that every test may use: all servers have the same model."""
-    return asyncio.run(learn(small, GrpcClient(service.target), questions(small, count=8)))
+
+    async def learned() -> Answers:
+        async with local_cluster(small, Mode.MIXED, num_pages=1024) as cluster:
+            return await learn(small, GrpcClient(cluster.target), questions(small, count=8))
+
+    return asyncio.run(learned())

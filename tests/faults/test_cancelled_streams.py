@@ -16,7 +16,7 @@ from tests.faults.clients import Answered, GrpcClient, check
 from tests.faults.local_cluster import local_cluster
 from tests.faults.small_model import Question, SmallModel
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.thorough
 
 CLIENTS = 300
 ANSWER_TOKENS = 600

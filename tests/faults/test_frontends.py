@@ -14,7 +14,7 @@ from tests.faults.load import Answers, Load
 from tests.faults.service import Service, serve
 from tests.faults.small_model import SmallModel
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 FRONTENDS = 2
 CLIENTS = 12

@@ -19,7 +19,7 @@ from tests.faults.service import Service, serve
 from tests.faults.small_model import SmallModel
 from tests.running_ray import running_ray
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 CLIENTS = 8
 WORKERS = 2
