@@ -21,6 +21,7 @@ __all__ = [
     "group_layers",
     "kept_pages",
     "kept_places",
+    "window_shares",
 ]
 
 _MOST_GROUPS: Final = 8
@@ -134,6 +135,16 @@ def group_layers(windows: Sequence[int | None], context: int) -> tuple[KVGroup, 
         for window, layers in kinds.items()
         for begin in range(0, len(layers), size)
     )
+
+
+def window_shares(groups: Sequence[KVGroup]) -> tuple[tuple[int, float], ...]:
+    """The windows, each with the share of the groups' layers that have it."""
+    total = sum(len(group.layers) for group in groups)
+    layers: dict[int, int] = {}
+    for group in groups:
+        if group.window is not None:
+            layers[group.window] = layers.get(group.window, 0) + len(group.layers)
+    return tuple((window, count / total) for window, count in layers.items())
 
 
 def kept_places(groups: Sequence[KVGroup], page_size: int, position: int, blocks: range) -> Sequence[int]:

@@ -8,13 +8,17 @@ from typing import Final, Protocol
 
 from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
-from router.placement import StepWork
+from router.placement import EVERYTHING, Reach, StepWork
 
 __all__ = ["ENGINE_H200_8B", "H200_8B", "DeviceCosts", "StepCosts"]
 
 
 class StepCosts(Protocol):
     """What a step costs, in seconds."""
+
+    @property
+    def reach(self) -> Reach:
+        """Of the model's layers."""
 
     def device_s(self, plan: StepPlan) -> float:
         """On the device."""
@@ -54,8 +58,7 @@ class DeviceCosts:
     """To read the KV of one token of a decode's context."""
     pair: float = 1.1e-9
     """Attention, per pair of a prompt token and a token that it attends to."""
-    windows: tuple[tuple[int, float], ...] = ()
-    """Windows of layers, in tokens, each with the share of layers that have it; the others have none."""
+    reach: Reach = EVERYTHING
     step: float = 0.5e-3
     """Everything else on the device."""
     prompts: float = 1.0e-3
@@ -73,15 +76,9 @@ class DeviceCosts:
 
     def seconds(self, work: StepWork) -> float:
         rows = -(-(work.prompt_tokens + work.decodes) // self.padding) * self.padding
-        context = self._attended(work.context_tokens, work.decodes)
-        pairs = self._attended(work.attention, work.prompt_tokens)
-        seconds = self.step + self.of_matrices(rows) + self.context * context
-        return seconds + (self.prompts + self.pair * pairs if work.prompt_tokens else 0.0)
-
-    def _attended(self, tokens: float, rows: int) -> float:
-        """Of `tokens` before `rows` rows together, those that a layer attends to, averaged over layers."""
-        behind = [share * max(0.0, tokens - rows * window) for window, share in self.windows]
-        return tokens - sum(behind)
+        read = self.reach.of_step(work)
+        seconds = self.step + self.of_matrices(rows) + self.context * read.context_tokens
+        return seconds + (self.prompts + self.pair * read.attention if work.prompt_tokens else 0.0)
 
     def of_matrices(self, rows: float) -> float:
         points = self.matrices

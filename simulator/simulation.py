@@ -120,6 +120,7 @@ class Simulation:
                     page_size=settings.page_size,
                     max_running=settings.max_running,
                     prior=cluster.prior,
+                    reach=cluster.device.reach,
                 ),
                 worker.load,
             )

@@ -17,6 +17,7 @@ from router.placement.policy import (
     QuarantinedPages,
     Why,
 )
+from router.placement.reach import EVERYTHING, Reach
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
 from router.placement.view import (
     ClusterView,
@@ -31,6 +32,7 @@ from router.placement.view import (
 )
 
 __all__ = [
+    "EVERYTHING",
     "POLICIES",
     "PRIOR",
     "AdaptivePlacement",
@@ -49,6 +51,7 @@ __all__ = [
     "Preference",
     "PromptWork",
     "QuarantinedPages",
+    "Reach",
     "RequestView",
     "StepTime",
     "StepTimeFit",

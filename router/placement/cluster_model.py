@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from router.placement.account.decaying_rate import DecayingRate
 from router.placement.account.load import WorkerLoad
+from router.placement.reach import EVERYTHING, Reach
 from router.placement.step_time import PRIOR, StepTime, StepWork
 from router.placement.transfer_rate import TransferRates
 from router.placement.view import (
@@ -48,6 +49,7 @@ class WorkerFacts:
     shares_prefixes: bool = False
     """Whether it may send cached KV to other workers, and take theirs."""
     prior: StepTime = PRIOR
+    reach: Reach = EVERYTHING
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class ClusterModel:
     def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
         """The time of a step on the device. A sample of the steps is enough."""
         if (worker := self._workers.get(worker_id)) is not None:
-            self._step_times.observe(worker_id, work, seconds)
+            self._step_times.observe(worker_id, worker.facts.reach.of_step(work), seconds)
             worker.view = None
 
     def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
@@ -171,6 +173,7 @@ class ClusterModel:
             id=facts.id,
             prefers=facts.prefers,
             step_time=self._step_times.of(facts.id),
+            reach=facts.reach,
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,
             pause_target_s=facts.pause_target_s,

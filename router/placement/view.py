@@ -10,6 +10,7 @@ from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
+from router.placement.reach import EVERYTHING, Reach
 from router.placement.step_time import StepTime
 
 __all__ = [
@@ -78,6 +79,8 @@ class WorkerView:
     id: WorkerId
     prefers: Preference = Preference.BOTH
     step_time: StepTime
+    """Of the tokens that attention reads; see `reach`."""
+    reach: Reach = EVERYTHING
     chunk_tokens: int
     """Most tokens that a step computes."""
     step_target_s: float | None = None

@@ -7,14 +7,15 @@ which steps become compute-bound. The efficiency at each distance from that ridg
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from common.kv_groups import window_shares
 from engine.kv_cache.slot_count import wanted_slots
 from engine.model_config.model_spec import ModelSpec
+from router.placement import Reach
 from simulator.device import H200_8B, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
 from simulator.simulation import NVLINK, LinkCosts
@@ -72,7 +73,12 @@ class WorkerCosts:
 
 def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
     """Costs of a worker with this many tensor-parallel ranks."""
-    measured = ranks == 1 and gpu == H200 and _shape(model) == _shape(LLAMA_8B) and not _windows(model)
+    measured = (
+        ranks == 1
+        and gpu == H200
+        and _shape(model) == _shape(LLAMA_8B)
+        and not window_shares(model.kv_groups)
+    )
     kv_bytes = kv_bytes_per_token(model)
     per_rank = kv_bytes * max(1, model.num_kv_heads // ranks) / model.num_kv_heads
     room = _MEMORY_SHARE * gpu.memory_bytes - weight_bytes(model) / ranks - _ACTIVATIONS
@@ -118,20 +124,13 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
             for rows, seconds in _matrices(model, gpu, ranks)
         ),
         context=H200_8B.context * context,
-        windows=_windows(model),
+        reach=Reach(window_shares(model.kv_groups)),
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
         step=H200_8B.step * layers,
         prompts=H200_8B.prompts * layers,
         host=H200_8B.host,
         host_prompts=H200_8B.host_prompts,
     )
-
-
-def _windows(model: ModelSpec) -> tuple[tuple[int, float], ...]:
-    """Windows, each with the share of the layers with attention that have it."""
-    layers = model.attention_layers
-    counts = Counter(window for layer in layers if (window := model.window(layer)) is not None)
-    return tuple((window, count / len(layers)) for window, count in counts.items())
 
 
 def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:

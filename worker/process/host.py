@@ -22,6 +22,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import tune_gc
+from common.kv_groups import window_shares
 from common.metric_export import Source, exported
 from common.ports import bind_within
 from common.progress import Progress, silent
@@ -297,6 +298,10 @@ class WorkerHost:
             chunked_prefill_size=config.engine.scheduler.largest_chunk(engine.max_tokens) or 0,
             max_running_requests=engine.max_running,
             most_blocks=engine.kv.needs.of_request.most_blocks,
+            windows=[
+                worker_pb2.Window(tokens=tokens, share=share)
+                for tokens, share in window_shares(engine.kv.needs.groups)
+            ],
             step_target_s=config.engine.scheduler.step_target_s or 0.0,
             pause_target_s=config.engine.scheduler.pause_s or 0.0,
             cuda_graph_max_bs=config.engine.cuda_graph_max_batch,

@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
+from router.placement import EVERYTHING, Reach
 
 __all__ = ["LinearSteps"]
 
@@ -43,6 +44,11 @@ class LinearSteps:
         coefficients = np.zeros(features.shape[1])
         coefficients[used] = found
         return cls(*coefficients.tolist())
+
+    @property
+    def reach(self) -> Reach:
+        """The measured engines have no windows."""
+        return EVERYTHING
 
     def device_s(self, plan: StepPlan) -> float:
         return float(np.dot(_features(StepMeasured.of(plan, 0.0)), astuple(self)))

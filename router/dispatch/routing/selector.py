@@ -22,6 +22,7 @@ from router.placement import (
     PlacementPolicy,
     Preference,
     QuarantinedPages,
+    Reach,
     RequestView,
     StepWork,
     Targets,
@@ -287,4 +288,5 @@ def _facts(session: WorkerSession) -> WorkerFacts:
         page_size=max(info.page_size, 1),
         max_running=info.max_running_requests or None,
         shares_prefixes=info.shares_prefixes,
+        reach=Reach(tuple((window.tokens, window.share) for window in info.windows)),
     )

@@ -41,7 +41,8 @@ class Pace:
 
 def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_token: float) -> Pace:
     """`pairs_per_token`: mean number of tokens that a prompt token attends to."""
-    model = worker.step_time
+    model, reach = worker.step_time, worker.reach
+    context_tokens, pairs_per_token = reach.of(context_tokens, decodes), reach.of(pairs_per_token, 1)
     plain = model.seconds(StepWork(0, 0.0, decodes, context_tokens))
     tokens = float(max(worker.chunk_tokens - decodes, worker.page_size))
     if decodes and worker.pause_target_s is not None:

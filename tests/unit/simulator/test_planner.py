@@ -14,7 +14,7 @@ from engine.model_config.model_spec import ModelSpec
 from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
-from router.placement import StepWork, Targets
+from router.placement import EVERYTHING, StepWork, Targets
 from simulator.device import H200_8B
 from simulator.lengths import Fixed, LogNormal, Uniform
 from simulator.planner.advice import advise, ranked
@@ -89,7 +89,7 @@ def test_layers_with_windows_attend_to_their_windows_alone() -> None:
     attention = replace(LLAMA_8B.attention, windows=(1024, None) * 16)
     costs = costs_of(replace(LLAMA_8B, attention=attention), H200, 1)
     assert costs.basis is Basis.ESTIMATED
-    without = replace(costs.device, windows=())
+    without = replace(costs.device, reach=EVERYTHING)
     long, seen = (StepWork(0, 0.0, 64, 64.0 * tokens) for tokens in (8192, (8192 + 1024) / 2))
     assert costs.device.seconds(long) == pytest.approx(without.seconds(seen))
     short = StepWork(0, 0.0, 64, 64 * 500.0)
