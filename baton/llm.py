@@ -20,8 +20,7 @@ from baton.settings import config_of
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.device.current import enter_device
 from engine.engine import Engine
-from engine.executor.draft_model import DraftModel
-from engine.executor.runner import ModelRunner
+from engine.executor.build import build_runner
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
 from router.config.choices import Dtype
@@ -68,10 +67,9 @@ class LLM:
         engine_config = plan.config.engine
         enter_device(engine_config.device)
         self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size)
-        draft_model = DraftModel.load(engine_config)
-        runner = ModelRunner(engine_config)
-        self._engine = Engine(engine_config, runner=runner, draft_model=draft_model)
-        warm_up(runner, engine_config, warmup_plan_for(engine_config), draft_model)
+        runner, drafts = build_runner(engine_config)
+        self._engine = Engine(engine_config, runner=runner, drafts=drafts)
+        warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
         self._runner = Runner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
         self._bounds = ServedBounds(

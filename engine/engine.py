@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.arriving_prefixes import ArrivingPrefix
+from engine.core.draft_source import DraftSource
 from engine.core.events import EngineStats, Occupancy, StepOutput
 from engine.core.group_pages import GroupPages, pages_by_kind
 from engine.core.kv_manager import KVManager
@@ -24,8 +25,7 @@ from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest
 from engine.executor.base import Runner, StepInFlight, StepResult
-from engine.executor.draft_model import DraftModel
-from engine.executor.runner import ModelRunner
+from engine.executor.build import build_runner
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
 from engine.in_flight import InFlight, Launched
@@ -48,13 +48,14 @@ class Engine:
         *,
         hooks: Hooks = NO_HOOKS,
         runner: Runner[Any] | None = None,
-        draft_model: DraftModel | None = None,
+        drafts: DraftSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        # Before the runner, whose pool takes the memory that is left.
-        self.draft_model = draft_model or DraftModel.load(config)
-        self.runner: Runner[Any] = runner or ModelRunner(config)
+        if runner is None:
+            runner, drafts = build_runner(config)
+        self.runner: Runner[Any] = runner
+        self.drafts = drafts
         num_pages = config.num_pages or self.runner.num_pages
         self.kv = KVManager(
             num_pages,
@@ -78,7 +79,7 @@ class Engine:
             seed=config.seed,
             max_rows=config.max_decode_rows,
             edits_rows=config.edits_rows,
-            draft_model=self.draft_model,
+            drafts=self.drafts,
         )
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
@@ -302,8 +303,8 @@ class Engine:
 
     def check_pages(self) -> PageCounts:
         """Raises PageLeak unless every page has exactly one owner. O(pages): for idle times and tests."""
-        if self.draft_model is not None:
-            self.draft_model.check_pages()
+        if self.drafts is not None:
+            self.drafts.check_pages()
         return self.kv.check([*self._requests.owners()])
 
     def pages_by_kind(self) -> list[GroupPages]:
@@ -342,8 +343,8 @@ class Engine:
 
     def close(self) -> None:
         self.runner.close()
-        if self.draft_model is not None:
-            self.draft_model.close()
+        if self.drafts is not None:
+            self.drafts.close()
 
     def _take_in(self, request: Request) -> None:
         if not self.has_work:

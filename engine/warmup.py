@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from engine.config import EngineConfig
+from engine.core.draft_source import DraftSource
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.executor.draft_model import DraftModel
 from engine.executor.runner import ModelRunner
 
 __all__ = ["WarmupPlan", "warm_up", "warmup_plan_for"]
@@ -70,7 +70,7 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
 
 
 def warm_up(
-    runner: ModelRunner, config: EngineConfig, plan: WarmupPlan, draft_model: DraftModel | None = None
+    runner: ModelRunner, config: EngineConfig, plan: WarmupPlan, drafts: DraftSource | None = None
 ) -> None:
     """Run `plan` with a separate engine on `runner`, before any other engine uses its pool.
 
@@ -81,7 +81,7 @@ def warm_up(
         config.scheduler, itl_target_s=None, tpot_target_s=None, max_waiting_requests=everybody
     )
     freely = replace(config, radix_cache=False, scheduler=scheduler)
-    engine = Engine(freely, runner=runner, draft_model=draft_model)
+    engine = Engine(freely, runner=runner, drafts=drafts)
     for k in range(plan.crowd):
         sampled = k % 2 == 1
         # Greedy requests end last, so that mixed and all-greedy batches are both run.

@@ -5,7 +5,7 @@ python -m benchmarks.gpu.speculation --model FOLDER --points 1:1024,64:1024 --dr
 For each point, BATCH:CONTEXT, three figures side by side: a decode step; a verify step of 1 + `--drafts`
 tokens per request, all drafts wrong; TPOT without drafts, and with drafts of which each is right with the
 probability `--acceptance`. The output layer's weights are zero, so that the answer is known: token 0 always.
---draft-model FOLDER adds TPOT with a draft model, whose guesses are then all right.
+--draft-model FOLDER adds TPOT with a draft model or an EAGLE-3 head, whose guesses are then all right.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
 decode step over this many positions, with random weights, and between decodes in batches of two sizes.
@@ -103,7 +103,7 @@ def point(engine: Engine, batch: int, context: int, drafts: int, acceptance: flo
         speculate(engine, None if right is None else config, known)
         result[name] = timed(engine, start(engine, prompts, len(answer), 1_000 * number))
         end(engine)
-    if engine.draft_model is not None:
+    if engine.drafts is not None:
         speculate(engine, replace(config, drafters=frozenset({DrafterKind.MODEL})))
         result["model"] = timed(engine, start(engine, prompts, len(answer), 1_000 * len(kinds)))
         end(engine)
@@ -172,8 +172,9 @@ def main() -> None:
         with torch.inference_mode():
             assert isinstance(engine.runner, ModelRunner)
             engine.runner._model.head.weight.zero_()
-            if engine.draft_model is not None:
-                engine.draft_model._runner._model.head.weight.zero_()
+            drafts: Any = engine.drafts
+            if drafts is not None:
+                drafts._runner._model.head.weight.zero_()
         for batch, context in points:
             results.append(point(engine, batch, context, options.drafts, options.acceptance))
             print(json.dumps(results[-1], indent=1), flush=True)

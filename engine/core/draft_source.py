@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from engine.core.request import Request, RequestId, TokenId
+from engine.core.sampling_params import SamplingParams
 
-__all__ = ["DraftSource", "Wanted"]
+__all__ = ["DraftSource", "Wanted", "guessing"]
 
 
 class Wanted(NamedTuple):
@@ -25,3 +26,22 @@ class DraftSource(Protocol):
 
     def ended(self, request: RequestId) -> None:
         """Forget a request. It need not be known."""
+
+    def check_pages(self) -> object:
+        """Raises PageLeak for a page of its own without exactly one owner."""
+
+    def close(self) -> None: ...
+
+
+def guessing(sampling: SamplingParams) -> SamplingParams:
+    """What decides about a single token. Penalties and grammars follow all tokens so far, also wrong ones."""
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        logit_bias=sampling.logit_bias,
+        ignore_eos=sampling.ignore_eos,
+    )

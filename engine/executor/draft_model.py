@@ -18,11 +18,10 @@ from typing import Final
 
 from common.progress import Progress, silent
 from engine.config import EngineConfig, SpeculationConfig
-from engine.core.draft_source import Wanted
+from engine.core.draft_source import Wanted, guessing
 from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request, RequestId, TokenId
-from engine.core.sampling_params import SamplingParams
 from engine.errors import EngineError
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner
@@ -149,7 +148,7 @@ class DraftModel:
         tokens = request.tokens(0, request.num_known)
         if max(tokens) >= self._vocab_size:
             return None
-        twin = Request(request.id, request.prompt, _guessing(request.sampling), output=request.output[:known])
+        twin = Request(request.id, request.prompt, guessing(request.sampling), output=request.output[:known])
         while not self._kv.admit(twin, lambda _: 0):
             if not self._forget_another(asked):
                 return None
@@ -251,20 +250,6 @@ def _pending(twin: Request, length: int, *, by_rows: bool) -> Chunk:
         first = start + 1 - len(twin.prompt)
         return Chunk(twin, twin.slot, start, length, first, kind=ChunkKind.VERIFY, draft=draft)
     return Chunk(twin, twin.slot, start, length, output, kind=ChunkKind.PREFILL)
-
-
-def _guessing(sampling: SamplingParams) -> SamplingParams:
-    """What decides about a single token. Penalties and grammars follow all tokens so far, also wrong ones."""
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        logit_bias=sampling.logit_bias,
-        ignore_eos=sampling.ignore_eos,
-    )
 
 
 def _common(guessed: Sequence[TokenId], said: Sequence[TokenId]) -> int:

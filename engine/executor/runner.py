@@ -23,10 +23,12 @@ from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Enqueuing, Forward
+from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.kv_cache.slot_count import share_out, wanted_slots
 from engine.kv_cache.stored import Fp8KV
+from engine.layers.modules import Embedding
 from engine.loader.kv_scales import kv_scales
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
@@ -60,7 +62,11 @@ class ModelRunner:
     """Owns the weights, the KV pool and every other tensor of a worker, or of one of its ranks."""
 
     def __init__(
-        self, config: EngineConfig, progress: Progress = silent, communicator: Communicator = SINGLE_RANK
+        self,
+        config: EngineConfig,
+        progress: Progress = silent,
+        communicator: Communicator = SINGLE_RANK,
+        companion: Companion | None = None,
     ) -> None:
         """With several ranks, all build their runners at the same time: they size the KV pool together.
 
@@ -82,6 +88,10 @@ class ModelRunner:
                 progress=progress,
                 communicator=communicator,
             )
+        self._companion = companion
+        self._hidden_states: HiddenStates | None = None
+        if companion is not None:
+            companion.adapt(self._model)
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
         self.weights = weights_identity(
@@ -140,9 +150,19 @@ class ModelRunner:
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return self.kv.blocks_of(slot)
 
+    @property
+    def embedding(self) -> Embedding:
+        return self._model.embed
+
+    def show(self, to: HiddenStates) -> None:
+        """From now on, show the hidden states of every step to the model's companion."""
+        self._hidden_states = to
+
     @torch.inference_mode()
     def prepare(self, plan: StepPlan) -> PreparedStep:
         """Copy a step's inputs, plan its attention. A step must be launched before the next is prepared."""
+        if self._hidden_states is not None:
+            self._hidden_states.planned(plan)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
         sampling = [row for row in plan.rows() if row.samples]
@@ -161,7 +181,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _enqueue(self, step: PreparedStep) -> EnqueuingStep:
         batch = step.batch
-        hidden = yield from _busy(step.forward.run(batch))
+        hidden = self._shown(batch, (yield from _busy(step.forward.run(batch))))
         scores: list[torch.Tensor] = []
         if step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
@@ -195,9 +215,20 @@ class ModelRunner:
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
         batch = self._batches.build(inputs)
         batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
+        if self._hidden_states is not None:
+            self._hidden_states.before(batch)
         forward = next(path for path in self._forwards if path.fits(batch))
         forward.prepare(batch)
         return forward, batch
+
+    def _shown(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
+        """The final hidden states among those that the model returned; the companion takes the others."""
+        if self._companion is None:
+            return hidden
+        final = self.spec.hidden_size
+        if self._hidden_states is not None:
+            self._hidden_states.after(batch, hidden[: len(batch.input_ids), final:])
+        return hidden[:, :final]
 
     def _is_long(self, plan: StepPlan) -> bool:
         """Whether a GPU would take longer to read contexts again for each drafted token than to run verify
@@ -260,7 +291,11 @@ class ModelRunner:
         with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
             self._profile_run(batch, attention, rows=config.max_decode_rows)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
-        blocks = probe.pages_that_fit(pool.page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+        page_bytes = pool.page_bytes
+        if self._companion is not None:
+            page_bytes += self._companion.page_bytes
+            reserve += self._companion.other_bytes
+        blocks = probe.pages_that_fit(page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
         return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
 
     @torch.inference_mode()
@@ -269,7 +304,8 @@ class ModelRunner:
         attention.prepare(batch)
         self._model.expect(len(batch.input_ids))
         hidden = self._model(batch.input_ids, batch.positions, attention)
-        self._sampler.profile_run(self._model.logits(hidden[:rows]))
+        final = hidden[:rows, : self.spec.hidden_size].contiguous()
+        self._sampler.profile_run(self._model.logits(final))
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.model_config.config_fields import Config, llama
+from engine.model_config.eagle_spec import EAGLE3, eagle3
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families import delta, dense, experts, latent
 
@@ -52,6 +53,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
+    EAGLE3: Architecture("eagle3", eagle3),
 }
 """By the class name that config.json gives."""
 

@@ -12,6 +12,7 @@ from engine.model_config.architectures import ARCHITECTURES, architecture_of
 from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config
 from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.latent_spec import LatentSpec
@@ -70,6 +71,8 @@ class ModelSpec:
     """Latent attention in all layers; `num_kv_heads` and `head_dim` are those of the halves of its rows."""
     experts: ExpertSpec | None = None
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
+    eagle: EagleSpec | None = None
+    """A head that drafts from the hidden states of another model; it is no model by itself."""
     num_draft_layers: int = 0
     """Layers behind the last in the checkpoint that predict further tokens; they are not used."""
     quantization: Quantization | None = None

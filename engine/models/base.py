@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from engine.layers.layer_attention import LayerAttention
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.modules import Embedding
 from engine.layers.ops.ops import Rotation
-from engine.model_config.errors import WeightsError
+from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Cut
 from engine.models.weight_table import ParamSlice, WeightTable
@@ -64,13 +64,24 @@ class CausalLM(nn.Module, ABC):
         self.shard = layers.communicator.shard
         self.part = layers.communicator.shard.of(spec)
         """The shape of this rank's part."""
-        self.embed = Embedding(spec.vocab_size, spec.hidden_size)
+        self.embed = Embedding(self.num_embeddings(spec), spec.hidden_size)
         self._live_rows = layers.live_rows
         self.head = layers.head(self.embed, tied=spec.tied_embeddings)
 
+    @staticmethod
+    def num_embeddings(spec: ModelSpec) -> int:
+        return spec.vocab_size
+
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
-        """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T]."""
+        """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T].
+
+        Behind them, in the same rows, the outputs of the layers that `tap` named.
+        """
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Return the outputs of these layers too, also in graphs captured from now on."""
+        raise UnsupportedModel(f"{self.spec.architecture} shows no hidden states to an EAGLE-3 head")
 
     def layer_attention(self) -> list[LayerAttention]:
         """How each layer with attention attends, with this rank's heads."""

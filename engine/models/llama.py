@@ -6,6 +6,8 @@ is in the spec and in the tables of names. Layers get the spec of a rank's part.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,7 @@ class LlamaModel(CausalLM):
             for index, parts in enumerate(within)
         )
         self.norm = layers.norm(spec)
+        self._tapped: tuple[int, ...] = ()
         device = self.embed.weight.device
         self._ropes = [spec.rope_of(index) for index in range(spec.num_layers)]
         self._tables = {
@@ -54,9 +57,16 @@ class LlamaModel(CausalLM):
             rope: self.ops.rotation(table, positions, x.dtype) for rope, table in self._tables.items()
         }
         residual = torch.zeros_like(x)
-        for layer, rope in zip(self.layers, self._ropes, strict=True):
+        taps: list[Tensor] = []
+        for index, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
             x, residual = layer(x, residual, None if rope is None else rotations[rope], attn)
-        return self.norm.add(x, residual)[0]
+            if index in self._tapped:
+                taps.append(x + residual)
+        hidden = self.norm.add(x, residual)[0]
+        return torch.cat([hidden, *taps], dim=-1) if taps else hidden
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self._tapped = tuple(layers)
 
     def mixer(self, index: int, layers: Layers) -> nn.Module:
         """What a layer has before its MLP: x [T, d], the step's rotation and attention -> [T, d]."""
@@ -112,8 +122,10 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, spec: ModelSpec, index: int, layers: Layers) -> None:
-        """`index`: among the layers with attention."""
+    def __init__(
+        self, spec: ModelSpec, index: int, layers: Layers, *, in_features: int | None = None
+    ) -> None:
+        """`index`: among the layers with attention. `in_features`: None: of a hidden state."""
         super().__init__()
         self.index = index
         self.num_heads = spec.num_heads
@@ -122,7 +134,7 @@ class LlamaAttention(nn.Module):
         self.gates = spec.q_size if spec.output_gate else 0
         self.qkv = layers.linear(
             *projections(spec),
-            in_features=spec.hidden_size,
+            in_features=in_features or spec.hidden_size,
             out_features=self.gates + spec.q_size + 2 * spec.kv_size,
             bias=spec.qkv_bias,
         )

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.layers.factory import Layers
+from engine.model_config.eagle_spec import EAGLE3
 from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.models.deepseek import DeepseekModel
+from engine.models.eagle3 import Eagle3Head
 from engine.models.gemma3 import Gemma3Model
 from engine.models.gpt2 import GPT2Model
 from engine.models.gpt_oss import GptOssModel
@@ -44,6 +46,7 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
     "DeepseekV2ForCausalLM": DeepseekModel,
     "DeepseekV3ForCausalLM": DeepseekModel,
     "GPT2LMHeadModel": GPT2Model,
+    EAGLE3: Eagle3Head,
 }
 
 

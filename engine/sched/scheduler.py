@@ -47,10 +47,10 @@ class Scheduler:
         seed: int = 0,
         max_rows: int | None = None,
         edits_rows: bool = True,
-        draft_model: DraftSource | None = None,
+        drafts: DraftSource | None = None,
     ) -> None:
         """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows` and
-        `draft_model`: see `Speculator`. Raises EngineError for speculation with recurrent states."""
+        `drafts`: see `Speculator`. Raises EngineError for speculation with recurrent states."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -78,7 +78,7 @@ class Scheduler:
                 max_rows=max_rows,
                 edits_rows=edits_rows,
                 step_target_s=config.itl_target_s,
-                model=draft_model,
+                model=drafts,
             )
 
     @property

@@ -14,6 +14,7 @@ from engine.device.defaults import PREFILL_CHUNK, defaults_for
 from engine.kv_cache.slot_count import wanted_slots
 from engine.loader.checkpoint import Checkpoint, resolve
 from engine.loader.vocabulary import same_vocabulary
+from engine.model_config.draft_heads import drafts_as_head
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.quantization import WeightFormat
@@ -217,12 +218,16 @@ def _tiers(config: RouterConfig) -> TierConfig | None:
 def _with_draft_model(
     scheduler: SchedulerConfig, config: RouterConfig, checkpoint: Checkpoint
 ) -> SchedulerConfig:
-    """Raises PlanError for a draft model with other tokens."""
+    """Raises PlanError for a draft model with other tokens, or a head of another model."""
     name = config.scheduling.speculative_model
     if name is None or scheduler.speculation is None:
         return scheduler
     folder = resolve(name).path
-    if not same_vocabulary(checkpoint.path, folder):
+    try:
+        is_head = drafts_as_head(checkpoint.spec(), ModelSpec.from_folder(folder))
+    except UnsupportedModel as error:
+        raise PlanError(f"--speculative-model {name}: {error}") from None
+    if not is_head and not same_vocabulary(checkpoint.path, folder):
         raise PlanError(
             f"--speculative-model {name} does not have the tokens of {checkpoint.name}, which it would guess;"
             " use a model of the same family"
@@ -334,9 +339,12 @@ def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
     """Raises PlanError, UnsupportedModel."""
     try:
         spec = checkpoint.spec().quantized(_quantization(config))
-        return spec.with_expert_parallel(config.expert_parallel_size)
+        spec = spec.with_expert_parallel(config.expert_parallel_size)
     except UnsupportedModel as error:
         raise PlanError(f"{checkpoint.name}: {error}") from None
+    if spec.eagle is not None:
+        raise PlanError(f"{checkpoint.name} is an EAGLE-3 head; use it as --speculative-model of its model")
+    return spec
 
 
 def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, device: str) -> int:

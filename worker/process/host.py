@@ -28,8 +28,7 @@ from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
 from engine.engine import Engine
-from engine.executor.draft_model import DraftModel
-from engine.executor.runner import ModelRunner
+from engine.executor.build import build_runner
 from engine.loader.checkpoint import local_copy
 from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
 from engine.warmup import warm_up, warmup_plan_for
@@ -155,9 +154,8 @@ class WorkerHost:
 
     def _build(self) -> tuple[Parts, RequestHandler]:
         config = self.config = self._with_model_of_this_machine()
-        draft_model = DraftModel.load(config.engine, self._progress)
-        runner = ModelRunner(config.engine, self._progress, self._form_group())
-        engine = Engine(config.engine, runner=runner, draft_model=draft_model)
+        runner, drafts = build_runner(config.engine, self._progress, self._form_group)
+        engine = Engine(config.engine, runner=runner, drafts=drafts)
         parts = Parts(
             config=config,
             epoch=secrets.randbits(64),
@@ -175,7 +173,7 @@ class WorkerHost:
         self._running.callback(handler.grammars.stop)
         # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.
         self._progress("Warming up", 0, 0)
-        warm_up(runner, config.engine, warmup_plan_for(config.engine), draft_model)
+        warm_up(runner, config.engine, warmup_plan_for(config.engine), drafts)
         self._progress("Reading the vocabulary", 0, 0)
         engine.grammars.load()  # holds the interpreter lock: not while requests are computed
         return parts, handler

@@ -49,6 +49,6 @@ def speculate(
             context=engine.max_tokens,
             max_rows=engine.config.max_decode_rows if built else None,
             drafters_of=drafters_of,
-            model=model or engine.draft_model,
+            model=model or engine.drafts,
         )
     )

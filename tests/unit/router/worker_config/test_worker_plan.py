@@ -379,3 +379,24 @@ def test_a_draft_model_must_have_the_same_tokens(checkpoint: Checkpoint, tmp_pat
     speculation = plan(checkpoint, **asked).engine.scheduler.speculation
     assert speculation is not None
     assert speculation.model_path == folder
+
+
+def test_an_eagle_head_needs_no_tokenizer_but_its_own_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    config = json.loads((checkpoint.path / "config.json").read_text())
+    head = config | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 0, 1]},
+    }
+    folder = tmp_path / "head"
+    folder.mkdir()
+    asked = {"speculative": Speculation.MODEL, "speculative_model": str(folder)}
+    (folder / "config.json").write_text(json.dumps(head))
+    speculation = plan(checkpoint, **asked).engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation.model_path == folder
+    (folder / "config.json").write_text(json.dumps(head | {"vocab_size": 5}))
+    with pytest.raises(PlanError, match="use a head of this model"):
+        plan(checkpoint, **asked)
+    with pytest.raises(PlanError, match="head is an EAGLE-3 head"):
+        plan(Checkpoint(folder, "head"))

@@ -1,0 +1,40 @@
+"""What a model shows beside its tokens, and who takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.batch.batch import Batch
+from engine.core.plan import StepPlan
+from engine.models.base import CausalLM
+
+__all__ = ["Companion", "HiddenStates"]
+
+
+class HiddenStates(Protocol):
+    """Follows the steps of one runner. What it enqueues on the device is in order with the steps."""
+
+    def planned(self, plan: StepPlan) -> None:
+        """This step is computed next."""
+
+    def before(self, batch: Batch) -> None:
+        """The forward pass of this batch comes next."""
+
+    def after(self, batch: Batch, hidden: torch.Tensor) -> None:
+        """`hidden`: for the T rows of the batch, what `forward` returned behind the final hidden states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """Of a runner: another model that works with its hidden states."""
+
+    adapt: Callable[[CausalLM], None]
+    """Called when the runner's model is loaded, before its memory is measured and graphs are captured."""
+    page_bytes: int = 0
+    """What the other model stores for each page of the pool."""
+    other_bytes: int = 0
+    """Its memory that does not grow with the pool."""

@@ -1,0 +1,217 @@
+"""EAGLE-3 heads: drafts are those of the formula, and answers the same as without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.lib.eagle_head import HeadShape, TrainableHead
+from engine.config import SpeculationConfig
+from engine.core.draft_source import Wanted
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
+from engine.model_config.errors import UnsupportedModel
+from engine.speculation.kinds import DrafterKind
+from tests.faults.small_model import SmallModel, save_small_model
+from tests.unit.engine.test_speculation import answers
+from tests.unit.tiny import make_config
+
+PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]
+DRAFTS = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("model"), num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def head(model: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainableHead, Path]:
+    """Of random weights, so large that no two logits are nearly alike."""
+    config = model.model.config
+    torch.manual_seed(1)
+    ids = torch.randperm(config.vocab_size)[:150].sort().values
+    shape = HeadShape(
+        vocab_size=config.vocab_size,
+        draft_vocab_size=len(ids),
+        hidden_size=32,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        max_position=512,
+        layers=(0, 1, 3),
+    )
+    head = TrainableHead(shape, ids).requires_grad_(False)
+    for parameter in head.parameters():
+        parameter.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.3)
+    folder = tmp_path_factory.mktemp("head")
+    head.save(folder)
+    return head, folder
+
+
+def engine_with(target: Path, head: Path | None, **changes: Any) -> Engine:
+    kinds = frozenset({DrafterKind.MODEL})
+    speculation = SpeculationConfig(drafters=kinds, num_draft_tokens=DRAFTS, adaptive=False, model_path=head)
+    changes = {"num_pages": 200, "max_model_len": 256, **changes}
+    return Engine(make_config(target, speculation=speculation if head else None, **changes))
+
+
+@torch.inference_mode()
+def by_formula(
+    model: SmallModel, head: TrainableHead, tokens: list[int], count: int, first: int = 0
+) -> list[int]:
+    """The greedy draft behind `tokens`, from the target's hidden states of tokens from `first` on."""
+    layers = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+    hidden = torch.cat([layers[layer + 1][0] for layer in (0, 1)], -1)
+    hidden = torch.cat([hidden, _last_layer(model, tokens)], -1)[first:-1]
+    draft: list[int] = []
+    for _ in range(count):
+        embedded = model.model.get_input_embeddings()(torch.tensor([*tokens[first + 1 :], *draft]))
+        padded = torch.cat([hidden, hidden.new_zeros(len(draft), hidden.shape[1])])
+        logits = head.chain(embedded, padded, len(draft) + 1)[-1]
+        draft.append(int(head.ids[logits[-1].argmax()]))
+    return draft
+
+
+def _last_layer(model: SmallModel, tokens: list[int]) -> torch.Tensor:
+    """The last layer's output before the final norm, which transformers does not list."""
+    seen: list[torch.Tensor] = []
+    hook = model.model.model.norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.model(torch.tensor([tokens]))
+    hook.remove()
+    return seen[0][0]
+
+
+class Watched:
+    """The engine's drafts, and what they were drafted behind."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert engine.drafts is not None
+        assert engine.scheduler.speculator is not None
+        self.source = engine.drafts
+        self.seen: list[tuple[int, list[int], list[int]]] = []
+        engine.scheduler.speculator._model = self  # type: ignore[assignment]
+
+    def draft(self, wanted: list[Wanted]) -> list[list[int]]:
+        found = self.source.draft(wanted)
+        for want, tokens in zip(wanted, found, strict=True):
+            self.seen.append((want.request.id, list(want.request.tokens(0, want.request.num_known)), tokens))
+        return found
+
+    def ended(self, request: int) -> None:
+        self.source.ended(request)
+
+
+@pytest.fixture(scope="module", params=["greedy", "sampled"])
+def samplings(request: pytest.FixtureRequest) -> list[SamplingParams]:
+    greedy = SamplingParams(max_tokens=30, ignore_eos=True)
+    if request.param == "greedy":
+        return [greedy] * len(PROMPTS)
+    return [replace(greedy, temperature=1.0, top_p=0.9, seed=k) for k in range(len(PROMPTS))]
+
+
+def requests(samplings: list[SamplingParams], first: int = 0) -> list[Request]:
+    return [Request(first + k, p, s) for k, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
+
+
+@pytest.fixture(scope="module")
+def plain(model: SmallModel, samplings: list[SamplingParams]) -> Iterator[dict[int, list[Any]]]:
+    engine = engine_with(model.folder, None)
+    yield answers(engine, requests(samplings))
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"overlap": True},
+        {"chunk_budget": 8},
+        {"num_pages": 40, "chunk_budget": 8},
+        {"radix_cache": False, "chunk_budget": None},
+    ],
+)
+def test_drafts_are_those_of_the_formula_and_change_nothing(
+    model: SmallModel,
+    head: tuple[TrainableHead, Path],
+    samplings: list[SamplingParams],
+    plain: dict[int, list[Any]],
+    changes: dict[str, Any],
+) -> None:
+    engine = engine_with(model.folder, head[1], **changes)
+    watched = Watched(engine)
+    assert answers(engine, requests(samplings)) == plain
+    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
+    assert len(drafted) > 20
+    if samplings[0].temperature == 0 and "num_pages" not in changes:
+        for tokens, draft in drafted[::5]:
+            assert draft == by_formula(model, head[0], tokens, len(draft))
+    engine.close()
+
+
+def test_a_head_drafts_with_the_hidden_states_that_are_here(
+    model: SmallModel, head: tuple[TrainableHead, Path]
+) -> None:
+    """As behind a handoff: the KV of the prompt's first 32 tokens came from elsewhere."""
+    engine = engine_with(model.folder, head[1])
+    watched = Watched(engine)
+    first, again = (Request(k, range(5, 62), SamplingParams(max_tokens=20, ignore_eos=True)) for k in (1, 2))
+    engine.submit(first)
+    while engine.has_work:
+        engine.step()
+    watched.source._marks.clear()  # type: ignore[attr-defined]
+    watched.seen.clear()
+    engine.submit(again)
+    while engine.has_work:
+        engine.step()
+    assert again.output == first.output
+    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
+    assert drafted
+    for tokens, draft in drafted:
+        assert draft == by_formula(model, head[0], tokens, len(draft), first=56)
+    engine.close()
+
+
+def test_a_cached_prefix_comes_with_its_rows(model: SmallModel, head: tuple[TrainableHead, Path]) -> None:
+    engine = engine_with(model.folder, head[1])
+    watched = Watched(engine)
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    for id in (1, 2):
+        watched.seen.clear()
+        request = Request(id, range(5, 62), sampling)
+        engine.submit(request)
+        while engine.has_work:
+            engine.step()
+    assert request.num_cached
+    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
+    assert drafted
+    for tokens, draft in drafted:
+        assert draft == by_formula(model, head[0], tokens, len(draft))
+    engine.close()
+
+
+def test_an_answer_that_began_elsewhere_is_drafted_for_once_its_tokens_are_computed(
+    model: SmallModel,
+    head: tuple[TrainableHead, Path],
+    samplings: list[SamplingParams],
+    plain: dict[int, list[Any]],
+) -> None:
+    engine = engine_with(model.folder, head[1])
+    continued = requests(samplings)
+    for request in continued:
+        request.output = [token for token, *_ in plain[request.id][:10]]
+    assert answers(engine, continued) == {id: told[10:] for id, told in plain.items()}
+    assert engine.stats().drafts.drafted > 30
+    engine.close()
+
+
+def test_a_head_of_another_model_is_refused(head: tuple[TrainableHead, Path], tmp_path: Path) -> None:
+    other = save_small_model(tmp_path, hidden_size=16, num_hidden_layers=4)
+    with pytest.raises(UnsupportedModel, match="use a head of this model"):
+        engine_with(other.folder, head[1])
