@@ -31,8 +31,9 @@ from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
+from router.worker_config.machine import Machine, device_for
 from router.worker_config.plan_warnings import warnings_of
-from router.worker_config.worker_plan import Machine, device_for, plan_workers
+from router.worker_config.worker_plan import plan_workers
 
 __all__ = ["LLM"]
 

@@ -26,8 +26,9 @@ from router.config.choices import Dtype
 from router.config.settings import RouterConfig
 from router.frontend.access import Access
 from router.frontend.api_keys import BadKeyFile
+from router.worker_config.machine import Machine, PlanError
 from router.worker_config.plan_warnings import warnings_of
-from router.worker_config.worker_plan import Machine, PlanError, WorkerPlan, plan_workers
+from router.worker_config.worker_plan import WorkerPlan, plan_workers
 from rpc.tls import BadCertificate
 
 if TYPE_CHECKING:

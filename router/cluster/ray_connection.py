@@ -16,7 +16,7 @@ from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
 from router.config.choices import LogLevel
 from router.config.settings import RouterConfig
-from router.worker_config.worker_plan import device_for
+from router.worker_config.machine import device_for
 
 __all__ = ["ClusterError", "RayConnection"]
 

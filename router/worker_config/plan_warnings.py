@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from router.config.settings import RouterConfig
-from router.worker_config.worker_plan import Machine
+from router.worker_config.machine import Machine
 
 __all__ = ["warnings_of"]
 

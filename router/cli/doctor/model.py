@@ -12,7 +12,8 @@ from router.cli.doctor.report import Finding, fail, ok
 from router.cluster.memory import free_main_memory
 from router.config.choices import Dtype
 from router.config.settings import RouterConfig
-from router.worker_config.worker_plan import Machine, PlanError, estimate_pool
+from router.worker_config.machine import Machine, PlanError
+from router.worker_config.worker_plan import estimate_pool
 
 __all__ = ["judge_pool", "look"]
 

@@ -24,7 +24,8 @@ from router.config.groups.failover import FailoverSettings
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.worker_config.worker_plan import Machine, plan_workers
+from router.worker_config.machine import Machine
+from router.worker_config.worker_plan import plan_workers
 from router.workers.registry import Registry, WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor

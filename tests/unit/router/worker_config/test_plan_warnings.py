@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.config.flags.command_line import parse
+from router.worker_config.machine import Machine
 from router.worker_config.plan_warnings import warnings_of
-from router.worker_config.worker_plan import Machine
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")
 GPU = Machine(device="cuda", memory_bytes=80 << 30, cpus=2, host="127.0.0.1")

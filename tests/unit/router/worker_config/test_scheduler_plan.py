@@ -16,8 +16,9 @@ from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
 from router.config.flags.command_line import ConfigError, parse
 from router.config.table import SETTINGS
+from router.worker_config.machine import Machine, PlanError
 from router.worker_config.scheduler_plan import scheduler_for
-from router.worker_config.worker_plan import Machine, PlanError, plan_workers
+from router.worker_config.worker_plan import plan_workers
 from worker.config import WorkerConfig
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")

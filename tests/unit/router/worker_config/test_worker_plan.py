@@ -16,7 +16,8 @@ from router.config.choices import Device, Dtype, KVCacheDtype, Mode
 from router.config.groups.role import RoleSettings
 from router.config.settings import RouterConfig
 from router.config.table import configured
-from router.worker_config.worker_plan import Machine, PlanError, device_for, estimate_pool, plan_workers
+from router.worker_config.machine import Machine, PlanError, device_for
+from router.worker_config.worker_plan import estimate_pool, plan_workers
 from worker.config import WorkerConfig, WorkerRole
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")
