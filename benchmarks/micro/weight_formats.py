@@ -21,8 +21,7 @@ from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 from engine.layers.linear.grouped_gpu import GroupedWeight
 from engine.layers.linear.linear_layer import Linear, LinearMethod
-from engine.layers.ops.ops import Ops
-from engine.layers.routing import Routes
+from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec
 
 _BYTES: Final = 400 << 20
@@ -158,7 +157,7 @@ def _weights(depth: int, features: int) -> list[Tensor]:
 def _experts(depth: int, features: int, rows: int, experts: str) -> Iterator[tuple[str, list[Product]]]:
     of_all, per_token = (int(number) for number in experts.split(":"))
     spec = ExpertSpec(count=of_all, per_token=per_token, intermediate_size=features)
-    routed = Ops().route(torch.randn(rows, of_all, device="cuda"), None, spec, torch.zeros(1, device="cuda"))
+    routed = route(torch.randn(rows, of_all, device="cuda"), None, spec)
     routes = Routes(routed.weights, routed.order.int(), routed.starts.int(), routed.places.int())
     stacks = [
         torch.randn(of_all, features, depth, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(2)

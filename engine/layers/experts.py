@@ -41,7 +41,7 @@ class Router(nn.Module):
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
         self.counts = torch.zeros(spec.count, dtype=torch.int64)
-        """Tokens of each expert so far, those of captured steps aside."""
+        """Tokens of each expert so far."""
         self._spec = spec
         self._ops = ops
         self._live = live
@@ -62,10 +62,9 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routes:
         """x [T, d] -> the experts of each row, of those that this rank holds."""
         logits = self._logits(x)
-        routes = self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count)
-        # In graphs, two launches a layer would slow a decode by a few percent.
-        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            self.counts += routes.starts.diff()
+        routes = self._ops.route(
+            logits, self.e_score_correction_bias, self._spec, self._live.count, self.counts
+        )
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
 
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.layers.ops.ops import Ops
-from engine.layers.routing import Routes
+from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.layer_options import Activation
 
@@ -41,7 +40,11 @@ def _seed() -> None:
 def routed(logits: torch.Tensor, bias: torch.Tensor | None, spec: ExpertSpec, live: int) -> Routes:
     from engine.layers.ops.flashinfer_ops import FlashInferOps
 
-    return FlashInferOps().route(logits, bias, spec, torch.tensor([live], dtype=torch.int32, device=CUDA))
+    totals = torch.zeros(spec.count, dtype=torch.int64, device=CUDA)
+    rows = torch.tensor([live], dtype=torch.int32, device=CUDA)
+    routes = FlashInferOps().route(logits, bias, spec, rows, totals)
+    assert torch.equal(totals, routes.starts.diff())
+    return routes
 
 
 def experts(routes: Routes) -> torch.Tensor:
@@ -60,7 +63,7 @@ def test_tokens_are_routed_as_in_torch_and_padding_not_at_all(spec: ExpertSpec, 
     routes = routed(logits, bias, spec, live)
 
     # Scores of both differ by a rounding, which may swap two experts that are almost tied.
-    expected = Ops().route(logits[:live], bias, spec, routes.starts)
+    expected = route(logits[:live], bias, spec)
     same = (experts(routes)[:live] == experts(expected)).all(dim=1)
     assert same.float().mean() > 0.999
     torch.testing.assert_close(routes.weights[:live][same], expected.weights[same], atol=1e-5, rtol=1e-4)
@@ -142,6 +145,8 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
         out = layer(x)
     for rows in (16, 5, 11):
         live.expect(rows)
+        before = router.counts.sum()
         graph.replay()
+        assert router.counts.sum() - before == rows * spec.per_token
         torch.testing.assert_close(out[:rows], whole[:rows], atol=2e-2, rtol=2e-2)
         assert not out[rows:].any()

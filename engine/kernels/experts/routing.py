@@ -39,6 +39,7 @@ def route_tokens(
     bias: torch.Tensor | None,
     choice: torch.Tensor | None,
     live: torch.Tensor,
+    totals: torch.Tensor,
     *,
     per_token: int,
     sigmoid: bool,
@@ -48,7 +49,8 @@ def route_tokens(
     """Route the first `live` [1] rows of `logits` [T, E] float32; of equal scores the first expert's wins.
 
     `bias` [E] float32 is added to scores where experts are chosen. `choice` [T, E] float32 replaces these
-    sums where not all experts are eligible.
+    sums where not all experts are eligible. The tokens of each expert are added to `totals` [E] int64, also
+    when a CUDA graph is replayed.
     """
     num_tokens, num_experts = logits.shape
     blocks = triton.cdiv(num_tokens, _TOKENS)
@@ -91,6 +93,7 @@ def route_tokens(
         ranks,
         _summed(counts) if is_summed else counts,
         starts,
+        totals,
         order,
         places,
         num_tokens,
@@ -210,6 +213,7 @@ def _place(  # type: ignore[no-untyped-def]
     ranks_ptr,
     counts_ptr,
     starts_ptr,
+    totals_ptr,
     order_ptr,
     places_ptr,
     num_tokens,
@@ -239,6 +243,8 @@ def _place(  # type: ignore[no-untyped-def]
     ends = tl.cumsum(totals, axis=0)
     if block == 0:
         tl.store(starts_ptr + 1 + expert, ends, mask=expert < num_experts)
+        before = tl.load(totals_ptr + expert, mask=expert < num_experts, other=0)
+        tl.store(totals_ptr + expert, before + totals, mask=expert < num_experts)
     base = ends - totals + earlier
     token = block * tokens + tl.arange(0, tokens)
     for j in tl.static_range(per_token):

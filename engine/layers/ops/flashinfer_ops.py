@@ -77,13 +77,16 @@ class FlashInferOps(Ops):
     def gated_norm(self, heads: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         return gated_norm(heads, gate, weight, eps)
 
-    def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
+    def route(
+        self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor, totals: Tensor
+    ) -> Routes:
         eligible = scores_of(logits, bias, spec)[1].contiguous() if spec.groups > 1 else None
         routing = route_tokens(
             logits,
             bias,
             eligible,
             live,
+            totals,
             per_token=spec.per_token,
             sigmoid=spec.scoring is Scoring.SIGMOID,
             normalized=spec.normalized,

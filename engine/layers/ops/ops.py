@@ -110,9 +110,18 @@ class Ops:
         normed = self.rms_norm(heads, weight, eps)
         return (normed * functional.silu(gate.float())).to(heads.dtype)
 
-    def route(self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor) -> Routes:
-        """`routing.route`. `live` [1]: how many rows of `logits` are tokens; the rest is padding."""
-        return route(logits, bias, spec)
+    def route(
+        self, logits: Tensor, bias: Tensor | None, spec: ExpertSpec, live: Tensor, totals: Tensor
+    ) -> Routes:
+        """`routing.route`. `live` [1]: how many rows of `logits` are tokens; the rest is padding.
+
+        The tokens of each expert are added to `totals` [E] int64; here not in a CUDA graph, whose padding has
+        routes as well.
+        """
+        routes = route(logits, bias, spec)
+        if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
+            totals += routes.starts.diff()
+        return routes
 
     def weighted_sum(self, outputs: Tensor, routes: Routes) -> Tensor:
         """The weighted sum of the outputs of each token's experts: [P, d], ordered as the routes, -> [T, d].

@@ -24,11 +24,13 @@ def test_tokens_reach_the_experts_that_plain_torch_chooses(tokens: int) -> None:
     spec = ExpertSpec(count=6, per_token=2, intermediate_size=8, normalized=True)
     logits = torch.randn(tokens, 6)
 
+    totals = torch.full((6,), 7)
     routing = route_tokens(
         logits,
         None,
         None,
         torch.tensor([tokens], dtype=torch.int32),
+        totals,
         per_token=2,
         sigmoid=False,
         normalized=True,
@@ -38,6 +40,7 @@ def test_tokens_reach_the_experts_that_plain_torch_chooses(tokens: int) -> None:
     expected = route(logits, None, spec)
     torch.testing.assert_close(routing.weights, expected.weights)
     assert torch.equal(routing.starts.long(), expected.starts)
+    assert torch.equal(totals, 7 + expected.starts.diff())
     assert torch.equal(routing.order[routing.places.flatten().long()], torch.arange(2 * tokens).int())
     for begin, end in pairwise(expected.starts.tolist()):  # within an expert, any order
         assert torch.equal(routing.order[begin:end].sort().values.long(), expected.order[begin:end])
