@@ -57,6 +57,7 @@ def explained(request: Mapping[str, Any]) -> Iterator[str]:
         f"{request['request']}: {outcome} {preposition} {_s(request['seconds'])};"
         f" {request['prompt_tokens']} prompt tokens ({request['cached_tokens']} cached),"
         f" priority {request['priority']}, client {request['client']}"
+        + (f", model {request['model']}" if "model" in request else "")
     )
     completions = request["completions"]
     for index, completion in enumerate(completions):
