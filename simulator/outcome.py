@@ -26,8 +26,6 @@ class Outcome:
     max_tokens: int
     prefill_worker: int = -1
     decode_worker: int = -1
-    predicted_ttft: float = 0.0
-    predicted_tpot: float = 0.0
     cached_tokens: int = 0
     tokens: int = 0
     first: float = 0.0
@@ -84,8 +82,6 @@ class Result:
     itl_p99: float
     pause_p99: float
     pause_max: float
-    second_p50: float
-    """From the first token to the second."""
     local: float
     """Share whose prompt was computed where it decodes."""
 
@@ -110,6 +106,5 @@ def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objec
         itl_p99=float(np.percentile(gaps, 99)) if gaps.size else 0.0,
         pause_p99=float(np.percentile(pauses, 99)),
         pause_max=max(pauses),
-        second_p50=float(np.median([o.second - o.first for o in outcomes if o.tokens > 1] or [0.0])),
         local=sum(o.prefill_worker == o.decode_worker for o in outcomes) / count,
     )

@@ -179,9 +179,6 @@ class Simulation:
         outcome = self.outcomes[number]
         outcome.prefill_worker = int(placement.prefill_worker)
         outcome.decode_worker = int(placement.decode_worker)
-        if placement.why.candidates:
-            best = placement.why.candidates[0]
-            outcome.predicted_ttft, outcome.predicted_tpot = best.ttft_s, best.tpot_s
         source = self.workers[outcome.prefill_worker]
         limit = arrival.max_tokens if placement.is_local else 1
         engine_request = _request(number, prompt, limit)

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final, NamedTuple
 
-from engine.core.events import StepOutput, TokenOut
+from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
@@ -142,6 +142,7 @@ class RequestHandler:
     # ------------------------------------------------------------------------------ from the loop
 
     def on_step(self, output: StepOutput) -> None:
+        handoffs = self._handoffs
         tokens = [
             (job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None
         ]
@@ -153,17 +154,22 @@ class RequestHandler:
                 job.verified = verified
         # First tokens first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
-            self._report(job, token)
+            # Another worker continues an answer whose KV is being sent: it ends there.
+            elsewhere = handoffs is not None and handoffs.outgoing.continues_elsewhere(job.id)
+            finish = None if elsewhere else token.finish
+            self._answers.outbox.token(job, token, finish)
+            if finish is not None:
+                self._answers.end(job, Outcome.FINISHED)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
                 own = isinstance(error, InvalidRequest)
                 code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
                 self._answers.fail(job, code, str(error))
         self._report_preemptions(output)
-        if self._handoffs is not None:
-            self._handoffs.on_step()
-        if output.measured is not None and self._handoffs is not None:
-            self._answers.outbox.measured(step_work_to_proto(output.measured))
+        if handoffs is not None:
+            handoffs.on_step()
+            if output.measured is not None:
+                self._answers.outbox.measured(step_work_to_proto(output.measured))
 
     def _report_preemptions(self, output: StepOutput) -> None:
         now = self._clock() if output.preempted or output.resumed else 0.0
@@ -299,14 +305,6 @@ class RequestHandler:
     def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
         """Raises CommandRefused."""
         self._with_transport().incoming.reserve(job, message)
-
-    def _report(self, job: Job, token: TokenOut) -> None:
-        if self._handoffs is not None and self._handoffs.outgoing.continues_elsewhere(job.id):
-            self._answers.report(job, token, finish=None)
-            return
-        self._answers.report(job, token, token.finish)
-        if token.finish is not None:
-            self._answers.end(job, Outcome.FINISHED)
 
     def _with_transport(self) -> Handoffs:
         """Raises CommandRefused."""

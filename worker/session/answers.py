@@ -1,13 +1,10 @@
-"""Reports tokens and ends of jobs to their routers, and counts them."""
+"""Reports the ends of jobs to their routers, and counts them."""
 
 from __future__ import annotations
 
 import logging
 
-from engine.core.events import TokenOut
-from engine.core.sampling_params import FinishReason
 from rpc.baton.v1 import worker_pb2
-from worker.session.convert import FINISH_REASONS, logprobs_to_proto
 from worker.session.jobs import Job, Jobs
 from worker.session.metrics import Outcome, WorkerMetrics
 from worker.session.outbox import Outbox
@@ -24,24 +21,6 @@ class Answers:
         self.jobs = Jobs()
         self.outbox = outbox
         self.metrics = metrics
-
-    def report(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
-        """Report a new token; `finish` is the finish reason to report."""
-        cached = 0 if job.reported_cached else job.request.num_cached or 0
-        job.reported_cached = True
-        chunks, job.chunks = job.chunks, []
-        verified, job.verified = job.verified, None
-        self.outbox.token(
-            job,
-            token.token,
-            logprobs=None if token.logprobs is None else logprobs_to_proto(token.logprobs),
-            finish=FINISH_REASONS[finish],
-            stop_token=token.token if token.is_stop else None,
-            cached_tokens=cached,
-            position=token.position,
-            chunks=chunks,
-            verified=verified,
-        )
 
     def end(self, job: Job, outcome: Outcome) -> None:
         """Count the end of a job and remove it. Called once per job; no events follow."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from engine.core.events import Verified
-from engine.core.request import RequestId, TokenId
+from engine.core.events import TokenOut
+from engine.core.request import RequestId
+from engine.core.sampling_params import FinishReason
 from engine.kv_cache.journal import CacheChange
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto
 from worker.session.jobs import Job
 from worker.session.router_session import RouterSession
 
@@ -98,43 +100,33 @@ class Outbox:
             session.send(batch)
         self._batches.clear()
 
-    def token(
-        self,
-        job: Job,
-        token: TokenId,
-        *,
-        logprobs: sampling_pb2.TokenLogprobs | None,
-        finish: sampling_pb2.FinishReason,
-        stop_token: TokenId | None,
-        cached_tokens: int,
-        position: int,
-        chunks: Sequence[worker_pb2.Span] = (),
-        verified: Verified | None = None,
-    ) -> None:
-        """Several tokens of a step, which had drafts, become one event."""
+    def token(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
+        """Report a new token; `finish` is the reason to report. Several of a step become one event."""
         tokens = self._batch(job.session).tokens
+        logprobs = () if token.logprobs is None else (logprobs_to_proto(token.logprobs),)
         if tokens and tokens[-1].request_id == job.id and not tokens[-1].finish:
             event = tokens[-1]
-            event.ids.append(token)
-            if logprobs is not None:
-                event.logprobs.append(logprobs)
-            event.finish = finish
-            if stop_token is not None:
-                event.stop_token = stop_token
-            return
-        event = tokens.add(
-            request_id=job.id,
-            ids=(token,),
-            logprobs=() if logprobs is None else (logprobs,),
-            finish=finish,
-            stop_token=stop_token,
-            cached_tokens=cached_tokens,
-            position=position,
-            chunks=chunks,
-        )
-        if verified is not None:
-            event.drafted, event.accepted = verified.drafted, verified.accepted
-            event.predicted = verified.predicted
+            event.ids.append(token.token)
+            event.logprobs.extend(logprobs)
+            event.finish = FINISH_REASONS[finish]
+        else:
+            chunks, job.chunks = job.chunks, []
+            event = tokens.add(
+                request_id=job.id,
+                ids=(token.token,),
+                logprobs=logprobs,
+                finish=FINISH_REASONS[finish],
+                cached_tokens=0 if job.reported_cached else job.request.num_cached,
+                position=token.position,
+                chunks=chunks,
+            )
+            job.reported_cached = True
+            if job.verified is not None:
+                event.drafted, event.accepted = job.verified.drafted, job.verified.accepted
+                event.predicted = job.verified.predicted
+                job.verified = None
+        if token.is_stop:
+            event.stop_token = token.token
 
     def scored(self, job: Job, logprobs: Iterable[sampling_pb2.PromptLogprobs]) -> None:
         scored = self._batch(job.session).scored

@@ -102,10 +102,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-def _are_lists(values: dict[str, Any]) -> bool:
-    return all(map(_is_list, values.values()))
-
-
 def _are_strings(values: list[Any]) -> bool:
     return all(isinstance(value, str) for value in values)
 

@@ -21,6 +21,7 @@ from worker.session.jobs import Job
 
 def test_first_tokens_are_reported_before_those_of_running_requests() -> None:
     outbox = Mock()
+    outbox.token.side_effect = lambda job, *_: setattr(job, "reported_cached", True)
     worker = handled(Mock(), outbox)
     requests = [Request(id=id, prompt=[1], sampling=SamplingParams(max_tokens=9)) for id in range(4)]
     for request in requests:

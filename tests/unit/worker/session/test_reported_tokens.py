@@ -9,7 +9,6 @@ from engine.core.events import TokenOut, Verified
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.session.answers import Answers
 from worker.session.jobs import Job
 from worker.session.outbox import Outbox
 
@@ -28,10 +27,9 @@ def test_cached_tokens_and_chunks_are_reported_with_the_first_token_and_no_other
     request = Request(id=1, prompt=[1] * 9, sampling=SamplingParams(max_tokens=3), num_cached=8)
     job = Job(request, session, 0.0, math.inf, sampling_pb2.SamplingParams())
     job.chunks = [worker_pb2.Span(begin_s=1.0, end_s=2.0)]
-    answers = Answers(outbox, cast(Any, None))
 
     for position in range(3):
-        answers.report(job, TokenOut(request, 7, position, None, None), None)
+        outbox.token(job, TokenOut(request, 7, position, None, None), None)
         outbox.flush(position)
 
     tokens = [token for batch in session.batches for token in batch.tokens]
@@ -48,11 +46,10 @@ def test_the_tokens_of_a_step_with_drafts_are_one_event() -> None:
     request = Request(id=1, prompt=[1] * 9, sampling=SamplingParams(max_tokens=9))
     job = Job(request, session, 0.0, math.inf, sampling_pb2.SamplingParams())
     job.verified = Verified(request, drafted=4, accepted=2, predicted=True)
-    answers = Answers(outbox, cast(Any, None))
 
     for position, token in enumerate((7, 8, 9), 5):
         finish = FinishReason.STOP if token == 9 else None
-        answers.report(job, TokenOut(request, token, position, None, finish, token == 9), finish)
+        outbox.token(job, TokenOut(request, token, position, None, finish, token == 9), finish)
     outbox.flush(0)
 
     (event,) = [token for batch in session.batches for token in batch.tokens]
