@@ -157,6 +157,29 @@ async def test_echo_repeats_the_prompt(client: openai.AsyncOpenAI) -> None:
     assert "".join([event.choices[0].text async for event in stream]) == "hey Hello"
 
 
+async def test_each_completion_of_a_prompt_echoes_it_with_its_logprobs(client: openai.AsyncOpenAI) -> None:
+    ask: dict[str, Any] = {"model": "small", "prompt": ["hey there", "ho"], "n": 2, "max_tokens": 1}
+    ask |= {"echo": True, "logprobs": 1}
+    answer = await client.completions.create(**ask)
+    assert [choice.text for choice in answer.choices] == ["hey thereHello"] * 2 + ["hoHello"] * 2
+    whole = [choice.logprobs for choice in answer.choices]
+    for logprobs, choice in zip(whole, answer.choices, strict=True):
+        assert logprobs is not None
+        assert logprobs.tokens is not None
+        assert "".join(logprobs.tokens) == choice.text
+        assert logprobs.token_logprobs is not None
+        assert logprobs.token_logprobs[0] is None
+        assert None not in logprobs.token_logprobs[1:]
+    texts, values = [""] * 4, [list[float | None]() for _ in range(4)]
+    async for event in await client.completions.create(**ask, stream=True):
+        [choice] = event.choices
+        texts[choice.index] += choice.text
+        if choice.logprobs is not None:
+            values[choice.index] += choice.logprobs.token_logprobs or []
+    assert texts == [choice.text for choice in answer.choices]
+    assert values == [logprobs.token_logprobs for logprobs in whole if logprobs is not None]
+
+
 async def test_logprobs_of_a_chat_name_tokens_and_their_bytes(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(
         model="small", messages=MESSAGES, max_tokens=60, logprobs=True, top_logprobs=2
