@@ -183,7 +183,7 @@ def test_what_was_only_screened_is_never_recommended() -> None:
 
 
 def recommended(
-    load_of: tuple[object, object], rate: float, targets: Targets, seconds: float = 5.0
+    load_of: tuple[object, object], rate: float, targets: Targets, seconds: float = 3.0
 ) -> Prediction:
     inputs, outputs = load_of
     load = drawn(inputs, outputs, rate, seconds=seconds, warm_up=seconds / 2, seeds=(1,))  # type: ignore[arg-type]
@@ -260,7 +260,7 @@ def test_an_unknown_model_is_refused_with_the_ways_out() -> None:
 
 # ---------------------------------------------------------------------------------- the command
 
-LOAD = ["--prompt-tokens", "512", "--output-tokens", "32", "--rate", "10", "--seconds", "4", "--seeds", "1"]
+LOAD = ["--prompt-tokens", "512", "--output-tokens", "32", "--rate", "10", "--seconds", "2", "--seeds", "1"]
 
 
 def test_the_command_prints_a_table_a_recommendation_and_the_flags(
@@ -311,7 +311,7 @@ def test_the_exit_status_says_that_nothing_meets_the_targets(capsys: pytest.Capt
         (["--model", "llama-3.1-8b", "--gpus", "2", *LOAD, "--prompt-tokens", "200000"], "context 131,072"),
         (["--model", "llama-3.1-8b", "--gpus", "2", *LOAD, "--itl-target-ms", "0"], "--itl-target-ms 0"),
         (["--model", "llama-3.1-8b", "--gpus", "2", *LOAD, "--good", "2"], "--good 2"),
-        (["--model", "llama-3.1-8b", "--gpus", "2", *LOAD, "--rate", "0.1"], "--seconds 4 at --rate 0.1"),
+        (["--model", "llama-3.1-8b", "--gpus", "2", *LOAD, "--rate", "0.1"], "--seconds 2 at --rate 0.1"),
     ],
 )
 def test_errors_name_the_flag(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
