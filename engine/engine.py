@@ -64,6 +64,7 @@ class Engine:
             largest_chunk=config.scheduler.largest_chunk(config.max_model_len),
             radix_cache=config.radix_cache,
             num_state_slots=self.runner.num_state_slots,
+            retained_share=config.retained_kv_share,
         )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
@@ -83,7 +84,7 @@ class Engine:
         )
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
-        self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks)
+        self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks, self._clock)
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
         self._times = StepClock(config.scheduler, self.scheduler, clock)
@@ -131,6 +132,7 @@ class Engine:
         A step with drafts is waited for before the next is planned, which depends on how many are right.
         """
         output = StepOutput()
+        self.kv.retentions.expire(self._clock())
         self.proceed()
         verifying = self._in_flight.launched
         if verifying is not None and verifying.plan.num_drafted:
@@ -339,6 +341,7 @@ class Engine:
             cache_hit_tokens=self._cache_hit_tokens,
             tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
             drafts=self.scheduler.draft_counts,
+            retained_blocks=len(self.kv.retentions),
         )
 
     def close(self) -> None:

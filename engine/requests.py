@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from engine.core.events import StepOutput
 from engine.core.kv_manager import KVManager
@@ -25,6 +25,7 @@ class Requests:
         grammars: GrammarCompiler,
         in_flight: InFlight,
         hooks: Hooks,
+        clock: Callable[[], float],
     ) -> None:
         self.live: dict[int, Request] = {}
         """All that have not ended, by id."""
@@ -37,6 +38,7 @@ class Requests:
         self._kv = kv
         self._grammars = grammars
         self._in_flight = in_flight
+        self._clock = clock
 
     def owners(self) -> Iterator[Request]:
         """All that may have pages."""
@@ -80,4 +82,6 @@ class Requests:
         self._in_flight.note_late_writes(request)
         trusted = request.id not in self._distrusted
         self._distrusted.discard(request.id)
+        if trusted and request.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            self._kv.retain(request, self._clock())
         self._kv.release(request, keep=trusted)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LOGPROBS_LIMIT", "MAX_COMPLETIONS", "MAX_PRIORITY", "RequestLimits"]
+__all__ = [
+    "LOGPROBS_LIMIT",
+    "MAX_CACHE_KEY",
+    "MAX_COMPLETIONS",
+    "MAX_PRIORITY",
+    "MAX_RETENTION_S",
+    "RequestLimits",
+]
 
 LOGPROBS_LIMIT: Final = 20
 """OpenAI's."""
 MAX_COMPLETIONS: Final = 256
 MAX_PRIORITY: Final = (1 << 31) - 1
+MAX_CACHE_KEY: Final = 512
+"""Characters."""
+MAX_RETENTION_S: Final = 24 * 60 * 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,3 +35,5 @@ class RequestLimits:
     """Whether the scheduling policy uses priorities."""
     ttft_deadlines: bool = False
     """Whether the scheduling policy uses deadlines of first tokens."""
+    retention: bool = False
+    """Whether requests may retain KV; otherwise it has no effect that they ask for it."""

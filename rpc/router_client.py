@@ -159,11 +159,17 @@ class RouterClient:
         *,
         request_id: str = "",
         timeout_s: float | None = None,
+        cache_key: str = "",
+        retain_s: float = 0.0,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
         request = router_pb2.GenerateRequest(
-            request_id=request_id, model=self._model, sampling=sampling_pb2.SamplingParams(**sampling)
+            request_id=request_id,
+            model=self._model,
+            sampling=sampling_pb2.SamplingParams(**sampling),
+            cache_key=cache_key,
+            retain_s=retain_s,
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -216,6 +222,14 @@ class RouterClient:
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None
         return response.text
+
+    async def release_session(self, cache_key: str) -> None:
+        """End what requests with this `cache_key` have retained. Raises CallFailed."""
+        request = router_pb2.ReleaseSessionRequest(cache_key=cache_key)
+        try:
+            await self._stub.ReleaseSession(request, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(error) from None
 
     async def abort(self, request_id: str) -> bool:
         """Abort a request; False if no such request runs. Raises CallFailed."""

@@ -118,6 +118,9 @@ class RequestHandler:
                 self._share(session, command.share)
             case "fence":
                 self._fence(command.fence)
+            case "release":
+                release = command.release
+                self._engine.kv.retentions.release(release.tenant, release.key)
             case "drain":
                 self.drain(command.drain.seconds)
             case None:

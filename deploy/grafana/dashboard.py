@@ -220,6 +220,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 stacked=True,
             ),
             Panel(
+                "Retained blocks",
+                "short",
+                (("sum by (worker) (baton_kv_retained_blocks)", "{{worker}}"),),
+                help="That clients have asked to keep: in the pool, on tiers, or evicted nevertheless.",
+            ),
+            Panel(
                 "Pages, by kind of layers",
                 "short",
                 (("sum by (role, kind, state) (baton_kv_group_pages)", "{{role}} {{kind}} {{state}}"),),

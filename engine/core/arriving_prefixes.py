@@ -19,7 +19,8 @@ from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.state_slots import StateSlots
 from engine.kv_cache.pages import PagePool, PageState
-from engine.kv_cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache, RadixNode
+from engine.kv_cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache
+from engine.kv_cache.radix_node import RadixNode
 
 __all__ = ["Adopted", "ArrivingPrefix", "ArrivingPrefixes", "TakePages", "patience_s"]
 

@@ -149,3 +149,5 @@ class EngineStats:
     state_slots: PageCounts | None = None
     """None for models without a recurrent state. CACHED: checkpoints."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    retained_blocks: int = 0
+    """Blocks that clients have asked to keep, cached or not."""

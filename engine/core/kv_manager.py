@@ -27,7 +27,9 @@ from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
-from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache, RadixNode
+from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache
+from engine.kv_cache.radix_node import RadixNode
+from engine.kv_cache.retention import Retentions
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
 
@@ -46,9 +48,13 @@ class KVManager:
         largest_chunk: int | None = None,
         radix_cache: bool = True,
         num_state_slots: int = 0,
+        retained_share: float = 0.0,
     ) -> None:
         """`largest_chunk`: of a prompt; None: prompts may be computed whole. `num_state_slots`: 0 for models
-        without a recurrent state. Raises EngineError if the pool has no room for one block."""
+        without a recurrent state. `retained_share`: of the pool and of tiers, that a tenant may retain.
+
+        Raises EngineError if the pool has no room for one block.
+        """
         if num_pages < len(groups):
             raise EngineError(
                 f"a KV pool of {num_pages} pages holds no request: a block of {page_size} tokens takes"
@@ -60,7 +66,10 @@ class KVManager:
         self.states = StateSlots(num_state_slots, page_size) if num_state_slots else None
         assert not (self.needs.windowed and self.states), "a hit must end where both can continue"
         trimmed = (lambda node: None) if self.states is None else self.states.drop
-        self.cache = RadixCache(page_size, groups, trimmed=trimmed) if radix_cache else None
+        self._retained_share = retained_share
+        self.retentions = Retentions(int(retained_share * num_pages) // len(groups))
+        cache = RadixCache(page_size, groups, trimmed=trimmed, retentions=self.retentions)
+        self.cache = cache if radix_cache else None
         self._windows = self.cache.windows if self.cache is not None else None
         self._stride = self.needs.stride
         self.tiers: PageTiers | None = None
@@ -97,6 +106,9 @@ class KVManager:
         self.tiers = PageTiers(
             self.needs, self.pool, self.cache, self.states, self.arriving, tiers, copier, root, pages_of_slot
         )
+        slots = tiers.host.num_slots + tiers.disk.num_slots
+        self.retentions.budget += int(self._retained_share * slots) // self._stride
+        tiers.host.retentions = tiers.disk.retentions = self.retentions
 
     @property
     def num_available(self) -> int:
@@ -247,6 +259,15 @@ class KVManager:
         self._drop_cached_part(request)
         if not keep:
             self.forget(request)
+
+    def retain(self, request: Request, now: float) -> None:
+        """A request is complete: retain what is computed of it, if its client wants that. O(blocks)."""
+        if request.retention is None or self.cache is None:
+            return
+        self.store(request, min(request.num_computed, request.num_known))
+        if request.locked is not None:
+            blocks = request.locked.path_blocks()
+            self.retentions.retain(request.tenant, request.retention, blocks, now)
 
     def forget(self, request: Request) -> None:
         """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from engine.core.request_state import NO_SLOT
 from engine.core.state_slots import StateSlots
 from engine.kv_cache.page_needs import PageNeeds
-from engine.kv_cache.radix import RadixCache, RadixNode
+from engine.kv_cache.radix import RadixCache
+from engine.kv_cache.radix_node import RadixNode
 
 __all__ = ["Hold", "PrefixHolds"]
 

@@ -16,7 +16,8 @@ from engine.core.scheduling_state import SchedulingState
 from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
-from engine.kv_cache.radix import RadixNode
+from engine.kv_cache.radix_node import RadixNode
+from engine.kv_cache.retention import Retention
 from engine.kv_tiers.stats import Tier
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
@@ -62,6 +63,8 @@ class Request:
     """The first token is wanted within this time of `arrival`."""
     arrival: float = 0.0
     hints: DraftHints = NO_HINTS
+    retention: Retention | None = None
+    """How long its KV is to stay cached."""
 
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""

@@ -16,7 +16,8 @@ from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, RequestState, Save
 from engine.errors import PageLeak
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
-from engine.kv_cache.radix import Match, RadixNode
+from engine.kv_cache.radix import Match
+from engine.kv_cache.radix_node import RadixNode
 
 __all__ = ["CheckpointCopies", "StateSlots"]
 

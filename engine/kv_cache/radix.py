@@ -11,62 +11,23 @@ Then a prefix that ends within the window after it can no longer be used.
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Final, TypeAlias
+from typing import Final
 
 from common.block_hash import BlockHash, block_hashes
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
+from engine.kv_cache.radix_node import RadixNode, UnusedLeaves
+from engine.kv_cache.retention import Retentions
 from engine.kv_cache.window_pages import WindowPages
 
-__all__ = ["WHATEVER_IS_THERE", "Insertion", "Match", "RadixCache", "RadixNode"]
+__all__ = ["WHATEVER_IS_THERE", "Insertion", "Match", "RadixCache"]
 
 WHATEVER_IS_THERE: Final = 1 << 40
 """A request that continued at this position would need no pages of windows."""
-
-PageKey: TypeAlias = bytes
-"""The tokens of a block."""
-
-
-class RadixNode:
-    """An edge and the node it leads to."""
-
-    __slots__ = (
-        "blocks",
-        "changes",
-        "children",
-        "depth",
-        "last_used",
-        "length",
-        "locks",
-        "pages",
-        "parent",
-        "queued",
-        "tokens",
-    )
-
-    def __init__(self, parent: RadixNode | None, tokens: array[int], pages: list[int], depth: int) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.depth = depth
-        """Blocks from the root to the end of this edge."""
-        self.length = depth - (0 if parent is None else parent.depth)
-        """Blocks of this edge."""
-        self.blocks: list[BlockHash] = []
-        """Hashes of the edge's blocks if the cache keeps a journal; otherwise empty."""
-        self.children: dict[PageKey, RadixNode] = {}
-        self.changes = 0
-        """Grows whenever a match that ends at this node, or in an edge below it, may end elsewhere."""
-        self.locks = 0
-        self.last_used = 0
-        self.queued = False
-        """Whether the eviction heap has an entry for it; it never has two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +61,10 @@ class RadixCache:
         groups: Sequence[KVGroup] = ONE_GROUP,
         *,
         trimmed: Callable[[RadixNode], None] = lambda node: None,
+        retentions: Retentions | None = None,
     ) -> None:
-        """`trimmed`: called when the tree drops the last pages of a node, or all."""
+        """`trimmed`: called when the tree drops the last pages of a node, or all. `retentions`: blocks that
+        are evicted after all others, if the cache keeps a journal."""
         self.page_size = page_size
         self._stride = len(groups)
         self._num_full = sum(group.window is None for group in groups)
@@ -117,10 +80,7 @@ class RadixCache:
         """Those of groups without a window."""
         self._journal: CacheJournal | None = None
         self._clock = 0
-        self._serial = count()
-        self._unused: list[tuple[int, int, RadixNode]] = []
-        """Heap of leaves by last use. Entries become stale when their leaf is used again; `evict` skips
-        those."""
+        self._unused = UnusedLeaves(retentions)
 
     @property
     def num_evictable(self) -> int:
@@ -234,7 +194,7 @@ class RadixCache:
         self.num_pages += len(adopted)
         self._evictable += leaf.length * self._num_full
         self._touch(leaf)
-        self._offer(leaf)
+        self._unused.offer(leaf)
         return Insertion(leaf, filled + adopted)
 
     def _fill_in(self, found: Match, top: RadixNode, pages: Sequence[int]) -> list[int]:
@@ -272,25 +232,20 @@ class RadixCache:
             above.locks -= 1
             if above.locks == 0:
                 self._evictable += above.length * self._num_full
-                self._offer(above)
+                self._unused.offer(above)
             above = above.parent
 
     def evict(self, wanted: int) -> list[int]:
         """Evict `wanted` pages or a few more, or as many as there are that no request uses.
 
-        First pages of windows that requests have left behind, then leaves, least recently used first, from
-        their ends, and last the other pages of windows before which no request needs them.
+        First pages of windows that requests have left behind, then leaves, least recently used first and
+        retained ones last, from their ends, and last the other pages of windows before which no request needs
+        them.
         """
         evicted = self._evict_windows(wanted, passed=True)
-        while len(evicted) < wanted and self._unused:
-            last_used, _, leaf = heapq.heappop(self._unused)
-            leaf.queued = False
-            if leaf.locks or leaf.children or leaf.parent is None:
-                continue
-            if leaf.last_used != last_used:
-                self._offer(leaf)
-                continue
-            keep = max(0, leaf.length - -(-(wanted - len(evicted)) // self._stride))
+        while len(evicted) < wanted and (found := self._unused.pop()) is not None:
+            leaf, keep = found
+            keep = max(keep, leaf.length - -(-(wanted - len(evicted)) // self._stride))
             evicted += self._trim(leaf, keep)
         evicted += self._evict_windows(wanted - len(evicted), passed=False)
         self.num_pages -= len(evicted)
@@ -365,22 +320,16 @@ class RadixCache:
             leaf.length = keep
             leaf.tokens = leaf.tokens[: keep * self.page_size]
             del leaf.pages[keep * self._stride :]
-            self._offer(leaf)
+            self._unused.offer(leaf)
             return removed
         del parent.children[leaf.tokens[: self.page_size].tobytes()]
         leaf.parent = None
-        self._offer(parent)
+        self._unused.offer(parent)
         return removed
 
     def _report_removed(self, blocks: Sequence[BlockHash]) -> None:
         if self._journal is not None:
             self._journal.removed(blocks)
-
-    def _offer(self, node: RadixNode) -> None:
-        """Add a node that may have become an unused leaf to the eviction heap."""
-        if not node.queued and not node.locks and not node.children and node.parent is not None:
-            node.queued = True
-            heapq.heappush(self._unused, (node.last_used, next(self._serial), node))
 
     def _touch(self, node: RadixNode) -> None:
         """Mark the path to `node` as used now, so that a parent is never older than its children."""

@@ -9,6 +9,7 @@ from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
+from engine.kv_cache.retention import NO_RETENTIONS
 
 __all__ = ["Copy", "Level"]
 
@@ -28,9 +29,15 @@ class Copy:
     revoked: bool = False
     """Its content must not be used. It is removed when nothing reads or writes it any more."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing reads or writes it."""
+        return not self.readers and self.digest is not _FILLING
+
 
 class Level:
-    """`num_slots` copies at most. The least recently used one makes room, unless it is read or written.
+    """`num_slots` copies at most. The least recently used one makes room, unless it is read or written, and
+    retained ones after all others.
 
     A copy is here (`in`, `get`) when it is complete and not revoked. All calls cost O(1) for each page.
     """
@@ -39,8 +46,14 @@ class Level:
         self.num_slots = num_slots
         self.lost: list[tuple[PageKey, BlockHash]] = []
         """Pages that have left since the caller last emptied the list, for whatever reason."""
-        self._copies: OrderedDict[PageKey, Copy] = OrderedDict()
-        """From the least to the most recently used."""
+        self._copies: dict[PageKey, Copy] = {}
+        self._order: OrderedDict[PageKey, None] = OrderedDict()
+        """From the least to the most recently used, without those in `_spared`."""
+        self._spared: OrderedDict[PageKey, None] = OrderedDict()
+        """The same of copies that were retained when it was their turn to make room."""
+        self._spared_at = 0
+        self.retentions = NO_RETENTIONS
+        """Blocks that make room after all others."""
         self._free = list(range(num_slots - 1, -1, -1))
 
     def __len__(self) -> int:
@@ -67,6 +80,7 @@ class Level:
             return None
         slot = self._free.pop()
         self._copies[key] = Copy(slot, hash)
+        self._order[key] = None
         return slot
 
     def complete(self, key: PageKey, digest: int) -> bool:
@@ -107,20 +121,44 @@ class Level:
         """They were used now, the last of them most recently."""
         for key in keys:
             if key in self._copies:
-                self._copies.move_to_end(key)
+                (self._order if key in self._order else self._spared).move_to_end(key)
 
     def slots_in_use(self) -> list[int]:
         return [copy.slot for copy in self._copies.values()]
 
     def _make_room(self) -> bool:
-        for key, copy in self._copies.items():
-            if not copy.readers and copy.digest is not _FILLING:
-                self._remove(key)
-                return True
-        return False
+        self._reconsider_spared()
+        retained: list[PageKey] = []
+        found = None
+        for key in self._order:
+            copy = self._copies[key]
+            if copy.hash in self.retentions:
+                retained.append(key)
+            elif copy.is_idle:
+                found = key
+                break
+        for key in retained:
+            del self._order[key]
+            self._spared[key] = None
+        if found is None:
+            found = next((key for key in self._spared if self._copies[key].is_idle), None)
+        if found is not None:
+            self._remove(found)
+        return found is not None
+
+    def _reconsider_spared(self) -> None:
+        """Some blocks may not be retained any more: they come first."""
+        if self._spared_at == self.retentions.version:
+            return
+        self._spared_at = self.retentions.version
+        for key in [key for key in reversed(self._spared) if self._copies[key].hash not in self.retentions]:
+            del self._spared[key]
+            self._order[key] = None
+            self._order.move_to_end(key, last=False)
 
     def _remove(self, key: PageKey) -> None:
         copy = self._copies.pop(key)
+        (self._order if key in self._order else self._spared).pop(key)
         self._free.append(copy.slot)
         if not copy.revoked and copy.digest is not _FILLING:
             self.lost.append((key, copy.hash))

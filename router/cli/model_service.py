@@ -295,6 +295,7 @@ def _limits(config: RouterConfig) -> RequestLimits:
         max_logprobs=config.access.max_logprobs,
         priorities=config.scheduling.effective_policy is Policy.PRIORITY,
         ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+        retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
     )
 
 

@@ -193,6 +193,15 @@ class RouterConfig:
     disk_kv_gb: Annotated[
         float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB", least=0)
     ] = 16.0
+    retained_kv_share: Annotated[
+        float,
+        Option(
+            _MEMORY,
+            "share of the KV pool and tiers of each worker that the requests of one API key may retain, by"
+            " prompt_cache_retention or cache_control; 0: they have no effect",
+            "0..1",
+        ),
+    ] = 0.25
     state_slots: Annotated[
         int | None,
         Option(

@@ -106,6 +106,12 @@ class ClusterDispatcher:
         sequences = self._sequences.get(request, {})
         return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
 
+    def release_session(self, tenant: str, key: str) -> None:
+        """See `Dispatcher.release_session`."""
+        release = worker_pb2.Command(release=worker_pb2.Release(tenant=tenant, key=key))
+        for session in self._registry.sessions():
+            session.send(release)
+
     def ready(self) -> bool:
         """Whether new sequences are accepted; without a worker, if one is started for them."""
         return not self._draining and (self._selector.is_ready() or self.wakes_workers)
@@ -140,6 +146,7 @@ class ClusterDispatcher:
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        retention: worker_pb2.Retention | None = None,
         on_cut: OnCut = ignore_cut,
     ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
@@ -160,6 +167,7 @@ class ClusterDispatcher:
             deadline,
             tenant,
             first_due,
+            retention=retention,
             id=sequence_id,
             trace=identity.trace,
             operation=identity.operation,

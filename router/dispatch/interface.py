@@ -33,6 +33,7 @@ class Dispatcher(Protocol):
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        retention: worker_pb2.Retention | None = None,
         on_cut: OnCut = ignore_cut,
     ) -> router_pb2.Timings:
         """Deliver the tokens to `stream`; returns when the last one, with the finish reason, is delivered.
@@ -40,10 +41,14 @@ class Dispatcher(Protocol):
         If the reader finds the end of the text itself, at a stop string, the sequence ends there, and counts
         as stopped, not as aborted. Cancelling the call aborts the request on all its workers. `timeout_s` and
         `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With fair queues,
-        requests of one `tenant` share its turn. `on_cut` is called if an admitted sequence ends by an error,
-        a deadline, or its caller. Raises RouterError, after delivering the tokens that arrived before, and
-        any error of the reader.
+        requests of one `tenant` share its turn. `retention`: how long its KV is to stay cached. `on_cut` is
+        called if an admitted sequence ends by an error, a deadline, or its caller. Raises RouterError, after
+        delivering the tokens that arrived before, and any error of the reader.
         """
+        ...
+
+    def release_session(self, tenant: str, key: str) -> None:
+        """End what requests of this tenant and key have retained, on all workers."""
         ...
 
     def ready(self) -> bool:

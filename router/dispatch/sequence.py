@@ -32,6 +32,8 @@ class Sequence:
     tenant: str = ""
     first_due: float = math.inf
     """Deadline of the first token, on time.monotonic()."""
+    retention: worker_pb2.Retention | None = None
+    """How long its KV is to stay cached."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For logs and errors."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
@@ -94,6 +96,7 @@ class Sequence:
             traceparent=self.traceparent,
             tenant=self.tenant,
             ttft_target_s=self._seconds_to_first_token(),
+            retention=self.retention,
         )
 
     def _seconds_to_first_token(self) -> float:

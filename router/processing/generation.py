@@ -29,7 +29,7 @@ from router.processing.served_model import ServedModel
 from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
-from router.request_limits import MAX_PRIORITY, RequestLimits
+from router.request_limits import MAX_CACHE_KEY, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 __all__ = ["Generation", "PreparedPrompt"]
@@ -104,6 +104,8 @@ class Generation:
         """
         model, options = self.model, request.options
         self._check_counts(request)
+        if not self.limits.retention:
+            request = replace(request, retain_s=0.0)
         options.check(self.bounds)
         # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
         with CURRENT_CLIENT.get().request(len(request.prompts) * request.n):
@@ -160,6 +162,10 @@ class Generation:
                 f"The prediction has more tokens than the context, which holds {context}.", param="prediction"
             )
         return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
+
+    def release_session(self, key: str) -> None:
+        """End what the client's session of this key retains in the workers' caches."""
+        self._dispatcher.release_session(CURRENT_CLIENT.get().name, key)
 
     def abort(self, request_id: str) -> bool:
         """Abort a running request, also on the workers. False if the client has none with this id."""
@@ -267,5 +273,9 @@ class Generation:
                 param="ttft_deadline",
                 code="unsupported_parameter",
             )
+        if len(request.cache_key) > MAX_CACHE_KEY:
+            raise InvalidRequest(f"cache_key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
+        if not 0.0 <= request.retain_s <= MAX_RETENTION_S:
+            raise InvalidRequest(f"retain_s must be from 0 to {MAX_RETENTION_S:.0f}.", param="retain_s")
         if not request.ttft_deadline_s >= 0.0:
             raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")

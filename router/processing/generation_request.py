@@ -45,5 +45,9 @@ class GenerationRequest:
     """Text or tokens of the answer as the client expects it. It changes no token, only how fast they come."""
     speculative: bool = True
     """False: no tokens are drafted."""
+    cache_key: str = ""
+    """Of the session, among those of the client."""
+    retain_s: float = 0.0
+    """For how long the KV is to stay cached after the end; 0: it is evicted like any other."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""

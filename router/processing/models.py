@@ -54,6 +54,11 @@ class Models:
         """Whether a request of any model can be served."""
         return any(generation.ready() for generation in self)
 
+    def release_session(self, key: str) -> None:
+        """See `Generation.release_session`."""
+        for generation in self:
+            generation.release_session(key)
+
     def abort(self, request_id: str) -> bool:
         """See `Generation.abort`."""
         found = [generation.abort(request_id) for generation in self]

@@ -21,7 +21,7 @@ from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 __all__ = ["Run", "Running", "SequencePlan", "Usage"]
 
@@ -270,6 +270,7 @@ class Run:
             tenant=self._client.name,
             ttft_deadline_s=request.ttft_deadline_s,
             timeout_s=request.timeout_s,
+            retention=_retention(request),
             on_cut=on_cut,
         )
         if last is None:
@@ -282,6 +283,12 @@ class Run:
 
 Running: TypeAlias = dict[tuple[Client, str], Run]
 """By client and request id, so that ids of different clients do not collide."""
+
+
+def _retention(request: GenerationRequest) -> worker_pb2.Retention | None:
+    if not request.retain_s:
+        return None
+    return worker_pb2.Retention(key=request.cache_key, seconds=request.retain_s)
 
 
 class _Aborted(Exception):

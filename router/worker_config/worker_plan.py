@@ -135,6 +135,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         max_model_len=longest,
         scheduler=scheduler,
         radix_cache=not config.disable_radix_cache,
+        retained_kv_share=config.retained_kv_share,
         overlap=on_gpu,
         cuda_graph_max_batch=graphs.batch,
         cuda_graph_max_tokens=graphs.tokens,

@@ -41,6 +41,7 @@ class Call:
     priority: int
     timeout_s: float
     ttft_deadline_s: float = 0.0
+    retention: worker_pb2.Retention | None = None
     deltas: int = 0
     """Asked for so far."""
     ended: bool = False
@@ -71,6 +72,11 @@ class ScriptedDispatcher:
     )
     """Of sequences that come to their end."""
     calls: list[Call] = field(default_factory=list)
+    released: list[tuple[str, str]] = field(default_factory=list)
+    """Sessions, by tenant and key."""
+
+    def release_session(self, tenant: str, key: str) -> None:
+        self.released.append((tenant, key))
 
     def ready(self) -> bool:
         return self.is_ready
@@ -88,9 +94,10 @@ class ScriptedDispatcher:
         tenant: str = "",
         ttft_deadline_s: float = 0.0,
         timeout_s: float = 0.0,
+        retention: worker_pb2.Retention | None = None,
         on_cut: OnCut = ignore_cut,
     ) -> router_pb2.Timings:
-        call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s)
+        call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s, retention=retention)
         self.calls.append(call)
         stream.queue = DeliveryQueue()
         try:

@@ -14,6 +14,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
+from engine.kv_cache.retention import Retention
 from engine.kv_tiers.stats import Tier, TierStats
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
@@ -96,7 +97,12 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
         ttft_target_s=work.ttft_target_s or math.inf,
         arrival=arrival,
         hints=_hints(work.sampling),
+        retention=_retention(work.retention) if work.HasField("retention") else None,
     )
+
+
+def _retention(message: worker_pb2.Retention) -> Retention:
+    return Retention(message.key, message.seconds)
 
 
 def _hints(message: sampling_pb2.SamplingParams) -> DraftHints:
@@ -208,6 +214,7 @@ def stats_to_proto(
         drafted_tokens=stats.drafts.drafted,
         accepted_tokens=stats.drafts.accepted,
         accepted_at=stats.drafts.accepted_at,
+        retained_blocks=stats.retained_blocks,
     )
 
 

@@ -166,6 +166,7 @@ class _StatsCollector(Collector):
             ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
             ("baton_running_requests", "Requests being computed", stats.load.running),
             ("baton_max_running_requests", "Limit of baton_running_requests", self._max_running),
+            ("baton_kv_retained_blocks", "Blocks of KV that clients have retained", stats.retained_blocks),
             ("baton_waiting_tokens", "Prompt tokens not computed yet", stats.load.waiting_tokens),
             (
                 "baton_token_usage",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from engine.core.request import Request
-from engine.kv_cache.radix import PageKey, RadixCache, RadixNode
+from engine.kv_cache.radix import RadixCache
+from engine.kv_cache.radix_node import PageKey, RadixNode
 
 __all__ = ["PrefixRanker"]
 

@@ -45,9 +45,10 @@ class OutputTokens(TypedDict):
 @_closed
 class MessageUsage(TypedDict):
     input_tokens: int
-    """Tokens that were not in the prefix cache."""
+    """Tokens that were neither read from the prefix cache nor retained in it."""
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
+    """Tokens that were computed and are retained, in requests with `cache_control`."""
     output_tokens: int
     output_tokens_details: OutputTokens
 

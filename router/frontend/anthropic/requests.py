@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field, Tag
 
 from router.errors import InvalidRequest
+from router.frontend.cache_hints import CacheControl, CacheKey, longest_s
 from router.frontend.fields import TEXT_OR_LIST, Refused, WithoutEffect
 from router.frontend.openai.messages import (
     AssistantMessage,
@@ -43,7 +44,7 @@ from router.processing.tools import Tool, ToolUse
 
 __all__ = ["CountTokensBody", "MessagesBody"]
 
-_CacheMark: TypeAlias = Annotated[Any, WithoutEffect("prefixes are cached without marks")]
+_CacheMark: TypeAlias = CacheControl | None
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of Anthropic's service")]
 _Hosted: TypeAlias = Annotated[Any, Refused("no hosted tools")]
 
@@ -179,6 +180,8 @@ class CountTokensBody(BaseModel):
         Thinking | None, WithoutEffect("a model reasons as its chat template says; see reasoning")
     ] = None
     cache_control: _CacheMark = None
+    """Retain prompt and answer in the prefix cache for `ttl`, `5m` or `1h`, within the key's budget. The same
+    at a block: the longest time counts, for the whole."""
     context_management: Annotated[Any, WithoutEffect("a prompt is never cut")] = None
     mcp_servers: Annotated[Any, Refused("no hosted tools", ([],))] = None
     speed: Annotated[Any, Refused("only `standard` is supported", ("standard",))] = None
@@ -232,6 +235,8 @@ class MessagesBody(CountTokensBody):
     """Server-sent events."""
 
     # Not Anthropic's, but as in OpenAI's chat completions.
+    prompt_cache_key: CacheKey | None = None
+    """Names the session whose KV is retained."""
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
     ttft_deadline: Timeout | None = None
@@ -253,6 +258,13 @@ class MessagesBody(CountTokensBody):
             return json_constraint(self.output_format.schema_, "output_format.schema")
         return None
 
+    def _cache_marks(self) -> Iterator[CacheControl | None]:
+        yield self.cache_control
+        yield from (tool.cache_control for tool in self.tools or ())
+        for content in (self.system or "", *(message.content for message in self.messages)):
+            if not isinstance(content, str):
+                yield from (None if isinstance(b, ThinkingBlock) else b.cache_control for b in content)
+
     def to_request(self, request_id: str) -> GenerationRequest:
         chat = self.to_chat()
         given: dict[str, Any] = {
@@ -273,6 +285,8 @@ class MessagesBody(CountTokensBody):
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
+            cache_key=self.prompt_cache_key or "",
+            retain_s=longest_s(self._cache_marks()),
         )
 
 

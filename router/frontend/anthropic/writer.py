@@ -76,10 +76,12 @@ class MessageWriter:
 
     def _usage(self) -> MessageUsage:
         usage = self._run.usage
+        computed = usage.prompt_tokens - usage.cached_tokens
+        is_retained = self._run.request.retain_s > 0
         return {
-            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "input_tokens": 0 if is_retained else computed,
             "cache_read_input_tokens": usage.cached_tokens,
-            "cache_creation_input_tokens": 0,
+            "cache_creation_input_tokens": computed if is_retained else 0,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }

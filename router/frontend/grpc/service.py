@@ -31,6 +31,9 @@ _MAX_ID_CHARACTERS: Final = 128
 
 _GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
 _AbortContext = grpc.aio.ServicerContext[router_pb2.AbortRequest, router_pb2.AbortResponse]
+_ReleaseContext = grpc.aio.ServicerContext[
+    router_pb2.ReleaseSessionRequest, router_pb2.ReleaseSessionResponse
+]
 _TokenizeContext = grpc.aio.ServicerContext[router_pb2.TokenizeRequest, router_pb2.TokenizeResponse]
 _DetokenizeContext = grpc.aio.ServicerContext[router_pb2.DetokenizeRequest, router_pb2.DetokenizeResponse]
 _InfoContext = grpc.aio.ServicerContext[router_pb2.GetModelInfoRequest, router_pb2.ModelInfo]
@@ -64,6 +67,12 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self, request: router_pb2.AbortRequest, context: _AbortContext
     ) -> router_pb2.AbortResponse:
         return router_pb2.AbortResponse(found=self._models.abort(request.request_id))
+
+    async def ReleaseSession(  # noqa: N802
+        self, request: router_pb2.ReleaseSessionRequest, context: _ReleaseContext
+    ) -> router_pb2.ReleaseSessionResponse:
+        self._models.release_session(request.cache_key)
+        return router_pb2.ReleaseSessionResponse()
 
     async def Tokenize(  # noqa: N802
         self, request: router_pb2.TokenizeRequest, context: _TokenizeContext
@@ -150,6 +159,8 @@ def _request(
         prediction=drafts.prediction,
         speculative=not drafts.off,
         timings=request.return_timings,
+        cache_key=request.cache_key,
+        retain_s=request.retain_s,
     )
 
 

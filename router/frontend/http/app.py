@@ -79,6 +79,7 @@ def build_app(
             Route("/v1/messages/count_tokens", _answering(text.count_tokens), methods=["POST"]),
             Route("/v1/completions/render", _answering(text.render_completions, "cmpl"), methods=["POST"]),
             Route("/v1/chat/completions/render", _answering(text.render_chat, "chatcmpl"), methods=["POST"]),
+            Route("/v1/sessions/{key:path}/release", _answering(text.release_session), methods=["POST"]),
             Route("/tokenize", _answering(text.tokenize), methods=["POST"]),
             Route("/detokenize", _answering(text.detokenize), methods=["POST"]),
             Route("/v1/models", _answering(cards.models), methods=["GET"]),

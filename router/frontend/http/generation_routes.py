@@ -77,6 +77,11 @@ class GenerationRoutes:
         prepared = await model.prepare(body.to_chat())
         return json_response({"input_tokens": len(prepared.token_ids)})
 
+    async def release_session(self, request: Request, request_id: str) -> Response:
+        key = request.path_params["key"]
+        self._models.release_session(key)
+        return json_response({"object": "session", "key": key, "released": True})
+
     async def tokenize(self, request: Request, request_id: str) -> Response:
         model, body = await self._read(TokenizeBody, request)
         prepared = await model.prepare(body.to_prompt())

@@ -71,6 +71,14 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
     "/health": (schemas.Status, "The same as /ready.", ("503",)),
     "/version": (schemas.Version, "Of Baton.", ()),
 }
+_ACTIONS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
+    "/v1/sessions/{key}/release": (
+        schemas.ReleasedSession,
+        "End what requests with this prompt_cache_key have retained.",
+        (),
+    ),
+}
+"""Posts without a body."""
 
 
 def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
@@ -86,9 +94,10 @@ def openapi_document(model_name: str, bounds: ServedBounds) -> Schema:
         for path, parts in _POSTS.items()
     }
     paths |= {path: {"get": _get(*parts)} for path, parts in _GETS.items()}
-    paths["/v1/models/{name}"]["parameters"] = [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    ]
+    paths |= {path: {"post": _get(*parts)} for path, parts in _ACTIONS.items()}
+    for path, name in (("/v1/models/{name}", "name"), ("/v1/sessions/{key}/release", "key")):
+        parameter = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        paths[path]["parameters"] = [parameter]
     return {
         "openapi": "3.1.0",
         "info": {
@@ -109,7 +118,8 @@ def _schemas() -> Schema:
     """Schemas of all bodies and answers, with their definitions."""
     bodies = [(body, "validation") for body, _, _ in _POSTS.values()]
     _, found = models_json_schema(bodies, ref_template=_REFERENCE)  # type: ignore[arg-type]
-    kinds = [kind for _, kind, _ in _POSTS.values()] + [kind for kind, _, _ in _GETS.values()]
+    kinds = [kind for _, kind, _ in _POSTS.values()]
+    kinds += [kind for kind, _, _ in (*_GETS.values(), *_ACTIONS.values())]
     kinds += [part for event in _EVENTS.values() for part in _members(event)]
     _, written = TypeAdapter.json_schemas(
         [

@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest
+from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.answers.completion_stream import StreamedUsage
 from router.frontend.openai.messages import MessageBody, for_template
@@ -59,7 +60,6 @@ _Prompt: TypeAlias = (
 )
 
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
-_CacheHint: TypeAlias = Annotated[Any, WithoutEffect("prefixes are cached without hints")]
 
 
 def _several(value: Any) -> Any:
@@ -161,15 +161,17 @@ class GenerationBody(ConstrainedBody):
     """OpenAI's Predicted Outputs: the answer as expected, which makes a similar one faster."""
     speculative: bool | None = None
     """False: draft no tokens for this request, whatever --speculative says."""
+    prompt_cache_key: CacheKey | None = None
+    """Names the session whose KV is retained."""
+    prompt_cache_retention: CacheRetention | None = None
+    """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
 
     metadata: _Bookkeeping = None
     safety_identifier: _Bookkeeping = None
     service_tier: _Bookkeeping = None
     store: Annotated[Any, WithoutEffect("nothing is stored")] = None
     user: _Bookkeeping = None
-    prompt_cache_key: _CacheHint = None
-    prompt_cache_options: _CacheHint = None
-    prompt_cache_retention: _CacheHint = None
+    prompt_cache_options: Annotated[Any, WithoutEffect("prefixes are cached without options")] = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> GenerationBody:
@@ -216,6 +218,8 @@ class GenerationBody(ConstrainedBody):
             timings=bool(self.timings),
             prediction="" if self.prediction is None else self.prediction.text,
             speculative=self.speculative is not False,
+            cache_key=self.prompt_cache_key or "",
+            retain_s=retained_s(self.prompt_cache_retention),
         )
 
 

@@ -74,7 +74,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, str]] = ..., tool_name: _Optional[str] = ..., single_tool_call: _Optional[bool] = ..., template_options: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "n", "return_timings", "priority", "ttft_deadline_s")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling", "n", "return_timings", "priority", "ttft_deadline_s", "cache_key", "retain_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class GenerateRequest(_message.Message):
     RETURN_TIMINGS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TTFT_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    RETAIN_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -95,7 +97,9 @@ class GenerateRequest(_message.Message):
     return_timings: bool
     priority: int
     ttft_deadline_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., return_timings: _Optional[bool] = ..., priority: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ...) -> None: ...
+    cache_key: str
+    retain_s: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., n: _Optional[int] = ..., return_timings: _Optional[bool] = ..., priority: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., cache_key: _Optional[str] = ..., retain_s: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "index", "text", "token_ids", "logprobs", "finish_reason", "usage", "timings", "prompt_logprobs", "parts")
@@ -276,6 +280,16 @@ class AbortResponse(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: _Optional[bool] = ...) -> None: ...
+
+class ReleaseSessionRequest(_message.Message):
+    __slots__ = ("cache_key",)
+    CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    cache_key: str
+    def __init__(self, cache_key: _Optional[str] = ...) -> None: ...
+
+class ReleaseSessionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ("model",)

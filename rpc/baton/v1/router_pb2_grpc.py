@@ -45,6 +45,11 @@ class RouterStub:
                 request_serializer=baton_dot_v1_dot_router__pb2.AbortRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_router__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.ReleaseSession = channel.unary_unary(
+                '/baton.v1.Router/ReleaseSession',
+                request_serializer=baton_dot_v1_dot_router__pb2.ReleaseSessionRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_router__pb2.ReleaseSessionResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/baton.v1.Router/GetModelInfo',
                 request_serializer=baton_dot_v1_dot_router__pb2.GetModelInfoRequest.SerializeToString,
@@ -78,6 +83,12 @@ class RouterServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseSession(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,6 +130,11 @@ def add_RouterServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=baton_dot_v1_dot_router__pb2.AbortRequest.FromString,
                     response_serializer=baton_dot_v1_dot_router__pb2.AbortResponse.SerializeToString,
+            ),
+            'ReleaseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseSession,
+                    request_deserializer=baton_dot_v1_dot_router__pb2.ReleaseSessionRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_router__pb2.ReleaseSessionResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -196,6 +212,33 @@ class Router:
             '/baton.v1.Router/Abort',
             baton_dot_v1_dot_router__pb2.AbortRequest.SerializeToString,
             baton_dot_v1_dot_router__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Router/ReleaseSession',
+            baton_dot_v1_dot_router__pb2.ReleaseSessionRequest.SerializeToString,
+            baton_dot_v1_dot_router__pb2.ReleaseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

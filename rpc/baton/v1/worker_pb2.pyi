@@ -127,7 +127,7 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share")
+    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share", "release")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class Command(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     reserve: Reserve
@@ -146,7 +147,8 @@ class Command(_message.Message):
     beat: Beat
     drain: Drain
     share: Share
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ...) -> None: ...
+    release: Release
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("seconds",)
@@ -154,12 +156,20 @@ class Drain(_message.Message):
     seconds: float
     def __init__(self, seconds: _Optional[float] = ...) -> None: ...
 
+class Release(_message.Message):
+    __slots__ = ("tenant", "key")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    key: str
+    def __init__(self, tenant: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
+
 class Beat(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_target_s")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_target_s", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +181,7 @@ class Work(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
     TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output: _containers.RepeatedScalarFieldContainer[int]
@@ -182,7 +193,16 @@ class Work(_message.Message):
     tenant: str
     num_scored: int
     ttft_target_s: float
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("key", "seconds")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    seconds: float
+    def __init__(self, key: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("work", "hand_over", "pull")
@@ -549,7 +569,7 @@ class GetStatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerStats(_message.Message):
-    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers", "state_slots", "groups", "drafts", "drafted_tokens", "accepted_tokens", "accepted_at")
+    __slots__ = ("load", "pages", "steps", "preemptions", "prompt_tokens", "generated_tokens", "cache_hit_tokens", "unexpected_messages", "tiers", "state_slots", "groups", "retained_blocks", "drafts", "drafted_tokens", "accepted_tokens", "accepted_at")
     LOAD_FIELD_NUMBER: _ClassVar[int]
     PAGES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -561,6 +581,7 @@ class WorkerStats(_message.Message):
     TIERS_FIELD_NUMBER: _ClassVar[int]
     STATE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -576,11 +597,12 @@ class WorkerStats(_message.Message):
     tiers: KVTiers
     state_slots: PageCounts
     groups: _containers.RepeatedCompositeFieldContainer[GroupPages]
+    retained_blocks: int
     drafts: int
     drafted_tokens: int
     accepted_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupPages, _Mapping]]] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupPages, _Mapping]]] = ..., retained_blocks: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class KVTiers(_message.Message):
     __slots__ = ("tiers", "page_bytes", "dropped", "faults")

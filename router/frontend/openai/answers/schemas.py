@@ -21,6 +21,7 @@ __all__ = [
     "InputTokens",
     "Model",
     "Models",
+    "ReleasedSession",
     "Rendered",
     "Status",
     "Timings",
@@ -270,6 +271,13 @@ class Detokenized(TypedDict):
 @_closed
 class InputTokens(TypedDict):
     input_tokens: int
+
+
+@_closed
+class ReleasedSession(TypedDict):
+    object: Literal["session"]
+    key: str
+    released: Literal[True]
 
 
 @_closed

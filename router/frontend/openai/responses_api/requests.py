@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from router.errors import InvalidRequest
+from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
 from router.frontend.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
 from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.requests import StreamOptions
@@ -31,7 +32,6 @@ from router.processing.tools import Tool, ToolUse
 __all__ = ["ResponsesBody"]
 
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
-_CacheHint: TypeAlias = Annotated[Any, WithoutEffect("prefixes are cached without hints")]
 _Stateful: TypeAlias = Annotated[
     Any, Refused("nothing is kept between requests; send the whole conversation")
 ]
@@ -151,6 +151,11 @@ class ResponsesBody(BaseModel):
     metadata: dict[str, str] | None = None
     """Repeated in the response."""
 
+    prompt_cache_key: CacheKey | None = None
+    """Names the session whose KV is retained."""
+    prompt_cache_retention: CacheRetention | None = None
+    """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
+
     # Not OpenAI's, but as in chat completions.
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
@@ -174,9 +179,7 @@ class ResponsesBody(BaseModel):
     safety_identifier: _Bookkeeping = None
     service_tier: _Bookkeeping = None
     user: _Bookkeeping = None
-    prompt_cache_key: _CacheHint = None
-    prompt_cache_options: _CacheHint = None
-    prompt_cache_retention: _CacheHint = None
+    prompt_cache_options: Annotated[Any, WithoutEffect("prefixes are cached without options")] = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -203,6 +206,8 @@ class ResponsesBody(BaseModel):
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
+            cache_key=self.prompt_cache_key or "",
+            retain_s=retained_s(self.prompt_cache_retention),
         )
 
     @property

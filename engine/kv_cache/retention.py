@@ -1,0 +1,158 @@
+"""Which cached blocks clients have asked to keep, until when, and within which budgets.
+
+Plain Python, of block hashes: a retained block is evicted after all others, from the pool and from tiers, and
+never withheld from a request that needs its memory. A sequence is retained by a tenant, under a session key.
+A later turn takes the place of the turns that it continues.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from common.block_hash import BlockHash
+
+__all__ = ["NO_RETENTIONS", "Retained", "Retention", "Retentions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What a client asks for."""
+
+    key: str
+    """Of the session, within its tenant; may be empty."""
+    seconds: float
+    """From the end of the request; 0: it is not retained, and what the session retains stays as it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Retained:
+    """A sequence that is retained."""
+
+    tenant: str
+    key: str
+    blocks: Sequence[BlockHash]
+    until: float
+    number: int
+    """In order of their beginnings."""
+
+
+class Retentions:
+    """`retain`, `release` and `expire` cost O(blocks that they name)."""
+
+    def __init__(self, budget: int) -> None:
+        """`budget`: blocks that a tenant may retain. Beyond it, sequences with the least time left end."""
+        self.version = 0
+        """Changes whenever a block is no longer retained."""
+        self.budget = budget
+        self._holders: Counter[BlockHash] = Counter()
+        """Sequences that retain a block."""
+        self._sizes: Counter[str] = Counter()
+        """Distinct blocks of each tenant."""
+        self._owned: Counter[tuple[str, BlockHash]] = Counter()
+        self._sequences: dict[tuple[str, str], dict[BlockHash, Retained]] = {}
+        """Of each tenant and key, by last block."""
+        self._next_end = math.inf
+        """No sequence ends before."""
+        self._numbers = count()
+
+    def __contains__(self, block: BlockHash) -> bool:
+        return block in self._holders
+
+    def __len__(self) -> int:
+        """Blocks that are retained, whether they are still cached or not."""
+        return len(self._holders)
+
+    def size_of(self, tenant: str) -> int:
+        """Blocks that a tenant retains."""
+        return self._sizes[tenant]
+
+    def sequences(self) -> list[Retained]:
+        return [retained for sequences in self._sequences.values() for retained in sequences.values()]
+
+    def retain(self, tenant: str, retention: Retention, blocks: Sequence[BlockHash], now: float) -> None:
+        """Retain a sequence, or its beginning if the budget is smaller."""
+        blocks = blocks[: self.budget]
+        if not blocks or retention.seconds <= 0:
+            return
+        name = tenant, retention.key
+        continued = self._sequences.get(name, {})
+        before = [continued.pop(block) for block in blocks if block in continued]
+        retained = Retained(tenant, retention.key, blocks, now + retention.seconds, next(self._numbers))
+        self._sequences.setdefault(name, {})[blocks[-1]] = retained
+        self._next_end = min(self._next_end, retained.until)
+        self._holders.update(blocks)
+        for block in blocks:
+            self._owned[tenant, block] += 1
+            self._sizes[tenant] += self._owned[tenant, block] == 1
+        for shorter in before:
+            self._let_go(shorter)
+        self._keep_to_budget(retained)
+
+    def release(self, tenant: str | None, key: str | None) -> int:
+        """Give up what a session retains; None: any tenant, any key. Returns the number of sequences."""
+        found = [
+            retained
+            for name, sequences in self._sequences.items()
+            for retained in sequences.values()
+            if tenant in (None, name[0]) and key in (None, name[1])
+        ]
+        for retained in found:
+            self._give_up(retained)
+        return len(found)
+
+    def expire(self, now: float) -> None:
+        """Give up the sequences whose time is over. O(1) while there is none."""
+        if now < self._next_end:
+            return
+        for retained in self.sequences():
+            if retained.until <= now:
+                self._give_up(retained)
+        self._next_end = min((retained.until for retained in self.sequences()), default=math.inf)
+
+    # ------------------------------------------------------------------------------ inside
+
+    def _keep_to_budget(self, newest: Retained) -> None:
+        if self._sizes[newest.tenant] <= self.budget:
+            return
+        others = [r for r in self.sequences() if r.tenant == newest.tenant and r is not newest]
+        for retained in sorted(others, key=lambda retained: (retained.until, retained.number)):
+            self._give_up(retained)
+            if self._sizes[newest.tenant] <= self.budget:
+                return
+
+    def _give_up(self, retained: Retained) -> None:
+        name = retained.tenant, retained.key
+        sequences = self._sequences[name]
+        del sequences[retained.blocks[-1]]
+        if not sequences:
+            del self._sequences[name]
+        self._let_go(retained)
+
+    def _let_go(self, retained: Retained) -> None:
+        """Its blocks have one holder less."""
+        tenant = retained.tenant
+        for block in retained.blocks:
+            if _decrement(self._holders, block):
+                self.version += 1
+            if _decrement(self._owned, (tenant, block)):
+                self._sizes[tenant] -= 1
+        if not self._sizes[tenant]:
+            del self._sizes[tenant]
+
+
+def _decrement(counter: Counter, key: object) -> bool:  # type: ignore[type-arg]
+    """True: it was the last one."""
+    if counter[key] > 1:
+        counter[key] -= 1
+        return False
+    del counter[key]
+    return True
+
+
+NO_RETENTIONS: Final = Retentions(0)
+"""Where clients may retain nothing."""
