@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -62,6 +62,33 @@ async def test_ranks_with_experts_of_their_own_hand_off_to_any_others(
 
     async with pair(tmp_path, "nixl", ranks(*prefill), ranks(*decode)) as workers:
         jobs = [work(prompt(length, seed=length), max_tokens=6) for length in (3, 33)]
+        outputs = await asyncio.gather(*(workers.generate(job) for job in jobs))
+        assert outputs == [oracle(list(job.prompt), 6) for job in jobs]
+        await workers.all_pages_back()
+
+
+_THOROUGH: Final = pytest.mark.thorough
+
+
+@pytest.mark.parametrize(
+    ("family", "prefill", "decode"),
+    [
+        ("qwen3.5", 2, 2),
+        pytest.param("deepseek v3", 1, 2, marks=_THOROUGH),
+        ("deepseek v3", 2, 1),
+        ("gpt-oss", 1, 2),
+        pytest.param("gpt-oss", 2, 1, marks=_THOROUGH),
+    ],
+)
+async def test_states_latent_kv_and_windows_are_handed_from_ranks_to_ranks(
+    family: str, prefill: int, decode: int, tmp_path: Path
+) -> None:
+    """Pages of windows are cut by heads, and ranks have copies of latent KV. States are not cut."""
+    model = reference(family, num_heads=4)
+    model.save_pretrained(tmp_path)
+    oracle = Oracle(model.eval())
+    async with sharded(tmp_path, prefill, decode) as workers:
+        jobs = [work(prompt(length, seed=length), max_tokens=6) for length in (3, 70)]
         outputs = await asyncio.gather(*(workers.generate(job) for job in jobs))
         assert outputs == [oracle(list(job.prompt), 6) for job in jobs]
         await workers.all_pages_back()
