@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from baton.serve_settings import settings_of
 from router.cli.progress import StartupDisplay
-from router.cli.service import Start
+from router.cli.startup import Start
 from router.cluster.ray_connection import RayConnection
 from router.config.flags.command_line import configs_of
 from router.frontend.access import Access
@@ -41,7 +41,7 @@ class Router:
         cluster = f"serve.{serve.get_replica_context().app_name}"
         configs = configs_of({"cluster-name": cluster, **settings, "ray-address": context.gcs_address})
         access = Access.load(configs[0])
-        from router.cli.serving import web_app
+        from router.cli.server import web_app
 
         async with AsyncExitStack() as stack:
             with StartupDisplay() as display:

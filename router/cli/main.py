@@ -77,7 +77,7 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
     from router.cli.frontends import END_WORKERS, end_with_parent
-    from router.cli.service import CANNOT_START, serve
+    from router.cli.startup import CANNOT_START, serve
     from router.cluster.nodes import RayLost
 
     if config.frontend.frontends > 1:
@@ -97,7 +97,7 @@ def _serve_several(configs: Sequence[RouterConfig]) -> int:
     config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
     from router.cli.frontends import run_frontends
-    from router.cli.service import CANNOT_START
+    from router.cli.startup import CANNOT_START
 
     try:
         return asyncio.run(run_frontends(configs))

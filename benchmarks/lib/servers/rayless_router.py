@@ -1,4 +1,4 @@
-"""The router of `router.cli.service` without Ray, probes and gRPC frontend, for measurements."""
+"""The router of `router.cli.startup` without Ray, probes and gRPC frontend, for measurements."""
 
 from __future__ import annotations
 

@@ -90,23 +90,23 @@ def run(argv: Sequence[str]) -> int:
 
 def _examine(config: RouterConfig) -> Iterator[Finding]:
     if config.cluster.ray_address is not None:
-        yield from nodes.look(config)
+        yield from nodes.check(config)
         return
     found = [] if config.device is Device.CPU else gpus.find()
     pairs = gpus.pairs_of(found)
-    yield from software.look(on_gpu=bool(found))
+    yield from software.check(on_gpu=bool(found))
     if config.device is not Device.CPU:
-        yield from gpus.look(found, pairs, is_wanted=config.device is Device.CUDA)
+        yield from gpus.check(found, pairs, is_wanted=config.device is Device.CUDA)
     ports = {"--http-port": config.frontend.http_port, "--grpc-port": config.frontend.grpc_port}
-    yield from machine.look(config.frontend.host, ports)
-    yield from links.look(found, pairs, environment_of(config.cluster.worker_env))
+    yield from machine.check(config.frontend.host, ports)
+    yield from links.check(found, pairs, environment_of(config.cluster.worker_env))
     if config.model:
-        yield from model.look(config, found, on_gpu=bool(found))
+        yield from model.check(config, found, on_gpu=bool(found))
 
 
 def _transports(config: RouterConfig) -> Iterator[Finding]:
     has_gpu = config.device is not Device.CPU and bool(gpus.find())
-    yield from transports.look(has_gpu=has_gpu, environment=environment_of(config.cluster.worker_env))
+    yield from transports.check(has_gpu=has_gpu, environment=environment_of(config.cluster.worker_env))
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["Gpu", "Pair", "find", "judge_allocator", "judge_gpu", "judge_pair", "look", "pairs_of"]
+__all__ = ["Gpu", "Pair", "check", "check_allocator", "check_gpu", "check_pair", "find", "pairs_of"]
 
 _COPY_BYTES: Final = 256 << 20
 _NVLINK_LEAST: Final = 70e9
@@ -47,19 +47,19 @@ def find() -> list[Gpu]:
     return [_measured(torch, index) for index in range(torch.cuda.device_count())]
 
 
-def look(gpus: list[Gpu], pairs: list[Pair], *, is_wanted: bool) -> Iterator[Finding]:
+def check(gpus: list[Gpu], pairs: list[Pair], *, is_wanted: bool) -> Iterator[Finding]:
     if not gpus:
         yield _none(is_wanted=is_wanted, has_driver=os.path.exists("/dev/nvidiactl"))
         return
     yield _driver()
-    yield judge_allocator(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    yield check_allocator(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     for gpu in gpus:
-        yield judge_gpu(gpu)
+        yield check_gpu(gpu)
     for pair in pairs:
-        yield judge_pair(pair)
+        yield check_pair(pair)
 
 
-def judge_gpu(gpu: Gpu) -> Finding:
+def check_gpu(gpu: Gpu) -> Finding:
     major, minor = gpu.capability
     text = (
         f"{gpu.name}, compute capability {major}.{minor}, {gpu.memory_bytes / 2**30:.0f} GiB,"
@@ -71,7 +71,7 @@ def judge_gpu(gpu: Gpu) -> Finding:
     return ok(name, text)
 
 
-def judge_pair(pair: Pair) -> Finding:
+def check_pair(pair: Pair) -> Finding:
     name = f"cuda:{pair.source}→{pair.target}"
     rate = f"{pair.bytes_per_s / 1e9:.0f} GB/s"
     if not pair.peer_access:
@@ -80,7 +80,7 @@ def judge_pair(pair: Pair) -> Finding:
     return ok(name, f"peer access, {rate} by the driver's own copy: that is {way}")
 
 
-def judge_allocator(configuration: str) -> Finding:
+def check_allocator(configuration: str) -> Finding:
     """Memory of torch's expandable segments cannot be exported by cuda_ipc."""
     if "expandable_segments:true" in configuration.lower().replace(" ", ""):
         return fail(

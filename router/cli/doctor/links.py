@@ -12,7 +12,7 @@ from router.cli.doctor.end_process import EndProcess, Link, LinkFailed
 from router.cli.doctor.gpus import Gpu, Pair
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["Link", "LinkFailed", "judge_gpu_link", "judge_host_link", "look", "measure"]
+__all__ = ["Link", "LinkFailed", "check", "check_gpu_link", "check_host_link", "measure"]
 
 _PATIENCE_S: Final = 120.0
 _HOST_LEAST: Final = 1e9
@@ -24,7 +24,7 @@ _CUDA_IPC: Final = (
 )
 
 
-def look(
+def check(
     gpus: Sequence[Gpu], pairs: Sequence[Pair], environment: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Finding]:
     """Takes a few seconds per row, each of which starts two processes. `environment`: of --worker-env."""
@@ -35,7 +35,7 @@ def look(
         yield _gpu_row(gpus[pair.source], gpus[pair.target], environment, peer_access=pair.peer_access)
 
 
-def judge_host_link(link: Link) -> Finding:
+def check_host_link(link: Link) -> Finding:
     if link.bytes_per_s < _HOST_LEAST:
         return warn(
             "host → host",
@@ -45,7 +45,7 @@ def judge_host_link(link: Link) -> Finding:
     return ok("host → host", str(link))
 
 
-def judge_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Finding:
+def check_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Finding:
     """Compares with the measured bandwidth from the host to the receiving GPU."""
     if link.bytes_per_s >= _SHARE * gpu.pcie_bytes_per_s:
         return ok(name, str(link))
@@ -80,7 +80,7 @@ def measure(
 
 def _row(name: str, device: str, environment: Mapping[str, str]) -> Finding:
     try:
-        return judge_host_link(measure(device, environment=environment))
+        return check_host_link(measure(device, environment=environment))
     except LinkFailed as error:
         return _broken(name, error)
 
@@ -91,7 +91,7 @@ def _gpu_row(source: Gpu, target: Gpu, environment: Mapping[str, str], *, peer_a
         link = measure("cuda:0", source.index, target.index, environment=environment)
     except LinkFailed as error:
         return _broken(name, error)
-    return judge_gpu_link(name, link, target, peer_access=peer_access)
+    return check_gpu_link(name, link, target, peer_access=peer_access)
 
 
 def _broken(name: str, error: LinkFailed) -> Finding:

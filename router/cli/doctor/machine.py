@@ -11,7 +11,7 @@ from typing import Final
 from router.cli.doctor.report import Finding, fail, ok, warn
 from router.cli.ports import PortTaken, check_free
 
-__all__ = ["judge_files", "judge_memlock", "judge_shm", "look"]
+__all__ = ["check", "check_files", "check_memlock", "check_shm"]
 
 _GIB: Final = 1 << 30
 _SHM_LEAST: Final = 256 << 20
@@ -19,22 +19,22 @@ _SHM_LEAST: Final = 256 << 20
 _FILES_LEAST: Final = 4096
 
 
-def look(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
+def check(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
     """`ports`: by flag."""
-    yield judge_shm(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
-    yield judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-    yield judge_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.path.isdir("/dev/infiniband"))
+    yield check_shm(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
+    yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    yield check_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.path.isdir("/dev/infiniband"))
     yield from _ports(host, ports)
 
 
-def judge_shm(free: int) -> Finding:
+def check_shm(free: int) -> Finding:
     text = f"{free / _GIB:.1f} GiB free"
     if free < _SHM_LEAST:
         return fail("/dev/shm", text, "Ray keeps its object store there; in Docker: --shm-size=1g")
     return ok("/dev/shm", text)
 
 
-def judge_files(hard: int) -> Finding:
+def check_files(hard: int) -> Finding:
     """Judge the hard limit, to which the router raises its own."""
     if hard != resource.RLIM_INFINITY and hard < _FILES_LEAST:
         return warn(
@@ -45,7 +45,7 @@ def judge_files(hard: int) -> Finding:
     return ok("open files", "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
 
 
-def judge_memlock(hard: int, has_infiniband: bool) -> Finding:
+def check_memlock(hard: int, has_infiniband: bool) -> Finding:
     """Only InfiniBand needs to lock the KV pool in memory."""
     if hard == resource.RLIM_INFINITY:
         return ok("locked memory", "no limit")

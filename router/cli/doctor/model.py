@@ -15,12 +15,12 @@ from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError
 from router.worker_config.worker_plan import estimate_pool
 
-__all__ = ["judge_pool", "look"]
+__all__ = ["check", "check_pool"]
 
 _CHOICES = "use an alias (smollm2), a Hugging Face folder, a .gguf file or a hub id"
 
 
-def look(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator[Finding]:
+def check(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator[Finding]:
     try:
         checkpoint = resolve(config.model, keep_codes=config.keeps_codes)
         spec = checkpoint.spec()
@@ -33,10 +33,10 @@ def look(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator
     measured = not on_gpu and config.dtype is Dtype.AUTO
     cpu_dtype = preferred_cpu_dtype() if measured else "float32"
     machine = Machine(device, memory, cpus=1, host="127.0.0.1", cpu_dtype=cpu_dtype)
-    yield judge_pool(config, checkpoint, machine)
+    yield check_pool(config, checkpoint, machine)
 
 
-def judge_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> Finding:
+def check_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> Finding:
     try:
         pool = estimate_pool(config, checkpoint, machine)
     except PlanError as error:

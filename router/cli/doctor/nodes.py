@@ -16,7 +16,7 @@ from typing import Final
 
 from common.ports import PortRange
 from router.cli.doctor.end_process import Link, LinkFailed
-from router.cli.doctor.machine import judge_files, judge_memlock, judge_shm
+from router.cli.doctor.machine import check_files, check_memlock, check_shm
 from router.cli.doctor.node_probe import NodeFacts, NodeProbe
 from router.cli.doctor.report import Finding, Verdict, fail, ok, warn
 from router.cluster.node_actors import CannotJoin, NodeActor, NodeSilent, actor_on, joined
@@ -25,7 +25,15 @@ from router.config.choices import Device
 from router.config.flags.environment import environment_of
 from router.config.settings import RouterConfig
 
-__all__ = ["judge_clock", "judge_count", "judge_link", "judge_model", "judge_reach", "judge_versions", "look"]
+__all__ = [
+    "check",
+    "check_clock",
+    "check_count",
+    "check_link",
+    "check_model",
+    "check_reach",
+    "check_versions",
+]
 
 _PATIENCE_S: Final = 60.0
 """Timeout for one end of a link, which imports torch and NIXL and registers memory."""
@@ -37,7 +45,7 @@ _CLOCK_ROUNDS: Final = 3
 _PORTS: Final = "open the ports of docs/deployment.md between all nodes; set --worker-ports for a fixed range"
 
 
-def look(config: RouterConfig) -> Iterator[Finding]:
+def check(config: RouterConfig) -> Iterator[Finding]:
     """Check the cluster at `config.cluster.ray_address`. Takes some ten seconds per node."""
     address = config.cluster.ray_address
     assert address is not None
@@ -52,7 +60,7 @@ def look(config: RouterConfig) -> Iterator[Finding]:
 def _look(config: RouterConfig) -> Iterator[Finding]:
     settings = config.cluster
     alive = asyncio.run(_wait_for_nodes(config))
-    yield judge_count(alive, settings.wait_for_nodes)
+    yield check_count(alive, settings.wait_for_nodes)
     ports = None if settings.worker_ports is None else PortRange.parse(settings.worker_ports)
     environment = environment_of(settings.worker_env)
     actors = [
@@ -88,7 +96,7 @@ async def _wait_for_nodes(config: RouterConfig) -> list[Node]:
     async def ask() -> Sequence[Node]:
         return nodes()
 
-    with contextlib.suppress(TimeoutError):  # reported by judge_count
+    with contextlib.suppress(TimeoutError):  # reported by check_count
         async with asyncio.timeout(config.cluster.startup_timeout):
             await until_enough(ask, wanted, lambda what: print(what, file=sys.stderr))
     return [node for node in nodes() if node.alive]
@@ -98,12 +106,12 @@ def _node_rows(actor: NodeActor, facts: NodeFacts, versions: Mapping[str, str]) 
     """One row if all checks pass, otherwise one per failed check."""
     name = actor.node.hostname
     findings = [
-        judge_versions(facts.versions, versions),
-        judge_files(facts.open_files),
-        judge_memlock(facts.locked_memory, facts.has_infiniband),
-        judge_shm(facts.shared_memory),
-        judge_clock(*_clock(actor)),
-        judge_model(facts.model_trouble),
+        check_versions(facts.versions, versions),
+        check_files(facts.open_files),
+        check_memlock(facts.locked_memory, facts.has_infiniband),
+        check_shm(facts.shared_memory),
+        check_clock(*_clock(actor)),
+        check_model(facts.model_trouble),
     ]
     wrong = [finding for finding in findings if finding.verdict is not Verdict.OK]
     if not wrong:
@@ -127,7 +135,7 @@ def _reach(source: NodeActor, target: NodeActor) -> Finding:
     name = f"{source.node.hostname} → {target.node.hostname}"
     try:
         address, port = target.ask("listen")
-        return judge_reach(name, f"{address}:{port}", source.ask("reach", address, port))
+        return check_reach(name, f"{address}:{port}", source.ask("reach", address, port))
     except (NodeSilent, OSError) as error:
         return fail(name, f"ports: {error}", _PORTS)
 
@@ -147,7 +155,7 @@ def _link(
     finally:
         for actor in (source, target):
             _close(actor)
-    return judge_link(name, link, has_infiniband=has_infiniband)
+    return check_link(name, link, has_infiniband=has_infiniband)
 
 
 def _close(actor: NodeActor) -> None:
@@ -165,14 +173,14 @@ def _device(config: RouterConfig, actor: NodeActor) -> str:
     return "cuda:0" if actor.node.has_gpu and config.device is not Device.CPU else "cpu"
 
 
-def judge_count(alive: Sequence[Node], wanted: int | None) -> Finding:
+def check_count(alive: Sequence[Node], wanted: int | None) -> Finding:
     text = f"{len(alive)} alive: {', '.join(node.name for node in alive)}"
     if wanted is not None and len(alive) < wanted:
         return fail("nodes", f"{text}; --wait-for-nodes {wanted}", "see ~/baton/ray.log on the missing ones")
     return ok("nodes", text)
 
 
-def judge_versions(found: Mapping[str, str], first: Mapping[str, str]) -> Finding:
+def check_versions(found: Mapping[str, str], first: Mapping[str, str]) -> Finding:
     """Compare with the versions of the first node."""
     differing = [
         f"{name} {found.get(name, 'missing')}, elsewhere {first.get(name, 'missing')}"
@@ -184,7 +192,7 @@ def judge_versions(found: Mapping[str, str], first: Mapping[str, str]) -> Findin
     return ok("packages", ", ".join(f"{name} {version}" for name, version in found.items()))
 
 
-def judge_clock(ahead_s: float, uncertainty_s: float) -> Finding:
+def check_clock(ahead_s: float, uncertainty_s: float) -> Finding:
     off = max(abs(ahead_s) - uncertainty_s, 0.0)
     text = f"{ahead_s:+.3f} s to the head's, ± {uncertainty_s:.3f}"
     if off > _CERTIFICATES_S:
@@ -198,19 +206,19 @@ def judge_clock(ahead_s: float, uncertainty_s: float) -> Finding:
     return ok("clock", text)
 
 
-def judge_model(trouble: str) -> Finding:
+def check_model(trouble: str) -> Finding:
     if trouble:
         return fail("model", trouble, "put it under one path on every node, readable for this user")
     return ok("model", "")
 
 
-def judge_reach(name: str, target: str, reason: str) -> Finding:
+def check_reach(name: str, target: str, reason: str) -> Finding:
     if reason:
         return fail(name, f"cannot connect to {target}: {reason}", _PORTS)
     return ok(name, f"connects to {target}")
 
 
-def judge_link(name: str, link: Link, *, has_infiniband: bool) -> Finding:
+def check_link(name: str, link: Link, *, has_infiniband: bool) -> Finding:
     """`has_infiniband`: both nodes have an RDMA device."""
     if has_infiniband and "tcp" in link.path:
         return fail(

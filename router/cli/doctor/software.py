@@ -10,7 +10,7 @@ from typing import Final
 
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["judge_packages", "judge_python", "look"]
+__all__ = ["check", "check_packages", "check_python"]
 
 _PYTHONS: Final = ((3, 11), (3, 12))
 _KNOWN: Final[Mapping[str, tuple[str, ...]]] = {
@@ -28,10 +28,10 @@ _ON_GPU: Final[Mapping[str, tuple[str, ...]]] = {"flashinfer-python": ("0.6.14",
 _INSTALL: Final = "install Baton with its dependencies: make setup, or pip install -e ."
 
 
-def look(*, on_gpu: bool) -> Iterator[Finding]:
-    yield judge_python(sys.version_info[:2])
+def check(*, on_gpu: bool) -> Iterator[Finding]:
+    yield check_python(sys.version_info[:2])
     wanted = {**_KNOWN, **(_ON_GPU if on_gpu else {})}
-    yield from judge_packages(wanted, {name: _version(name) for name in wanted})
+    yield from check_packages(wanted, {name: _version(name) for name in wanted})
     modules = {"ray": _INSTALL, "nixl_cu13": _INSTALL}
     if on_gpu:
         modules["flashinfer"] = "attention on a GPU needs it: pip install -e .[gpu]"
@@ -39,14 +39,14 @@ def look(*, on_gpu: bool) -> Iterator[Finding]:
         yield _import(module, advice)
 
 
-def judge_python(version: tuple[int, int]) -> Finding:
+def check_python(version: tuple[int, int]) -> Finding:
     text = ".".join(map(str, version))
     if version in _PYTHONS:
         return ok("python", text)
     return warn("python", f"{text} is not one of those tried", "use Python 3.11 or 3.12")
 
 
-def judge_packages(
+def check_packages(
     known: Mapping[str, tuple[str, ...]], found: Mapping[str, str | None]
 ) -> Iterator[Finding]:
     """One row for all packages with tested versions, and one for each other package."""

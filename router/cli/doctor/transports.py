@@ -16,7 +16,7 @@ from typing import Final
 from router.cli.doctor.end_process import EndProcess, Link, LinkFailed
 from router.cli.doctor.report import Finding, ok, warn
 
-__all__ = ["Candidate", "Cost", "candidates", "judge", "look"]
+__all__ = ["Candidate", "Cost", "candidates", "check", "check_cost"]
 
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.0002
@@ -61,17 +61,17 @@ def candidates(*, has_infiniband: bool, has_gpu: bool) -> Iterator[Candidate]:
         yield Candidate("tcp", "tcp,cuda_copy", "cuda:0")
 
 
-def look(*, has_gpu: bool, environment: Mapping[str, str]) -> Iterator[Finding]:
+def check(*, has_gpu: bool, environment: Mapping[str, str]) -> Iterator[Finding]:
     """`environment`: of --worker-env, in which each row sets UCX_TLS."""
     has_infiniband = _INFINIBAND.is_dir() and any(_INFINIBAND.iterdir())
     for candidate in candidates(has_infiniband=has_infiniband, has_gpu=has_gpu):
         try:
-            yield judge(candidate, _measure(candidate, environment))
+            yield check_cost(candidate, _measure(candidate, environment))
         except LinkFailed as error:
             yield warn(_name(candidate), f"cannot be used: {error}", f"leave UCX_TLS={candidate.tls} out")
 
 
-def judge(candidate: Candidate, cost: Cost) -> Finding:
+def check_cost(candidate: Candidate, cost: Cost) -> Finding:
     if candidate.name not in cost.link.path:
         return warn(
             _name(candidate),

@@ -36,65 +36,65 @@ def test_a_row_fits_a_terminal_and_ends_with_what_to_do() -> None:
     ("version", "verdict"), [((3, 11), Verdict.OK), ((3, 12), Verdict.OK), ((3, 10), Verdict.WARN)]
 )
 def test_pythons_that_were_not_tried_are_named(version: tuple[int, int], verdict: Verdict) -> None:
-    assert software.judge_python(version).verdict is verdict
+    assert software.check_python(version).verdict is verdict
 
 
 def test_a_missing_package_fails_and_an_untried_one_warns() -> None:
     known = {"torch": ("2.11", "2.13"), "ray": ("2.60",), "numpy": ("2.",)}
     found = {"torch": "2.13.0+cpu", "ray": None, "numpy": "1.26.4"}
-    findings = list(software.judge_packages(known, found))
+    findings = list(software.check_packages(known, found))
     assert verdicts(findings) == {"ray": Verdict.FAIL, "numpy": Verdict.WARN, "packages": Verdict.OK}
     assert findings[-1].text == "torch 2.13.0+cpu"
 
 
 def test_a_container_with_little_shared_memory_cannot_run_ray() -> None:
-    assert machine.judge_shm(64 << 20).verdict is Verdict.FAIL
-    assert machine.judge_shm(8 << 30).verdict is Verdict.OK
+    assert machine.check_shm(64 << 20).verdict is Verdict.FAIL
+    assert machine.check_shm(8 << 30).verdict is Verdict.OK
 
 
 def test_few_open_files_are_a_warning() -> None:
-    assert machine.judge_files(1024).verdict is Verdict.WARN
-    assert machine.judge_files(resource.RLIM_INFINITY).verdict is Verdict.OK
+    assert machine.check_files(1024).verdict is Verdict.WARN
+    assert machine.check_files(resource.RLIM_INFINITY).verdict is Verdict.OK
 
 
 def test_locked_memory_matters_to_infiniband_alone() -> None:
-    assert machine.judge_memlock(8 << 20, has_infiniband=True).verdict is Verdict.FAIL
-    assert machine.judge_memlock(8 << 20, has_infiniband=False).verdict is Verdict.OK
-    assert machine.judge_memlock(resource.RLIM_INFINITY, has_infiniband=True).verdict is Verdict.OK
+    assert machine.check_memlock(8 << 20, has_infiniband=True).verdict is Verdict.FAIL
+    assert machine.check_memlock(8 << 20, has_infiniband=False).verdict is Verdict.OK
+    assert machine.check_memlock(resource.RLIM_INFINITY, has_infiniband=True).verdict is Verdict.OK
 
 
 def test_a_port_in_use_is_reported_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = {"--http-port": taken.getsockname()[1], "--grpc-port": 0}
-        findings = [f for f in machine.look("127.0.0.1", ports) if f.name == "ports"]
+        findings = [f for f in machine.check("127.0.0.1", ports) if f.name == "ports"]
     assert [f.verdict for f in findings] == [Verdict.FAIL, Verdict.OK]
     assert "--http-port" in findings[0].text
 
 
 def test_an_old_gpu_is_a_warning() -> None:
-    assert gpus.judge_gpu(H200).verdict is Verdict.OK
-    assert gpus.judge_gpu(replace(H200, capability=(7, 5))).verdict is Verdict.WARN
+    assert gpus.check_gpu(H200).verdict is Verdict.OK
+    assert gpus.check_gpu(replace(H200, capability=(7, 5))).verdict is Verdict.WARN
 
 
 def test_nvlink_is_distinguished_from_pcie_and_from_no_peer_access_by_its_speed() -> None:
-    assert "NVLink" in gpus.judge_pair(Pair(0, 1, True, 395e9)).text
-    assert "PCIe" in gpus.judge_pair(Pair(0, 1, True, 50e9)).text
-    assert gpus.judge_pair(Pair(0, 1, False, 20e9)).verdict is Verdict.WARN
+    assert "NVLink" in gpus.check_pair(Pair(0, 1, True, 395e9)).text
+    assert "PCIe" in gpus.check_pair(Pair(0, 1, True, 50e9)).text
+    assert gpus.check_pair(Pair(0, 1, False, 20e9)).verdict is Verdict.WARN
 
 
 def test_memory_that_no_other_process_can_write_is_a_failure() -> None:
-    assert gpus.judge_allocator("expandable_segments:True,max_split_size_mb:64").verdict is Verdict.FAIL
-    assert gpus.judge_allocator("").verdict is Verdict.OK
+    assert gpus.check_allocator("expandable_segments:True,max_split_size_mb:64").verdict is Verdict.FAIL
+    assert gpus.check_allocator("").verdict is Verdict.OK
 
 
 def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_failure() -> None:
-    assert verdicts(list(gpus.look([], [], is_wanted=True))) == {"gpu": Verdict.FAIL}
+    assert verdicts(list(gpus.check([], [], is_wanted=True))) == {"gpu": Verdict.FAIL}
 
 
 def test_kv_between_gpus_that_goes_by_way_of_the_host_is_a_failure() -> None:
     fast, slow = Link("cuda_ipc/cuda (zero-copy)", 247e9), Link("tcp/lo (software emulation)", 2e9)
-    assert links.judge_gpu_link("gpu 0 → 1", fast, H200, peer_access=True).verdict is Verdict.OK
-    failed = links.judge_gpu_link("gpu 0 → 1", slow, H200, peer_access=True)
+    assert links.check_gpu_link("gpu 0 → 1", fast, H200, peer_access=True).verdict is Verdict.OK
+    failed = links.check_gpu_link("gpu 0 → 1", slow, H200, peer_access=True)
     assert failed.verdict is Verdict.FAIL
     assert "2.0 GB/s" in failed.text
     assert "tcp/lo" in failed.text
@@ -103,21 +103,21 @@ def test_kv_between_gpus_that_goes_by_way_of_the_host_is_a_failure() -> None:
 
 def test_gpus_without_peer_access_can_do_no_better() -> None:
     link = Link("cuda_copy (pipeline)", 8e9)
-    assert links.judge_gpu_link("gpu 0 → 1", link, H200, peer_access=False).verdict is Verdict.WARN
+    assert links.check_gpu_link("gpu 0 → 1", link, H200, peer_access=False).verdict is Verdict.WARN
 
 
 def test_slow_shared_memory_is_a_warning() -> None:
-    assert links.judge_host_link(Link("cma/memory (zero-copy)", 5e9)).verdict is Verdict.OK
-    assert links.judge_host_link(Link("tcp/lo (zero-copy)", 2e8)).verdict is Verdict.WARN
+    assert links.check_host_link(Link("cma/memory (zero-copy)", 5e9)).verdict is Verdict.OK
+    assert links.check_host_link(Link("tcp/lo (zero-copy)", 2e8)).verdict is Verdict.WARN
 
 
 def test_every_row_that_is_not_ok_has_advice() -> None:
     findings = [
-        software.judge_python((3, 9)),
-        machine.judge_shm(0),
-        machine.judge_files(10),
-        gpus.judge_pair(Pair(0, 1, False, 1e9)),
-        links.judge_host_link(Link("", 1.0)),
-        *gpus.look([], [], is_wanted=True),
+        software.check_python((3, 9)),
+        machine.check_shm(0),
+        machine.check_files(10),
+        gpus.check_pair(Pair(0, 1, False, 1e9)),
+        links.check_host_link(Link("", 1.0)),
+        *gpus.check([], [], is_wanted=True),
     ]
     assert all(finding.advice for finding in findings)

@@ -20,17 +20,17 @@ TCP = Link("tcp/eth0 (zero-copy)", 3e9)
 
 
 def test_missing_nodes_are_a_failure_only_if_a_number_is_required() -> None:
-    assert nodes.judge_count([HEAD, W1], None).verdict is Verdict.OK
-    assert nodes.judge_count([HEAD, W1], 2).verdict is Verdict.OK
-    missing = nodes.judge_count([HEAD, W1], 3)
+    assert nodes.check_count([HEAD, W1], None).verdict is Verdict.OK
+    assert nodes.check_count([HEAD, W1], 2).verdict is Verdict.OK
+    missing = nodes.check_count([HEAD, W1], 3)
     assert missing.verdict is Verdict.FAIL
     assert "2 alive: head (10.0.0.10), w1 (10.0.0.11)" in missing.text
 
 
 def test_another_version_than_on_the_first_node_is_named() -> None:
     first = {"python": "3.12.1", "ray": "2.60.0"}
-    assert nodes.judge_versions(first, first).verdict is Verdict.OK
-    other = nodes.judge_versions({"python": "3.12.1", "ray": "2.61.0", "torch": "2.13.0"}, first)
+    assert nodes.check_versions(first, first).verdict is Verdict.OK
+    other = nodes.check_versions({"python": "3.12.1", "ray": "2.61.0", "torch": "2.13.0"}, first)
     assert other.verdict is Verdict.FAIL
     assert other.text == "ray 2.61.0, elsewhere 2.60.0; torch 2.13.0, elsewhere missing"
 
@@ -45,24 +45,24 @@ def test_another_version_than_on_the_first_node_is_named() -> None:
     ],
 )
 def test_a_clock_is_judged_by_what_is_certain(ahead_s: float, uncertainty_s: float, verdict: Verdict) -> None:
-    assert nodes.judge_clock(ahead_s, uncertainty_s).verdict is verdict
+    assert nodes.check_clock(ahead_s, uncertainty_s).verdict is verdict
 
 
 def test_a_port_that_cannot_be_reached_names_it_and_the_way_out() -> None:
-    assert nodes.judge_reach("a → b", "10.0.0.11:11000", "").verdict is Verdict.OK
-    closed = nodes.judge_reach("a → b", "10.0.0.11:11000", "timed out")
+    assert nodes.check_reach("a → b", "10.0.0.11:11000", "").verdict is Verdict.OK
+    closed = nodes.check_reach("a → b", "10.0.0.11:11000", "timed out")
     assert closed.verdict is Verdict.FAIL
     assert "10.0.0.11:11000" in closed.text
     assert "--worker-ports" in closed.advice
 
 
 def test_tcp_between_nodes_with_infiniband_is_a_failure() -> None:
-    assert nodes.judge_link("a → b", TCP, has_infiniband=False).verdict is Verdict.OK
-    assert nodes.judge_link("a → b", TCP, has_infiniband=True).verdict is Verdict.FAIL
+    assert nodes.check_link("a → b", TCP, has_infiniband=False).verdict is Verdict.OK
+    assert nodes.check_link("a → b", TCP, has_infiniband=True).verdict is Verdict.FAIL
     rdma = Link("rc_mlx5/mlx5_0:1 (zero-copy)", 48e9)
-    assert nodes.judge_link("a → b", rdma, has_infiniband=True).verdict is Verdict.OK
+    assert nodes.check_link("a → b", rdma, has_infiniband=True).verdict is Verdict.OK
     slow = Link("tcp/eth0 (zero-copy)", 1.1e8)
-    assert nodes.judge_link("a → b", slow, has_infiniband=False).verdict is Verdict.WARN
+    assert nodes.check_link("a → b", slow, has_infiniband=False).verdict is Verdict.WARN
 
 
 def test_a_probe_listens_on_the_ports_of_workers_and_reports_unreachable_nodes() -> None:

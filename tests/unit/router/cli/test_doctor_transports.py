@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.cli.doctor.end_process import Link
 from router.cli.doctor.report import Verdict
-from router.cli.doctor.transports import Candidate, Cost, candidates, judge
+from router.cli.doctor.transports import Candidate, Cost, candidates, check_cost
 
 CMA = Candidate("cma", "tcp,cma")
 
@@ -14,7 +14,7 @@ def cost(path: str) -> Cost:
 
 
 def test_a_row_has_bandwidth_latency_and_cpu_time_of_both_ends() -> None:
-    finding = judge(CMA, cost("cma/memory (zero-copy)"))
+    finding = check_cost(CMA, cost("cma/memory (zero-copy)"))
     assert finding.verdict is Verdict.OK
     assert finding.name == "cma"
     for words in ("0.5 GB/s", "64 MiB in 125.0 ms", "0.25 to write, 0.05 to receive", "by cma/memory"):
@@ -22,7 +22,7 @@ def test_a_row_has_bandwidth_latency_and_cpu_time_of_both_ends() -> None:
 
 
 def test_a_transport_that_ucx_did_not_choose_has_no_figures() -> None:
-    finding = judge(CMA, cost("tcp/lo (zero-copy)"))
+    finding = check_cost(CMA, cost("tcp/lo (zero-copy)"))
     assert finding.verdict is Verdict.WARN
     assert "UCX writes by tcp/lo" in finding.text
     assert "GB/s" not in finding.text

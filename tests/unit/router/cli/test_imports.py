@@ -8,7 +8,7 @@ import sys
 
 def test_the_router_never_loads_torch() -> None:
     code = (
-        "import sys, router.cli.service, router.cli.serving, worker.process.roles;"
+        "import sys, router.cli.startup, router.cli.server, worker.process.roles;"
         "print(sorted(sys.modules.keys() & {'torch', 'transformers', 'nixl_cu13'}))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.service import serve
+from router.cli.startup import serve
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.config.flags.command_line import parse

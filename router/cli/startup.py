@@ -33,7 +33,7 @@ from rpc.tls import BadCertificate
 
 if TYPE_CHECKING:
     from router.cli.model_service import ModelService
-    from router.cli.serving import Service
+    from router.cli.server import Service
 
 __all__ = ["CANNOT_START", "Start", "StartupFailed", "serve"]
 
@@ -113,7 +113,7 @@ class Start:
         config = self.configs[0]
         self._check_ports(config)
         models = await self.models()
-        from router.cli.serving import serving
+        from router.cli.server import serving
 
         service = await serving(config, models, self.access, stop, self.stack)
         self.display.say(service.summary(config, self.display.after()))
@@ -128,7 +128,7 @@ class Start:
         models = [_Model(one, self._display(one), self.connection) for one in self.configs]
         for model in models:
             await model.resolve()
-        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.serving"))
+        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.server"))
         self.stack.push_async_callback(self.connection.close)
         with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
             await self.connection.join()
