@@ -11,27 +11,25 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.engine import Engine
-from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
-from engine.grammar.matcher import Matcher
+from engine.errors import InvalidRequest
 from engine.kv_cache.journal import CacheChange
 from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
+from worker.job_starter import JobStarter
 from worker.session.answers import Answers
 from worker.session.convert import (
     load_to_proto,
     peer_to_proto,
     prompt_logprobs_to_proto,
-    request_from_proto,
     stats_to_proto,
     step_work_to_proto,
     ticket_from_proto,
@@ -45,13 +43,6 @@ from worker.session.router_session import RouterSession
 __all__ = ["RequestHandler"]
 
 log = logging.getLogger(__name__)
-
-
-class _Trouble(NamedTuple):
-    """Error of a job that cannot start."""
-
-    code: worker_pb2.FailureCode
-    message: str
 
 
 class RequestHandler:
@@ -70,6 +61,7 @@ class RequestHandler:
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
+        self._starting = JobStarter(engine, answers, grammars)
         self._handoffs = handoffs
         self._step_began = 0.0
         self._drained_until = math.inf
@@ -104,10 +96,10 @@ class RequestHandler:
                 begin = self._prefill if submit.hand_over else self._submit
                 if submit.HasField("pull"):
                     begin = partial(self._pull, submit.pull, begin)
-                self._begin(session, submit.work, arrived, begin)
+                self._starting.begin(session, submit.work, arrived, begin)
             case "reserve":
                 reserve = command.reserve
-                self._begin(session, reserve.work, arrived, lambda job: self._reserve(job, reserve))
+                self._starting.begin(session, reserve.work, arrived, lambda job: self._reserve(job, reserve))
             case "abort":
                 self.abort(command.abort.request_id)
             case "attach":
@@ -296,7 +288,7 @@ class RequestHandler:
     def _pull(self, message: worker_pb2.Pull, begin: Callable[[Job], None], job: Job) -> None:
         """Start a request when the KV of its prefix has come, or will not. Raises what `begin` raises."""
         handoffs = self._with_transport()
-        if not handoffs.pulled.begin(job, message, partial(self._begin_late, job, begin)):
+        if not handoffs.pulled.begin(job, message, partial(self._starting.begin_late, job, begin)):
             begin(job)
 
     def _share(self, session: RouterSession, message: worker_pb2.Share) -> None:
@@ -338,78 +330,3 @@ class RequestHandler:
         handoffs = self._handoffs
         if handoffs is None or not handoffs.drop(job):
             self._engine.abort(job.id)
-
-    def _begin(
-        self,
-        session: RouterSession,
-        work: worker_pb2.Work,
-        arrived: float,
-        begin: Callable[[Job], None],
-    ) -> None:
-        try:
-            request = request_from_proto(work, arrived)
-        except InvalidRequest as error:
-            log.warning("request %s refused: %s", work.name or work.request_id, error)
-            self._answers.metrics.ended(Outcome.REFUSED)
-            code = worker_pb2.FAILURE_CODE_INVALID
-            self._answers.outbox.failed(session, work.request_id, code, str(error))
-            return
-        job = Job(
-            request=request,
-            session=session,
-            arrival=arrived,
-            deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
-            sampling=work.sampling,
-            name=work.name,
-            traceparent=work.traceparent,
-        )
-        grammar = job.request.sampling.grammar
-        if grammar is not None:
-            job.request.matcher = self.grammars.matcher(grammar)
-        if job.id in self._answers.jobs:
-            trouble = _Trouble(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
-        elif grammar is not None and job.request.matcher is None:
-            self.grammars.compile(grammar, partial(self._on_compiled, job, begin))
-            trouble = None
-        else:
-            trouble = self._tried(job, begin)
-        if trouble is None:
-            self._answers.jobs.add(job)
-        else:
-            self._answers.refuse(job, *trouble)
-
-    def _on_compiled(self, job: Job, begin: Callable[[Job], None], matcher: Future[Matcher]) -> None:
-        if self._answers.jobs.get(job.id) is not job:
-            return  # aborted, or timed out
-
-        def begin_with_matcher(job: Job) -> None:
-            job.request.matcher = matcher.result()
-            begin(job)
-
-        self._begin_late(job, begin_with_matcher)
-
-    def _begin_late(self, job: Job, begin: Callable[[Job], None]) -> None:
-        """Start a job that the router believes to be queued."""
-        trouble = self._tried(job, begin)
-        if trouble is not None:
-            self._engine.kv.stop_waiting(job.request)
-            self._answers.fail(job, *trouble)
-
-    def _tried(self, job: Job, begin: Callable[[Job], None]) -> _Trouble | None:
-        """Start a job; returns its error, or None if it has started."""
-        try:
-            begin(job)
-        except CommandRefused as error:
-            return _Trouble(error.code, str(error))
-        except InvalidRequest as error:
-            return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
-        except DeadlineUnreachable as error:
-            return _Trouble(worker_pb2.FAILURE_CODE_DEADLINE, str(error))
-        except QueueFull as error:
-            return _Trouble(worker_pb2.FAILURE_CODE_OVERLOADED, str(error))
-        except EngineError:
-            raise  # internal error of the engine
-        except Exception as error:
-            log.exception("request %s", job.label)
-            return _Trouble(worker_pb2.FAILURE_CODE_INTERNAL, f"{type(error).__name__}: {error}")
-        return None
