@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import SpeculationConfig
+from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DrafterKind
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
@@ -79,6 +82,30 @@ async def test_a_draft_model_catches_up_with_an_answer_that_was_handed_over(
         assert await workers.generate(work(prompt(30), max_tokens=LENGTH)) == oracle(prompt(30), LENGTH)
         stats = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
         assert stats.accepted_tokens == stats.drafted_tokens > LENGTH // 2
+        await workers.all_pages_back()
+
+
+async def test_an_eagle_head_drafts_behind_the_prompt_of_an_answer_that_was_handed_over(
+    folder: Path, oracle: Oracle, tmp_path: Path
+) -> None:
+    model = ModelSpec.from_folder(folder)
+    shape = HeadShape(
+        vocab_size=model.vocab_size,
+        draft_vocab_size=model.vocab_size // 2,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        max_position=model.max_position,
+        layers=(0, 1),
+    )
+    TrainableHead(shape, torch.arange(shape.draft_vocab_size)).save(tmp_path)
+    by_head = SpeculationConfig(drafters=MODEL_ONLY, num_draft_tokens=5, adaptive=False, model_path=tmp_path)
+    drafting: dict[str, Any] = {"speculation": by_head}
+    async with pair(folder, "loopback", drafting, drafting) as workers:
+        assert await workers.generate(work(prompt(30), max_tokens=LENGTH)) == oracle(prompt(30), LENGTH)
+        stats = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
+        assert stats.drafted_tokens > 0
         await workers.all_pages_back()
 
 
