@@ -67,8 +67,8 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
     "/v1/models": (schemas.Models, "The served model, as a list.", ()),
     "/v1/models/{name}": (schemas.Model, "The served model.", ("404",)),
     "/live": (schemas.Status, "The process answers.", ()),
-    "/ready": (schemas.Status, "A request sent now would find workers.", ("503",)),
-    "/health": (schemas.Status, "The same as /ready.", ("503",)),
+    "/ready": (schemas.Readiness, "A request sent now would find workers.", ("503",)),
+    "/health": (schemas.Readiness, "The same as /ready.", ("503",)),
     "/version": (schemas.Version, "Of Baton.", ()),
 }
 _ACTIONS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {

@@ -64,6 +64,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1, 2]},
 }
+WITHOUT_BODY = ("/v1/sessions/{key}/release",)
 GETS = ("/v1/models", "/v1/models/{name}", "/live", "/ready", "/health", "/version")
 
 
@@ -127,6 +128,15 @@ async def test_other_answers_are_as_documented(http: httpx.AsyncClient, document
     check(document, responses(document, path)["200"]["content"]["application/json"]["schema"], answer.json())
 
 
+@pytest.mark.parametrize("path", WITHOUT_BODY)
+async def test_answers_to_posts_without_a_body_are_as_documented(
+    http: httpx.AsyncClient, document: Any, path: str
+) -> None:
+    answer = await http.post(path.format(key="chat-7"))
+    assert answer.status_code == 200
+    check(document, responses(document, path)["200"]["content"]["application/json"]["schema"], answer.json())
+
+
 @pytest.mark.parametrize("path", GETS)
 async def test_what_is_read_is_as_documented(http: httpx.AsyncClient, document: Any, path: str) -> None:
     answer = await http.get(path.format(name="small"))
@@ -137,8 +147,8 @@ async def test_what_is_read_is_as_documented(http: httpx.AsyncClient, document: 
 
 @pytest.mark.parametrize("path", [*STREAMING, *OTHERS])
 async def test_errors_are_as_documented(http: httpx.AsyncClient, document: Any, path: str) -> None:
-    body = (STREAMING[path][0] if path in STREAMING else OTHERS[path]) | {"model": "none such"}
-    for wrong, status in ((body, "404"), (body | {"nonsense": 1}, "400")):
+    body = STREAMING[path][0] if path in STREAMING else OTHERS[path]
+    for wrong, status in ((body | {"model": "none such"}, "404"), (body | {"nonsense": 1}, "400")):
         answer = await http.post(path, json=wrong)
         assert str(answer.status_code) == status
         documented = responses(document, path)[status]["content"]["application/json"]["schema"]
@@ -147,4 +157,9 @@ async def test_errors_are_as_documented(http: httpx.AsyncClient, document: Any, 
 
 def test_every_route_of_the_document_is_tested(frontends: Frontends) -> None:
     generation = frontends.generation
-    assert set(openapi_document("small", generation.bounds)["paths"]) == {*STREAMING, *OTHERS, *GETS}
+    assert set(openapi_document("small", generation.bounds)["paths"]) == {
+        *STREAMING,
+        *OTHERS,
+        *WITHOUT_BODY,
+        *GETS,
+    }

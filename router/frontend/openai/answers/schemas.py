@@ -21,6 +21,7 @@ __all__ = [
     "InputTokens",
     "Model",
     "Models",
+    "Readiness",
     "ReleasedSession",
     "Rendered",
     "Status",
@@ -241,6 +242,12 @@ class Models(TypedDict):
 @_closed
 class Status(TypedDict):
     status: str
+
+
+@_closed
+class Readiness(TypedDict):
+    status: str
+    models: dict[str, str]
 
 
 @_closed
