@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from engine.loader.checkpoint import resolve
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
+from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from tests.integration.fake_cluster import PROMPT, Service, pair, service
 from tests.integration.fake_worker import decode_worker
@@ -71,7 +72,7 @@ async def served(mode: str = "mixed", token_s: float = 0.0) -> AsyncIterator[Ser
             eos_token_ids=(2,),
         )
         generation = Generation(model, load_tokenizer(folder), running.dispatcher)
-        http = HttpServer(generation, HttpConfig(port=0), metrics=CollectorRegistry())
+        http = HttpServer(Models([generation]), HttpConfig(port=0), metrics=CollectorRegistry())
         await http.start()
         for server in http._server.servers:
             for listener in server.sockets:  # connections inherit it
