@@ -32,7 +32,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DraftHints, Speculation
 from router.processing.text.tokenizer import Tokenizer
 
-__all__ = ["Measured", "measure"]
+__all__ = ["Measured", "make_parser", "measure"]
 
 _SOURCE: Final = Path("engine/kv_cache/radix.py")
 _CHANGED: Final = 20
@@ -102,7 +102,7 @@ def edited(answer: Sequence[TokenId], tokenizer: Tokenizer) -> list[TokenId]:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     folder = model_folder(options.model)
     draft_model = options.speculative_model and model_folder(options.speculative_model)
     speculation = SpeculationConfig(
@@ -160,7 +160,7 @@ def main() -> None:
     engine.close()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.speculation",
         description=__doc__,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chunked, compare, modes, simulate
+from benchmarks import chunked, compare, modes, simulate, speculation
 from benchmarks.cluster import main as cluster
 from benchmarks.frontier import __main__ as frontier
 from router.cli import drain_node, plan
@@ -36,7 +36,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
-        *(chunked, cluster, simulate, compare, frontier, modes),
+        *(chunked, cluster, simulate, compare, frontier, modes, speculation),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
