@@ -95,7 +95,7 @@ class PageTiers:
         for place, page in enumerate(table, first * stride):
             if page in adopted:
                 block, group = divmod(place, stride)
-                # Blocks that the cache had before only get pages of windows, whose hash nobody asks for.
+                # Blocks that were cached before only get pages of windows, whose hashes are not used.
                 cached.append((page_key(keys[block], group), hashes.get(block, 0), page))
                 if self._needs.groups[group].window is None:
                     wanted.append(page)

@@ -39,7 +39,7 @@ class WindowPages(Generic[N]):
         self._found: set[int] = set()
         """Pages that a match has found."""
         self.rested: list[int] | None = None
-        """Pages that have come to be idle, in order, of which some have changed since; None: nobody asks."""
+        """Pages in the order in which they became idle; some may be in use again. None: not recorded."""
 
     @property
     def num_reads(self) -> int:

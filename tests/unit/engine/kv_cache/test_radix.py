@@ -122,7 +122,7 @@ class RadixMachine(RuleBasedStateMachine):
         return self.model[tuple(tokens[: (position // PAGE + 1) * PAGE])][group]
 
     def seen(self, tokens: list[int], blocks: int) -> list[int]:
-        """Pages of windows that the token behind so many blocks sees."""
+        """Pages of windows that the token after this number of blocks attends to."""
         places = {
             (position // PAGE, number): self.page_of(tokens, position, number)
             for number, group in enumerate(self.groups)
