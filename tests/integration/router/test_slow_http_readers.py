@@ -47,7 +47,7 @@ class Served:
         return len(self.generation._running)
 
     async def computed(self) -> None:
-        """No worker has anything to do, whoever reads."""
+        """Wait until the workers have finished, whether clients read or not."""
         for session in self.service.registry.sessions():
             assert await session.idle(60.0)
 
@@ -168,9 +168,9 @@ async def test_clients_that_never_read_cost_a_few_bytes_a_token_and_no_other_cli
         await router.until_nothing_runs()
 
 
-@pytest.mark.parametrize("token_s", [0.0, 0.005], ids=["computed", "being computed"])
-async def test_the_deadline_of_a_request_ends_it_although_its_client_does_not_read(token_s: float) -> None:
-    async with served(token_s=token_s) as router:
+async def test_the_deadline_of_a_request_ends_it_although_its_client_does_not_read() -> None:
+    """It is still computed then: what is computed may fit in the buffers of the connection, and ends well."""
+    async with served(token_s=0.005) as router:
         with asking(router.http.port, timeout=1.0) as connection:
             await router.until_nothing_runs()
             events = await rest_of(connection)
