@@ -13,14 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.core.arriving_prefixes import ArrivingPrefix
 from engine.core.draft_source import DraftSource
 from engine.core.events import EngineStats, Occupancy, StepOutput
-from engine.core.group_pages import GroupPages, pages_by_kind
-from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
-from engine.core.reservations import Reservation
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest
@@ -30,6 +26,10 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import NO_HOOKS, Hooks
 from engine.in_flight import InFlight, Launched
 from engine.kv_cache.pages import PageCounts
+from engine.kv_manager.arriving_prefixes import ArrivingPrefix
+from engine.kv_manager.group_pages import GroupPages, pages_by_kind
+from engine.kv_manager.kv_manager import KVManager
+from engine.kv_manager.reservations import Reservation
 from engine.requests import Requests
 from engine.sched.plan_log import log_chunks
 from engine.sched.scheduler import Scheduler

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from engine.core.events import StepOutput
-from engine.core.kv_manager import KVManager
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.errors import EngineError, GrammarError, InvalidRequest
 from engine.grammar.compiler import GrammarCompiler
 from engine.hooks import Hooks
 from engine.in_flight import InFlight
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
 __all__ = ["Requests"]

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.token_array import token_array
-from engine.core.peer_prefixes import PeerPrefixes, SharedPrefix
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.kv_manager.peer_prefixes import PeerPrefixes, SharedPrefix
 from kv_transfer import Final, HandedOff, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
 from rpc.baton.v1 import worker_pb2

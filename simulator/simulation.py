@@ -18,8 +18,8 @@ from itertools import count
 from typing import Any, Final
 
 from engine.core.request import Request
-from engine.core.reservations import Reservation
 from engine.core.sampling_params import SamplingParams
+from engine.kv_manager.reservations import Reservation
 from router.placement import (
     PRIOR,
     ClusterModel,

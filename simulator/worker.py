@@ -18,9 +18,9 @@ from common.kv_groups import ONE_GROUP, KVGroup
 from engine.config import PATIENCE, EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured, StepOutput
 from engine.core.request import Request
-from engine.core.reservations import Reservation
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.engine import Engine
+from engine.kv_manager.reservations import Reservation
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 from simulator.device import StepCosts

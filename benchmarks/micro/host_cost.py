@@ -24,10 +24,10 @@ from benchmarks.lib.report import Percentiles
 from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
 from engine.config import SchedulerConfig
-from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
 __all__ = ["HostCost", "measure"]

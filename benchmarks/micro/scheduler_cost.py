@@ -28,10 +28,10 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles
 from common.garbage_collection import tune_gc
 from engine.config import Policy, SchedulerConfig
-from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
 __all__ = ["measure"]

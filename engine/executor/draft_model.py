@@ -19,13 +19,13 @@ from typing import Final
 from common.progress import Progress, silent
 from engine.config import EngineConfig, SpeculationConfig
 from engine.core.draft_source import Wanted, guessing
-from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request, RequestId, TokenId
 from engine.errors import EngineError
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pages import PageCounts
+from engine.kv_manager.kv_manager import KVManager
 
 __all__ = ["DraftModel", "draft_engine_config"]
 

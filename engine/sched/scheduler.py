@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.draft_source import DraftSource
-from engine.core.kv_manager import KVManager
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer

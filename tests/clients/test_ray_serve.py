@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.small_model import save_small_model
+from tests.faults.support.small_model import save_small_model
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 

@@ -22,7 +22,7 @@ from scripts.cluster.three_nodes import (
     command_with,
     commands,
 )
-from tests.faults.small_model import Question, SmallModel, save_small_model
+from tests.faults.support.small_model import Question, SmallModel, save_small_model
 
 pytestmark = [
     pytest.mark.cluster,

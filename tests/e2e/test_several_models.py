@@ -17,7 +17,7 @@ import yaml
 
 from rpc.router_client import RouterClient
 from tests.e2e.router_process import RouterProcess, router
-from tests.faults.small_model import Question, SmallModel, save_small_model
+from tests.faults.support.small_model import Question, SmallModel, save_small_model
 
 LENGTH = 12
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.router_process import STARTUP_S, RouterProcess, SharedRouter
 from tests.e2e.streaming import Streaming
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel, save_small_model
 
 pytestmark = pytest.mark.thorough
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 import pytest
 
 from router.config.settings import Mode
-from tests.faults.clients import GrpcClient
-from tests.faults.load import Answers, learn, questions
-from tests.faults.local_cluster import local_cluster
-from tests.faults.service import Service, serve
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.clients import GrpcClient
+from tests.faults.support.load import Answers, learn, questions
+from tests.faults.support.local_cluster import local_cluster
+from tests.faults.support.service import Service, serve
+from tests.faults.support.small_model import SmallModel, save_small_model
 
 
 @pytest.fixture(scope="session")

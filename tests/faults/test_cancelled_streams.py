@@ -11,10 +11,10 @@ import pytest
 
 from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
-from tests.faults.bounds import bounded
-from tests.faults.clients import Answered, GrpcClient, check
-from tests.faults.local_cluster import local_cluster
-from tests.faults.small_model import Question, SmallModel
+from tests.faults.support.bounds import bounded
+from tests.faults.support.clients import Answered, GrpcClient, check
+from tests.faults.support.local_cluster import local_cluster
+from tests.faults.support.small_model import Question, SmallModel
 
 pytestmark = pytest.mark.thorough
 

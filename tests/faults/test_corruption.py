@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from router.config.choices import Mode
-from tests.faults.clients import Answered, GrpcClient, HttpClient, check
-from tests.faults.corruption import Corruption
-from tests.faults.local_cluster import LocalCluster, local_cluster
-from tests.faults.small_model import Question, SmallModel
+from tests.faults.support.clients import Answered, GrpcClient, HttpClient, check
+from tests.faults.support.corruption import Corruption
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import Question, SmallModel
 
 TRANSPORTS = ["loopback", "nixl"]
 

@@ -27,7 +27,7 @@ from engine.loader.checkpoint import resolve
 from router.cli.open_files import allow_many_connections
 from router.frontend.http.protocol import BoundedProtocol
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
-from tests.faults.bounds import bounded
+from tests.faults.support.bounds import bounded
 from tests.integration.frontends import Frontends, open_frontends
 
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -16,10 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults.bounds import bounded
-from tests.faults.load import Answers, Load
-from tests.faults.service import Service, serve
-from tests.faults.small_model import SmallModel
+from tests.faults.support.bounds import bounded
+from tests.faults.support.load import Answers, Load
+from tests.faults.support.service import Service, serve
+from tests.faults.support.small_model import SmallModel
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 

@@ -13,10 +13,10 @@ import pytest
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from tests.faults.clients import GrpcClient
-from tests.faults.load import Answers, Load, learn
-from tests.faults.service import Service, serve
-from tests.faults.small_model import save_small_model
+from tests.faults.support.clients import GrpcClient
+from tests.faults.support.load import Answers, Load, learn
+from tests.faults.support.service import Service, serve
+from tests.faults.support.small_model import save_small_model
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 

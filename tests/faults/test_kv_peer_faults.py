@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pytest
 
 from kv_transfer import Drained, HandedOff, Ready, ReceiveFailed, Reserved, SendFailed
-from tests.faults.kv_process import LAYOUT, NUM_PAGES, Remote
+from tests.faults.support.kv_process import LAYOUT, NUM_PAGES, Remote
 from tests.kv_support import REQUEST, final_for
 
 PAGES = list(range(NUM_PAGES))

@@ -9,9 +9,9 @@ import time
 import psutil
 import pytest
 
-from tests.faults.bounds import bounded
-from tests.faults.load import Answers, Load
-from tests.faults.service import Service
+from tests.faults.support.bounds import bounded
+from tests.faults.support.load import Answers, Load
+from tests.faults.support.service import Service
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from tests.e2e.router_process import ENDS_WITH_ITS_PARENT
-from tests.faults.load import Answers, Load
-from tests.faults.service import serve
-from tests.faults.small_model import SmallModel
+from tests.faults.support.load import Answers, Load
+from tests.faults.support.service import serve
+from tests.faults.support.small_model import SmallModel
 from tests.running_ray import running_ray
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]

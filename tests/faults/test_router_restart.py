@@ -14,9 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.faults.load import Answers, Load
-from tests.faults.service import Service, serve
-from tests.faults.small_model import SmallModel
+from tests.faults.support.load import Answers, Load
+from tests.faults.support.service import Service, serve
+from tests.faults.support.small_model import SmallModel
 from tests.running_ray import running_ray
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]

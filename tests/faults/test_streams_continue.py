@@ -25,8 +25,8 @@ from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.engine_config import engine_config
-from tests.faults.local_cluster import LocalWorker
-from tests.faults.small_model import MAX_LEN, SmallModel
+from tests.faults.support.local_cluster import LocalWorker
+from tests.faults.support.small_model import MAX_LEN, SmallModel
 from tests.integration.tiny_cluster import slow_down
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost

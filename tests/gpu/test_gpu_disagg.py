@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks.lib.servers.server import BatonServer
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import PROMPTS, expected
 from tests.integration.tiny_cluster import Pair, pair, work

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel, save_small_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 

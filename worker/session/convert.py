@@ -9,12 +9,12 @@ from typing import Final
 
 from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
-from engine.core.group_pages import GroupPages
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv_cache.retention import Retention
+from engine.kv_manager.group_pages import GroupPages
 from engine.kv_tiers.stats import Tier, TierStats
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket

@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Final
 
 from engine.config import SchedulerConfig
-from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress

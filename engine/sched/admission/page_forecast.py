@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import Forecast, SchedulerConfig
-from engine.core.kv_manager import KVManager
 from engine.core.request import Request
+from engine.kv_manager.kv_manager import KVManager
 from engine.sched.output_lengths import OutputLengths, allowed_tokens
 
 __all__ = ["AdmissionForecast", "Forecaster", "peak_growth"]

@@ -23,7 +23,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import connect
 from rpc.session import ROUTER_METADATA
-from tests.faults.local_cluster import LocalWorker
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.reading import deltas_of
 from tests.integration.tiny_cluster import Link, slow_down, work, worker
 from worker.config import WorkerRole

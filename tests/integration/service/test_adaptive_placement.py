@@ -20,7 +20,7 @@ from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementP
 from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
-from tests.faults.local_cluster import LocalWorker
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import PATIENCE_S, Link, slow_down, worker
 from worker.config import WorkerRole

@@ -31,7 +31,7 @@ from router.processing.models import Models
 from router.processing.served_model import ServedModel
 from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
-from tests.faults.local_cluster import LocalWorker
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.tiny_cluster import Link, before_each_step, commands_arrived, worker
 from worker.config import WorkerRole
 

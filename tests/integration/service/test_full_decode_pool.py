@@ -13,7 +13,7 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
-from tests.faults.local_cluster import LocalWorker
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.reading import deltas_of
 from tests.integration.tiny_cluster import worker
 from worker.config import WorkerRole

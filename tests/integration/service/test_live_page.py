@@ -13,8 +13,8 @@ import pytest
 
 from router.config.choices import Mode
 from tests.browser import Page, browser_page
-from tests.faults.local_cluster import LocalCluster, local_cluster
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import SmallModel, save_small_model
 
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
 

@@ -20,7 +20,7 @@ from router.placement import Link
 from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
-from tests.faults.local_cluster import LocalWorker
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import worker
 from worker.config import WorkerRole

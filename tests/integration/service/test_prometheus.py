@@ -19,8 +19,8 @@ import yaml
 from benchmarks.lib.servers.server import free_port
 from engine.config import SpeculationConfig
 from router.config.choices import Mode
-from tests.faults.local_cluster import LocalCluster, local_cluster
-from tests.faults.small_model import save_small_model
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import save_small_model
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}

@@ -15,8 +15,8 @@ import torch
 
 from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
-from tests.faults.local_cluster import LocalCluster, local_cluster
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import SmallModel, save_small_model
 
 TOLERANCE = 1e-4
 """Of float32, of logits up to 20."""

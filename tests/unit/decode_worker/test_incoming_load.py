@@ -6,10 +6,10 @@ from unittest.mock import Mock
 
 from engine.config import SchedulerConfig
 from engine.core.events import EngineStats
-from engine.core.kv_manager import KVManager
 from engine.core.request import Request
-from engine.core.reservations import Reservation
 from engine.kv_cache.pages import PageCounts
+from engine.kv_manager.kv_manager import KVManager
+from engine.kv_manager.reservations import Reservation
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 

@@ -14,7 +14,7 @@ from common.block_key import root_key
 from common.kv_groups import group_layers
 from engine.config import Batching, Forecast, Policy
 from engine.core.request import Request
-from engine.core.reservations import Reservation
+from engine.kv_manager.reservations import Reservation
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import deliver, make_engine, make_request, write

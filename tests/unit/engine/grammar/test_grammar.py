@@ -18,7 +18,7 @@ from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
 from engine.grammar.source import check_grammar
 from engine.model_config.model_spec import ModelSpec
-from tests.faults.small_model import save_small_model
+from tests.faults.support.small_model import save_small_model
 
 EOS = 1
 

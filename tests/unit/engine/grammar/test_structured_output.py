@@ -24,7 +24,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import fill_masks
 from engine.model_config.model_spec import ModelSpec
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.tiny import make_config
 
 PERSON = {

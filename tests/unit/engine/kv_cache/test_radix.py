@@ -21,9 +21,9 @@ from common.block_hash import block_hashes
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup, group_layers
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.radix import WHATEVER_IS_THERE, RadixCache
 from engine.kv_cache.radix_node import RadixNode
+from engine.kv_manager.state_slots import StateSlots
 
 PAGE = 2
 prompts = st.lists(st.integers(0, 2), max_size=14)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.kv_manager.kv_manager import KVManager
 from engine.presets import PRESETS, Preset
 from engine.sched.scheduler import Scheduler
 

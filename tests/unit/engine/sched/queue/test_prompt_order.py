@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import Policy, SchedulerConfig
-from engine.core.kv_manager import KVManager
 from engine.core.plan import StepPlan
 from engine.core.request import Request
-from engine.core.reservations import Reservation
 from engine.core.sampling_params import FinishReason, SamplingParams
+from engine.kv_manager.kv_manager import KVManager
+from engine.kv_manager.reservations import Reservation
 from engine.sched.scheduler import Scheduler
 
 PAGE = 16

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import TracebackType
 
-from tests.faults.clients import Answered, Client, GrpcClient, check
-from tests.faults.small_model import Question, SmallModel
+from tests.faults.support.clients import Answered, Client, GrpcClient, check
+from tests.faults.support.small_model import Question, SmallModel
 
 __all__ = ["Answers", "Load", "learn", "questions"]
 

@@ -17,7 +17,7 @@ import xxhash
 from common.kv_groups import full_group
 from kv_transfer import EndpointEvent, KVEndpoint, KVLayout, KVPort, Peer, Reopened, TransferThread
 from kv_transfer.transports import Transport
-from tests.faults.two_hosts import enter
+from tests.faults.support.two_hosts import enter
 from tests.kv_support import Pool
 from tests.processes import starting
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
-from tests.faults.small_model import MAX_LEN
+from tests.faults.support.small_model import MAX_LEN
 from tests.processes import starting
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost

@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from tests.e2e.router_process import RouterProcess, router
-from tests.faults.clients import Client, GrpcClient, HttpClient
-from tests.faults.small_model import SmallModel
+from tests.faults.support.clients import Client, GrpcClient, HttpClient
+from tests.faults.support.small_model import SmallModel
 
 __all__ = ["Service", "serve"]
 

@@ -26,7 +26,7 @@ from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
-from tests.faults.small_model import MAX_LEN, SmallModel
+from tests.faults.support.small_model import MAX_LEN, SmallModel
 from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from common.block_key import BlockKey, PageKey, block_keys, page_key
 from common.kv_groups import kept_places
-from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
-from engine.core.lacking import Lacking, lacking
 from engine.core.request import PromotionWait, Request
 from engine.core.request_state import NO_SLOT
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool
 from engine.kv_cache.radix import Insertion, RadixCache
+from engine.kv_manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
+from engine.kv_manager.lacking import Lacking, lacking
+from engine.kv_manager.state_slots import StateSlots
 from engine.kv_tiers.jobs import Copier, Job, Promote
 from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers

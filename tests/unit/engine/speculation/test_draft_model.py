@@ -19,8 +19,8 @@ from engine.errors import EngineError
 from engine.executor.draft_model import DraftModel, draft_engine_config
 from engine.executor.runner import ModelRunner
 from engine.speculation.kinds import DrafterKind, DraftHints
-from tests.faults.small_model import SmallModel, save_small_model
-from tests.unit.engine.test_speculation import answers
+from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.unit.engine.speculation.test_speculation import answers
 from tests.unit.tiny import make_config
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]

@@ -16,13 +16,7 @@ from typing import Final
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
-from engine.core.arriving_prefixes import ArrivingPrefixes
-from engine.core.page_tiers import PageTiers
-from engine.core.peer_prefixes import PeerPrefixes
-from engine.core.prefix_holds import PrefixHolds
 from engine.core.request import Request
-from engine.core.reservations import Reservation, Reservations
-from engine.core.state_slots import StateSlots
 from engine.errors import EngineError, PageLeak
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
@@ -30,6 +24,12 @@ from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache
 from engine.kv_cache.radix_node import RadixNode
 from engine.kv_cache.retention import Retentions
+from engine.kv_manager.arriving_prefixes import ArrivingPrefixes
+from engine.kv_manager.page_tiers import PageTiers
+from engine.kv_manager.peer_prefixes import PeerPrefixes
+from engine.kv_manager.prefix_holds import PrefixHolds
+from engine.kv_manager.reservations import Reservation, Reservations
+from engine.kv_manager.state_slots import StateSlots
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.request import Request
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.pages import PagePool
+from engine.kv_manager.state_slots import StateSlots
 
 __all__ = ["Reservation", "Reservations"]
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.core.request_state import NO_SLOT
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.radix import RadixCache
 from engine.kv_cache.radix_node import RadixNode
+from engine.kv_manager.state_slots import StateSlots
 
 __all__ = ["Hold", "PrefixHolds"]
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
-from tests.faults.small_model import Question
+from tests.faults.support.small_model import Question
 
 __all__ = ["Answered", "Client", "GrpcClient", "HttpClient", "Refused", "check"]
 

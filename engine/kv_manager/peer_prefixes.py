@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.kv_groups import NO_PAGE, kept_places
-from engine.core.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
-from engine.core.lacking import Lacking
-from engine.core.prefix_holds import Hold, PrefixHolds
 from engine.core.request import Request
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.radix import Match, RadixCache
+from engine.kv_manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
+from engine.kv_manager.lacking import Lacking
+from engine.kv_manager.prefix_holds import Hold, PrefixHolds
+from engine.kv_manager.state_slots import StateSlots
 
 __all__ = ["PeerPrefixes", "SharedPrefix"]
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.kv_groups import NO_PAGE
-from engine.core.lacking import Lacking
-from engine.core.prefix_holds import Hold, PrefixHolds
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
-from engine.core.state_slots import StateSlots
 from engine.kv_cache.pages import PagePool, PageState
 from engine.kv_cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache
 from engine.kv_cache.radix_node import RadixNode
+from engine.kv_manager.lacking import Lacking
+from engine.kv_manager.prefix_holds import Hold, PrefixHolds
+from engine.kv_manager.state_slots import StateSlots
 
 __all__ = ["Adopted", "ArrivingPrefix", "ArrivingPrefixes", "TakePages", "patience_s"]
 

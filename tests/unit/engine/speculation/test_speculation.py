@@ -19,7 +19,7 @@ from engine.engine import Engine
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
 from tests.drafters import Random
-from tests.faults.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
 from tests.unit.tiny import make_config
 

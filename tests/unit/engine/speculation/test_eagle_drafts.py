@@ -18,8 +18,8 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.model_config.errors import UnsupportedModel
 from engine.speculation.kinds import DrafterKind
-from tests.faults.small_model import SmallModel, save_small_model
-from tests.unit.engine.test_speculation import answers
+from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.unit.engine.speculation.test_speculation import answers
 from tests.unit.tiny import make_config
 
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]
