@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
-__all__ = ["Option", "flag_name"]
+__all__ = ["OPTION", "Heading", "Option", "flag_name"]
+
+T = TypeVar("T")
+
+OPTION: Final = "option"
+"""The key of a field's `Option` in its metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,17 @@ class Option:
         if self.above is not None:
             return f"{unit} above {self.above:g}"
         return f"{self.least:g} or more" if self.most is None else f"{self.least:g} to {self.most:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Declares the settings under one heading of `--help`, each as the default of a dataclass field."""
+
+    title: str
+
+    def __call__(self, default: T, help: str, metavar: str | None = None, **more: Any) -> T:
+        """`more`: other fields of `Option`."""
+        return field(default=default, metadata={OPTION: Option(self.title, help, metavar, **more)})
 
 
 def flag_name(field_name: str) -> str:

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
-from router.config.choices import (
-    Device,
-    Dtype,
-    KVCacheDtype,
-    Mode,
-    Quantization,
-    Routing,
-    Transport,
-)
+from router.config.choices import Device, Dtype, KVCacheDtype, Mode, Quantization, Routing, Transport
 from router.config.groups.access import AccessSettings
 from router.config.groups.cluster import ClusterSettings
 from router.config.groups.failover import FailoverSettings
@@ -26,322 +18,227 @@ from router.config.groups.frontend import FrontendSettings
 from router.config.groups.operation import OperationSettings
 from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
-from router.config.option import Option, flag_name
+from router.config.option import Heading, flag_name
 
 __all__ = ["RouterConfig"]
 
-
-_MODEL = "model and mode"
-_WORKERS = "workers"
-_MEMORY = "device and memory"
-_BATCHING = "batching"
-_HANDOFF = "KV handoff (--mode disagg and adaptive)"
-_ROUTING = "routing and failover"
-_PRESSURE = "backpressure (429, RESOURCE_EXHAUSTED)"
+_model = Heading("model and mode")
+_workers = Heading("workers")
+_memory = Heading("device and memory")
+_batching = Heading("batching")
+_handoff = Heading("KV handoff (--mode disagg and adaptive)")
+_routing = Heading("routing and failover")
+_pressure = Heading("backpressure (429, RESOURCE_EXHAUSTED)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """Every setting of the router. The fields that hold groups are at the place of the group in `--help`."""
 
-    model: Annotated[
-        str,
-        Option(
-            _MODEL,
-            "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id; several as"
-            " NAME=MODEL each",
-            "MODEL",
-            aliases=("--model-path",),
-        ),
-    ] = ""
-    served_model_name: Annotated[
-        str | None,
-        Option(_MODEL, "model name in API requests and responses (default: the model's own)", "NAME"),
-    ] = None
-    mode: Annotated[
-        Mode,
-        Option(
-            _MODEL,
-            "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers;"
-            " adaptive: the router decides for each request, to meet --ttft-target-ms and --itl-target-ms",
-        ),
-    ] = Mode.MIXED
+    model: str = _model(
+        "",
+        "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id; several as"
+        " NAME=MODEL each",
+        "MODEL",
+        aliases=("--model-path",),
+    )
+    served_model_name: str | None = _model(
+        None, "model name in API requests and responses (default: the model's own)", "NAME"
+    )
+    mode: Mode = _model(
+        Mode.MIXED,
+        "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers;"
+        " adaptive: the router decides for each request, to meet --ttft-target-ms and --itl-target-ms",
+    )
 
-    prefill_workers: Annotated[
-        int | None,
-        Option(_WORKERS, "number of prefill workers; with --mode disagg or adaptive (default there: 1)", "N"),
-    ] = None
-    decode_workers: Annotated[
-        int,
-        Option(
-            _WORKERS,
-            "number of decode workers; in mixed mode they prefill too",
-            "N",
-            least=1,
-            aliases=("--disaggregation-decode-dp", "--dp-size", "--dp", "-dp", "--data-parallel-size"),
-        ),
-    ] = 1
-    tensor_parallel_size: Annotated[
-        int,
-        Option(
-            _WORKERS,
-            "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda",
-            "N",
-            aliases=("--tp-size", "--tp", "-tp"),
-        ),
-    ] = 1
-    expert_parallel_size: Annotated[
-        int,
-        Option(
-            _WORKERS,
-            "groups of a worker's ranks, each with its own experts: a divisor of --tensor-parallel-size"
-            " (1: every rank holds a part of each expert)",
-            "N",
-            aliases=("--ep-size", "--ep"),
-        ),
-    ] = 1
-    accelerator: Annotated[
-        str | None,
-        Option(_WORKERS, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"),
-    ] = None
+    prefill_workers: int | None = _workers(
+        None, "number of prefill workers; with --mode disagg or adaptive (default there: 1)", "N"
+    )
+    decode_workers: int = _workers(
+        1,
+        "number of decode workers; in mixed mode they prefill too",
+        "N",
+        least=1,
+        aliases=("--disaggregation-decode-dp", "--dp-size", "--dp", "-dp", "--data-parallel-size"),
+    )
+    tensor_parallel_size: int = _workers(
+        1,
+        "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda",
+        "N",
+        aliases=("--tp-size", "--tp", "-tp"),
+    )
+    expert_parallel_size: int = _workers(
+        1,
+        "groups of a worker's ranks, each with its own experts: a divisor of --tensor-parallel-size"
+        " (1: every rank holds a part of each expert)",
+        "N",
+        aliases=("--ep-size", "--ep"),
+    )
+    accelerator: str | None = _workers(
+        None, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"
+    )
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
 
-    device: Annotated[
-        Device, Option(_MEMORY, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")
-    ] = Device.AUTO
-    dtype: Annotated[
-        Dtype,
-        Option(
-            _MEMORY,
-            "dtype of weights and KV; auto: the checkpoint's 16-bit type on cuda; on cpu bfloat16 if measured"
-            " to be faster, else float32",
-        ),
-    ] = Dtype.AUTO
-    load_format: Annotated[
-        str, Option(_MEMORY, "auto, or dummy for random weights (for benchmarks)", "FORMAT")
-    ] = "auto"
-    quantization: Annotated[
-        Quantization,
-        Option(
-            _MEMORY,
-            "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
-            " checkpoint has them",
-            aliases=("-q",),
-        ),
-    ] = Quantization.AUTO
-    kv_cache_dtype: Annotated[
-        KVCacheDtype,
-        Option(
-            _MEMORY,
-            "dtype of stored keys and values; fp8 (e4m3) with the checkpoint's k_scale and v_scale, or 1.0;"
-            " auto: that of --dtype",
-        ),
-    ] = KVCacheDtype.AUTO
-    max_model_len: Annotated[
-        int | None,
-        Option(
-            _MEMORY,
-            "context length: prompt plus output (default: what the model and the KV pool allow)",
-            "TOKENS",
-            least=2,
-            aliases=("--context-length", "--max-seq-len"),
-        ),
-    ] = None
-    page_size: Annotated[
-        int, Option(_MEMORY, "tokens per KV page", "TOKENS", aliases=("--block-size", "--kv-block-size"))
-    ] = 16
-    kv_pool_tokens: Annotated[
-        int | None,
-        Option(
-            _MEMORY,
-            "KV pool size of each worker (default: see --kv-memory-fraction)",
-            "TOKENS",
-            aliases=("--max-total-tokens",),
-        ),
-    ] = None
-    kv_memory_fraction: Annotated[
-        float | None,
-        Option(
-            _MEMORY,
-            "share of a worker's memory (the GPU's total; on CPUs what is free at the start) that weights,"
-            " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
-            " tokens, or of one context if that is longer)",
-            "0..1",
-            aliases=("--gpu-memory-utilization", "--mem-fraction-static"),
-        ),
-    ] = None
-    host_kv_gb: Annotated[
-        float,
-        Option(
-            _MEMORY,
-            "host memory of each worker for KV that the pool has no room for, in GiB; 0: none",
-            "GIB",
-            least=0,
-        ),
-    ] = 0.0
-    disk_kv_dir: Annotated[
-        str | None,
-        Option(
-            _MEMORY,
-            "directory on each node for KV that host memory has no room for; it survives a restart of the"
-            " workers; needs --host-kv-gb",
-            "DIR",
-        ),
-    ] = None
-    disk_kv_gb: Annotated[
-        float, Option(_MEMORY, "size limit of --disk-kv-dir for each worker, in GiB", "GIB", least=0)
-    ] = 16.0
-    retained_kv_share: Annotated[
-        float,
-        Option(
-            _MEMORY,
-            "share of the KV pool and tiers of each worker that the requests of one API key may retain, by"
-            " prompt_cache_retention or cache_control; 0: they have no effect",
-            "0..1",
-        ),
-    ] = 0.25
-    state_slots: Annotated[
-        int | None,
-        Option(
-            _MEMORY,
-            "slots of each worker for recurrent states, of models that have them: one for each running"
-            " request, the others for checkpoints in the prefix cache (default: twice"
-            " --max-running-requests; on GPUs at most half of the memory for KV)",
-            "COUNT",
-            least=1,
-        ),
-    ] = None
-    disable_radix_cache: Annotated[bool, Option(_MEMORY, "disable prefix caching")] = False
+    device: Device = _memory(Device.AUTO, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")
+    dtype: Dtype = _memory(
+        Dtype.AUTO,
+        "dtype of weights and KV; auto: the checkpoint's 16-bit type on cuda; on cpu bfloat16 if measured"
+        " to be faster, else float32",
+    )
+    load_format: str = _memory("auto", "auto, or dummy for random weights (for benchmarks)", "FORMAT")
+    quantization: Quantization = _memory(
+        Quantization.AUTO,
+        "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
+        " checkpoint has them",
+        aliases=("-q",),
+    )
+    kv_cache_dtype: KVCacheDtype = _memory(
+        KVCacheDtype.AUTO,
+        "dtype of stored keys and values; fp8 (e4m3) with the checkpoint's k_scale and v_scale, or 1.0;"
+        " auto: that of --dtype",
+    )
+    max_model_len: int | None = _memory(
+        None,
+        "context length: prompt plus output (default: what the model and the KV pool allow)",
+        "TOKENS",
+        least=2,
+        aliases=("--context-length", "--max-seq-len"),
+    )
+    page_size: int = _memory(16, "tokens per KV page", "TOKENS", aliases=("--block-size", "--kv-block-size"))
+    kv_pool_tokens: int | None = _memory(
+        None,
+        "KV pool size of each worker (default: see --kv-memory-fraction)",
+        "TOKENS",
+        aliases=("--max-total-tokens",),
+    )
+    kv_memory_fraction: float | None = _memory(
+        None,
+        "share of a worker's memory (the GPU's total; on CPUs what is free at the start) that weights,"
+        " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
+        " tokens, or of one context if that is longer)",
+        "0..1",
+        aliases=("--gpu-memory-utilization", "--mem-fraction-static"),
+    )
+    host_kv_gb: float = _memory(
+        0.0,
+        "host memory of each worker for KV that the pool has no room for, in GiB; 0: none",
+        "GIB",
+        least=0,
+    )
+    disk_kv_dir: str | None = _memory(
+        None,
+        "directory on each node for KV that host memory has no room for; it survives a restart of the"
+        " workers; needs --host-kv-gb",
+        "DIR",
+    )
+    disk_kv_gb: float = _memory(16.0, "size limit of --disk-kv-dir for each worker, in GiB", "GIB", least=0)
+    retained_kv_share: float = _memory(
+        0.25,
+        "share of the KV pool and tiers of each worker that the requests of one API key may retain, by"
+        " prompt_cache_retention or cache_control; 0: they have no effect",
+        "0..1",
+    )
+    state_slots: int | None = _memory(
+        None,
+        "slots of each worker for recurrent states, of models that have them: one for each running"
+        " request, the others for checkpoints in the prefix cache (default: twice"
+        " --max-running-requests; on GPUs at most half of the memory for KV)",
+        "COUNT",
+        least=1,
+    )
+    disable_radix_cache: bool = _memory(False, "disable prefix caching")
 
-    chunked_prefill_size: Annotated[
-        int | None,
-        Option(
-            _BATCHING,
-            "token budget of a step; longer prompts are split into chunks; -1 disables chunking"
-            " (default: by device)",
-            "TOKENS",
-            aliases=("--max-num-batched-tokens", "--max-num-tokens"),
-        ),
-    ] = None
-    itl_target_ms: Annotated[
-        float | None,
-        Option(
-            _BATCHING,
-            "target step time while requests decode; prefill chunks are sized to meet it, in adaptive mode by"
-            " the mean of all steps; 0 disables it (default: 20 on cuda, 0 on cpu)",
-            "MS",
-            least=0,
-        ),
-    ] = None
-    pause_target_ms: Annotated[
-        float | None,
-        Option(
-            _BATCHING,
-            "--mode adaptive: target time of steps with prompts beside decodes, which readers see as a pause;"
-            " at least --itl-target-ms (default: 1.6 x --itl-target-ms)",
-            "MS",
-        ),
-    ] = None
-    max_running_requests: Annotated[
-        int,
-        Option(
-            _BATCHING,
-            "largest number of running requests per worker",
-            "N",
-            least=1,
-            most=65_536,
-            scheduler="max_running_requests",
-            aliases=("--max-num-seqs", "--max-batch-size"),
-        ),
-    ] = 256
-    cuda_graph_max_bs: Annotated[
-        int | None,
-        Option(
-            _BATCHING,
-            "largest decode batch captured as a CUDA graph; 0 disables them (default: by GPU memory)",
-            "N",
-            least=0,
-            aliases=("--max-cudagraph-capture-size",),
-        ),
-    ] = None
-    cuda_graph_max_tokens: Annotated[
-        int | None,
-        Option(
-            _BATCHING,
-            "largest step with prefill captured as piecewise CUDA graphs, attention excluded; 0 disables them"
-            " (default: by GPU memory)",
-            "TOKENS",
-            least=0,
-            aliases=("--piecewise-cuda-graph-max-tokens",),
-        ),
-    ] = None
-    max_queued_requests: Annotated[
-        int,
-        Option(
-            _BATCHING,
-            "largest number of waiting requests per worker; more are refused",
-            "N",
-            least=1,
-            scheduler="max_waiting_requests",
-        ),
-    ] = 4096
+    chunked_prefill_size: int | None = _batching(
+        None,
+        "token budget of a step; longer prompts are split into chunks; -1 disables chunking"
+        " (default: by device)",
+        "TOKENS",
+        aliases=("--max-num-batched-tokens", "--max-num-tokens"),
+    )
+    itl_target_ms: float | None = _batching(
+        None,
+        "target step time while requests decode; prefill chunks are sized to meet it, in adaptive mode by"
+        " the mean of all steps; 0 disables it (default: 20 on cuda, 0 on cpu)",
+        "MS",
+        least=0,
+    )
+    pause_target_ms: float | None = _batching(
+        None,
+        "--mode adaptive: target time of steps with prompts beside decodes, which readers see as a pause;"
+        " at least --itl-target-ms (default: 1.6 x --itl-target-ms)",
+        "MS",
+    )
+    max_running_requests: int = _batching(
+        256,
+        "largest number of running requests per worker",
+        "N",
+        least=1,
+        most=65_536,
+        scheduler="max_running_requests",
+        aliases=("--max-num-seqs", "--max-batch-size"),
+    )
+    cuda_graph_max_bs: int | None = _batching(
+        None,
+        "largest decode batch captured as a CUDA graph; 0 disables them (default: by GPU memory)",
+        "N",
+        least=0,
+        aliases=("--max-cudagraph-capture-size",),
+    )
+    cuda_graph_max_tokens: int | None = _batching(
+        None,
+        "largest step with prefill captured as piecewise CUDA graphs, attention excluded; 0 disables them"
+        " (default: by GPU memory)",
+        "TOKENS",
+        least=0,
+        aliases=("--piecewise-cuda-graph-max-tokens",),
+    )
+    max_queued_requests: int = _batching(
+        4096,
+        "largest number of waiting requests per worker; more are refused",
+        "N",
+        least=1,
+        scheduler="max_waiting_requests",
+    )
 
-    kv_transport: Annotated[
-        Transport,
-        Option(
-            _HANDOFF, "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests"
-        ),
-    ] = Transport.NIXL
-    pull_kv: Annotated[
-        bool,
-        Option(
-            _HANDOFF,
-            "copy cached KV from another worker where that is faster than computing it;"
-            " workers of --mode mixed then have a KV transport",
-        ),
-    ] = False
-    handoff_timeout: Annotated[
-        float,
-        Option(
-            _HANDOFF,
-            "fail a handoff that makes no progress for this long; the prompt is computed again",
-            "SECONDS",
-            above=0,
-        ),
-    ] = 60.0
+    kv_transport: Transport = _handoff(
+        Transport.NIXL,
+        "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests",
+    )
+    pull_kv: bool = _handoff(
+        False,
+        "copy cached KV from another worker where that is faster than computing it;"
+        " workers of --mode mixed then have a KV transport",
+    )
+    handoff_timeout: float = _handoff(
+        60.0,
+        "fail a handoff that makes no progress for this long; the prompt is computed again",
+        "SECONDS",
+        above=0,
+    )
 
-    routing: Annotated[Routing, Option(_ROUTING, "worker selection policy")] = Routing.PREFIX_AWARE
-    ttft_target_ms: Annotated[
-        float,
-        Option(
-            _ROUTING,
-            "--mode adaptive places requests so that most get their first token within this time",
-            "MS",
-            above=0,
-        ),
-    ] = 500.0
+    routing: Routing = _routing(Routing.PREFIX_AWARE, "worker selection policy")
+    ttft_target_ms: float = _routing(
+        500.0,
+        "--mode adaptive places requests so that most get their first token within this time",
+        "MS",
+        above=0,
+    )
     failover: FailoverSettings = field(default_factory=FailoverSettings)
 
-    max_queued_tokens: Annotated[
-        int,
-        Option(
-            _PRESSURE,
-            "largest number of prompt tokens waiting for their first token; more are refused",
-            "TOKENS",
-            least=1,
-        ),
-    ] = 4_000_000
-    max_queue_wait: Annotated[
-        float,
-        Option(
-            _PRESSURE,
-            "reject (429) when the estimated queue time exceeds this or the request's own timeout",
-            "SECONDS",
-            above=0,
-        ),
-    ] = 300.0
+    max_queued_tokens: int = _pressure(
+        4_000_000,
+        "largest number of prompt tokens waiting for their first token; more are refused",
+        "TOKENS",
+        least=1,
+    )
+    max_queue_wait: float = _pressure(
+        300.0,
+        "reject (429) when the estimated queue time exceeds this or the request's own timeout",
+        "SECONDS",
+        above=0,
+    )
 
     operation: OperationSettings = field(default_factory=OperationSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)

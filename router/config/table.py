@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
 from engine.presets import PRESETS
-from router.config.option import Option, flag_name
+from router.config.option import OPTION, Option, flag_name
 from router.config.settings import RouterConfig
 
 __all__ = ["SETTINGS", "Setting", "configured"]
@@ -51,15 +51,15 @@ def configured(values: Mapping[str, Any]) -> RouterConfig:
 
 def _settings_of(owner: type, group: str | None = None) -> dict[str, Setting]:
     """In the order of their definition, which is that of `--help`."""
-    hints = get_type_hints(owner, include_extras=True)
+    hints = get_type_hints(owner)
     settings: dict[str, Setting] = {}
     for own in fields(owner):
         if own.name in _GROUPS:
             settings |= _settings_of(_GROUPS[own.name], own.name)
             continue
-        hint, option = get_args(hints[own.name])
+        hint = hints[own.name]
         (plain,) = [kind for kind in get_args(hint) if kind is not NoneType] or [hint]
-        settings[own.name] = Setting(own.name, plain, own.default, option, group)
+        settings[own.name] = Setting(own.name, plain, own.default, own.metadata[OPTION], group)
     return settings
 
 

@@ -3,173 +3,126 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Literal
 
 from engine.config import Batching, Policy, SpeculationConfig
 from engine.presets import PRESETS, Preset
 from engine.speculation.kinds import Speculation
-from router.config.option import Option
+from router.config.option import Heading
 
 __all__ = ["SchedulingSettings"]
 
-_GROUP: Final = "scheduling"
+_group = Heading("scheduling")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingSettings:
-    preset: Annotated[
-        Preset,
-        Option(
-            _GROUP,
-            "scheduler defaults of another system: page size, step, and this group; explicit flags override"
-            " them",
-        ),
-    ] = Preset.BATON
-    schedule_policy: Annotated[
-        Policy | None,
-        Option(
-            _GROUP,
-            "order in which waiting requests are admitted (default: by preset; baton: shortest)",
-            scheduler="policy",
-            aliases=("--scheduling-policy",),
-        ),
-    ] = None
-    batching: Annotated[
-        Batching | None,
-        Option(
-            _GROUP,
-            "mixed: decodes and prefill chunks share a step; prefill-first: prefill steps until no prompt"
-            " waits, then decodes; alternating: a decode step, then a prefill step (default: by preset)",
-            scheduler="batching",
-        ),
-    ] = None
-    disable_chunked_prefill: Annotated[
-        bool,
-        Option(
-            _GROUP,
-            "compute each prompt in one step, which waits until it fits the budget of --chunked-prefill-size;"
-            " that must hold --max-model-len",
-        ),
-    ] = False
-    max_prefill_tokens: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "largest number of prefill tokens in a step (default: by preset; sglang: 16384)",
-            "TOKENS",
-            least=1,
-            scheduler="max_prefill_tokens",
-        ),
-    ] = None
-    long_prefill_token_threshold: Annotated[
-        str | None,
-        Option(
-            _GROUP,
-            "largest number of tokens of one prompt in a step; auto: 4 percent of the context; 0: no limit"
-            " (default: by preset; roseinfer: 256; vllm with several partial prefills: auto)",
-            "TOKENS|auto",
-            aliases=("--prefill-chunk-size",),
-        ),
-    ] = None
-    max_num_partial_prefills: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "prompts that may be partly computed at a time (default: by preset; sglang: 1)",
-            "N",
-            least=1,
-            scheduler="max_partial_prefills",
-        ),
-    ] = None
-    max_long_partial_prefills: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "those of them that are longer than --long-prefill-token-threshold (default: no limit; vllm: 1)",
-            "N",
-            least=1,
-        ),
-    ] = None
-    fair_partial_prefills: Annotated[
-        bool,
-        Option(_GROUP, "give prompts in progress equal shares of a step", scheduler="fair_partial_prefills"),
-    ] = False
-    schedule_conservativeness: Annotated[
-        float | None,
-        Option(
-            _GROUP,
-            "factor of the forecast of output tokens: above 1 fewer requests are admitted, and fewer"
-            " preempted later (default: 1)",
-            "FACTOR",
-            above=0,
-            scheduler="schedule_conservativeness",
-        ),
-    ] = None
-    low_priority_values_first: Annotated[
-        bool,
-        Option(
-            _GROUP,
-            "smaller values of a request's priority are more urgent, as in vLLM",
-            scheduler="low_priority_values_first",
-        ),
-    ] = False
-    priority_preemption_threshold: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "with --schedule-policy priority: a waiting request preempts running ones whose priority is lower"
-            " by more than this (default: none is preempted)",
-            "N",
-            least=0,
-            scheduler="priority_preemption_threshold",
-            aliases=("--priority-scheduling-preemption-threshold",),
-        ),
-    ] = None
-    aging_tokens: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "admit a request first once this many prompt tokens were admitted since its arrival; not used by"
-            " policy shortest, which includes aging (default: 4000000)",
-            "TOKENS",
-            least=1,
-            scheduler="aging_tokens",
-        ),
-    ] = None
-    fair_share_tokens: Annotated[
-        int | None,
-        Option(
-            _GROUP,
-            "prompt tokens that each API key may have admitted in its turn while several keys wait; deficit"
-            " round robin (default: one queue for all)",
-            "TOKENS",
-            least=1,
-            scheduler="tenant_quantum",
-        ),
-    ] = None
+    preset: Preset = _group(
+        Preset.BATON,
+        "scheduler defaults of another system: page size, step, and this group; explicit flags override them",
+    )
+    schedule_policy: Policy | None = _group(
+        None,
+        "order in which waiting requests are admitted (default: by preset; baton: shortest)",
+        scheduler="policy",
+        aliases=("--scheduling-policy",),
+    )
+    batching: Batching | None = _group(
+        None,
+        "mixed: decodes and prefill chunks share a step; prefill-first: prefill steps until no prompt"
+        " waits, then decodes; alternating: a decode step, then a prefill step (default: by preset)",
+        scheduler="batching",
+    )
+    disable_chunked_prefill: bool = _group(
+        False,
+        "compute each prompt in one step, which waits until it fits the budget of --chunked-prefill-size;"
+        " that must hold --max-model-len",
+    )
+    max_prefill_tokens: int | None = _group(
+        None,
+        "largest number of prefill tokens in a step (default: by preset; sglang: 16384)",
+        "TOKENS",
+        least=1,
+        scheduler="max_prefill_tokens",
+    )
+    long_prefill_token_threshold: str | None = _group(
+        None,
+        "largest number of tokens of one prompt in a step; auto: 4 percent of the context; 0: no limit"
+        " (default: by preset; roseinfer: 256; vllm with several partial prefills: auto)",
+        "TOKENS|auto",
+        aliases=("--prefill-chunk-size",),
+    )
+    max_num_partial_prefills: int | None = _group(
+        None,
+        "prompts that may be partly computed at a time (default: by preset; sglang: 1)",
+        "N",
+        least=1,
+        scheduler="max_partial_prefills",
+    )
+    max_long_partial_prefills: int | None = _group(
+        None,
+        "those of them that are longer than --long-prefill-token-threshold (default: no limit; vllm: 1)",
+        "N",
+        least=1,
+    )
+    fair_partial_prefills: bool = _group(
+        False, "give prompts in progress equal shares of a step", scheduler="fair_partial_prefills"
+    )
+    schedule_conservativeness: float | None = _group(
+        None,
+        "factor of the forecast of output tokens: above 1 fewer requests are admitted, and fewer"
+        " preempted later (default: 1)",
+        "FACTOR",
+        above=0,
+        scheduler="schedule_conservativeness",
+    )
+    low_priority_values_first: bool = _group(
+        False,
+        "smaller values of a request's priority are more urgent, as in vLLM",
+        scheduler="low_priority_values_first",
+    )
+    priority_preemption_threshold: int | None = _group(
+        None,
+        "with --schedule-policy priority: a waiting request preempts running ones whose priority is lower"
+        " by more than this (default: none is preempted)",
+        "N",
+        least=0,
+        scheduler="priority_preemption_threshold",
+        aliases=("--priority-scheduling-preemption-threshold",),
+    )
+    aging_tokens: int | None = _group(
+        None,
+        "admit a request first once this many prompt tokens were admitted since its arrival; not used by"
+        " policy shortest, which includes aging (default: 4000000)",
+        "TOKENS",
+        least=1,
+        scheduler="aging_tokens",
+    )
+    fair_share_tokens: int | None = _group(
+        None,
+        "prompt tokens that each API key may have admitted in its turn while several keys wait; deficit"
+        " round robin (default: one queue for all)",
+        "TOKENS",
+        least=1,
+        scheduler="tenant_quantum",
+    )
 
-    speculative: Annotated[
-        Speculation,
-        Option(
-            _GROUP,
-            "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
-            " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
-            " what followed them in earlier answers to the same API key; model: also guesses of"
-            " --speculative-model; auto: all of these; off: none",
-        ),
-    ] = Speculation.OFF
-    speculative_model: Annotated[
-        str | None,
-        Option(
-            _GROUP,
-            "small model with the same vocabulary, which drafts on the same worker for --speculative model or"
-            " auto; as --model, and present on every machine",
-            "MODEL",
-        ),
-    ] = None
-    speculative_num_draft_tokens: Annotated[
-        int, Option(_GROUP, "largest number of drafted tokens of a request in a step", "N", least=1, most=64)
-    ] = 16
+    speculative: Speculation = _group(
+        Speculation.OFF,
+        "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
+        " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
+        " what followed them in earlier answers to the same API key; model: also guesses of"
+        " --speculative-model; auto: all of these; off: none",
+    )
+    speculative_model: str | None = _group(
+        None,
+        "small model with the same vocabulary, which drafts on the same worker for --speculative model or"
+        " auto; as --model, and present on every machine",
+        "MODEL",
+    )
+    speculative_num_draft_tokens: int = _group(
+        16, "largest number of drafted tokens of a request in a step", "N", least=1, most=64
+    )
 
     @property
     def speculation(self) -> SpeculationConfig | None:
