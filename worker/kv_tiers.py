@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from common.block_key import root_key
+from engine.kv_cache.pool import KVPool
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
-from engine.kv_tiers.copier import BackgroundCopier
+from engine.kv_tiers.copier import BackgroundCopier, Digest
 from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
+from kv_transfer import KVLayout
+from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.config import TierConfig
 from worker.kv_pool_access import digester_of, layout_of, memory_of
 from worker.parts import Parts
@@ -72,7 +76,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
         tiers.restore(files.scan())
     copier = BackgroundCopier(
         HostPages(pool.memory, limits.host_slots),
-        digester_of(pool, memory_of(pool), layout),
+        _digest(pool, layout),
         pool.page_size,
         files,
         device=parts.config.engine.device,
@@ -89,6 +93,13 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
         pool.num_pages,
     )
     return copier
+
+
+def _digest(pool: KVPool, layout: KVLayout) -> Digest:
+    digester = digester_of(pool, memory_of(pool), layout)
+    if isinstance(digester, DeviceDigester):
+        return digester.begin
+    return lambda pages, tail_tokens, _: partial(digester.digest, pages, tail_tokens)
 
 
 def _files(folder: Path, identity: str, page_bytes: int) -> BlockFiles:

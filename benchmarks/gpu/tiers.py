@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,107 +20,147 @@ import torch
 from benchmarks.gpu.decode import fill
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments
 from benchmarks.lib.report import Percentiles
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.jobs import Demote, Job, Promote
-from kv_transfer import KVLayout
-from worker.kv_pool_access import digester_of, layout_of, memory_of
+from kv_transfer.integrity.device_digest import DeviceDigester
+from worker.kv_pool_access import layout_of
+
+__all__ = ["Bench", "tier_arguments"]
 
 _STEPS = 250
-_UNDER_WAY = 2
-_BATCH_BYTES = 32 << 20
+_QUEUED_BYTES = 1 << 30
+"""More than the link copies during a step: the copies never wait for the engine."""
+_KINDS = ("no copies", "demotions", "promotions", "both", "no copies again")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.tiers", description=__doc__)
+def tier_arguments(parser: argparse.ArgumentParser) -> None:
     engine_arguments(parser)
     parser.add_argument("--batch", type=int, default=64, metavar="N", help="requests that decode")
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--prefix", type=int, default=32_768, metavar="TOKENS")
+    parser.add_argument("--job-mib", type=int, default=32, metavar="MIB", help="copied by a job")
+    parser.add_argument("--scattered", action="store_true", help="no two pages of a job lie side by side")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.tiers", description=__doc__)
+    tier_arguments(parser)
     options = parser.parse_args()
-    engine = build_engine(options)
-    runner = engine.runner
-    assert isinstance(runner, ModelRunner)
-    pool = runner.kv
-    slots = options.prefix // options.page_size
-    pages = engine.kv.pool.take(slots, owner=-1 << 40)
-    layout: KVLayout = layout_of(runner)
-    began = time.monotonic()
-    host = HostPages(pool.tensor, slots)
-    pinned_s = time.monotonic() - began
-    copier = BackgroundCopier(
-        host, digester_of(pool, memory_of(pool), layout), options.page_size, device="cuda"
-    )
-    copier.start()
-    figures: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "page_bytes": pool.page_bytes,
-        "prefix_bytes": slots * pool.page_bytes,
-        "pinning_s": round(pinned_s, 2),
-        "promotion_s": [round(_alone(copier, slots, pages), 4) for _ in range(3)],
-    }
-    batch = max(1, _BATCH_BYTES // pool.page_bytes)
-    jobs: dict[str, Callable[[int, Sequence[int], Sequence[int]], Job] | None] = {
-        "no copies": None,
-        "demotions": lambda id, pages, slots: Demote(id, tuple(pages), tuple(slots)),
-        "promotions": lambda id, pages, slots: Promote(id, tuple(slots), tuple(pages)),
-        "no copies again": None,
-    }
-    for name, make in jobs.items():
-        fill(engine, options.batch, options.context, options, engine.runner.spec.vocab_size)
-        figures[name] = _decoding(engine, copier, make, pages, batch, pool.page_bytes)
+    bench = Bench(options)
+    figures = bench.alone(options.scattered)
+    for kind in _KINDS:
+        figures[kind] = bench.beside_decodes(kind, options.job_mib << 20, options.scattered)
+    bench.close()
+    print(json.dumps(figures, indent=1))
+
+
+class Bench:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._engine = build_engine(options)
+        runner = self._engine.runner
+        assert isinstance(runner, ModelRunner)
+        self._vocab = runner.spec.vocab_size
+        self.pool = runner.kv
+        self.layout = layout_of(runner)
+        slots = options.prefix // options.page_size
+        self._pages = self._engine.kv.pool.take(slots, owner=-1 << 40)
+        began = time.monotonic()
+        self._host = HostPages(self.pool.memory, slots)
+        self._pinning_s = time.monotonic() - began
+        self.copier = self.start(DeviceDigester(self.pool.memory, self.layout))
+
+    def start(self, digester: DeviceDigester) -> BackgroundCopier:
+        copier = BackgroundCopier(self._host, digester.begin, self.pool.page_size, device="cuda")
+        copier.start()
+        return copier
+
+    def close(self) -> None:
+        self.copier.stop()
+
+    def alone(self, scattered: bool) -> dict[str, Any]:
+        """Seconds in which the whole prefix comes up, verified."""
+        slots, pages = self._places(scattered)
+        seconds = []
+        for _ in range(3):
+            began = time.monotonic()
+            self.copier.submit(Promote(0, tuple(slots), tuple(pages)))
+            while not self.copier.poll():
+                time.sleep(1e-4)
+            seconds.append(round(time.monotonic() - began, 4))
+        return {
+            "device": torch.cuda.get_device_name(),
+            "page_bytes": self.pool.page_bytes,
+            "prefix_bytes": len(slots) * self.pool.page_bytes,
+            "pinning_s": round(self._pinning_s, 2),
+            "promotion_s": seconds,
+        }
+
+    def beside_decodes(self, kind: str, job_bytes: int, scattered: bool) -> dict[str, float]:
+        """Times between decode steps in milliseconds, and GB/s of copies beside them."""
+        options, engine = self._options, self._engine
+        fill(engine, options.batch, options.context, options, self._vocab)
+        figures = self._copying(kind, job_bytes, scattered)
         for request in [*engine.scheduler.running, *engine.scheduler.waiting]:
             engine.abort(request.id)
         while engine.has_work:
             engine.step()
-    copier.stop()
-    print(json.dumps(figures, indent=1))
+        return figures
+
+    def _copying(self, kind: str, job_bytes: int, scattered: bool) -> dict[str, float]:
+        slots, pages = self._places(scattered)
+        size = min(max(1, job_bytes // self.pool.page_bytes), len(slots))
+        queue = max(2, _QUEUED_BYTES // (size * self.pool.page_bytes)) if kind in _JOBS else 0
+        times: list[float] = []
+        submitted = copied = at = 0
+        began = last = time.monotonic()
+        while len(times) < _STEPS:
+            copied += len(self.copier.poll())
+            while submitted - copied < queue:
+                part = slice(at, at + size)
+                make = _JOBS[kind][submitted % len(_JOBS[kind])]
+                self.copier.submit(make(submitted, slots[part], pages[part]))
+                at = at + size if at + 2 * size <= len(slots) else 0
+                submitted += 1
+            self._engine.step()
+            times.append((time.monotonic() - last) * 1e3)
+            last = time.monotonic()
+        copied += len(self.copier.poll())
+        rate = copied * size * self.pool.page_bytes / (time.monotonic() - began)
+        while copied < submitted:
+            copied += len(self.copier.poll())
+            time.sleep(1e-3)
+        spread = Percentiles.of(times[5:])
+        return {
+            "steps": len(times),
+            "p50_ms": round(spread.p50, 3),
+            "p99_ms": round(spread.p99, 3),
+            "gb_per_s": round(rate / 1e9, 1),
+        }
+
+    def _places(self, scattered: bool) -> tuple[list[int], list[int]]:
+        """Slots and pages of the prefix."""
+        slots, pages = list(range(len(self._pages))), list(self._pages)
+        if scattered:
+            random.Random(1).shuffle(slots)
+        return slots, pages
 
 
-def _alone(copier: BackgroundCopier, slots: int, pages: Sequence[int]) -> float:
-    """Seconds in which a prefix comes up."""
-    began = time.monotonic()
-    copier.submit(Promote(0, tuple(range(slots)), tuple(pages)))
-    while not copier.poll():
-        time.sleep(1e-4)
-    return time.monotonic() - began
+def _demote(id: int, slots: Sequence[int], pages: Sequence[int]) -> Job:
+    return Demote(id, tuple(pages), tuple(slots))
 
 
-def _decoding(
-    engine: Engine,
-    copier: BackgroundCopier,
-    make: Callable[[int, Sequence[int], Sequence[int]], Job] | None,
-    pages: Sequence[int],
-    batch: int,
-    page_bytes: int,
-) -> dict[str, float]:
-    """Times between steps in milliseconds, and GB/s of copies."""
-    times: list[float] = []
-    copied = submitted = at = 0
-    began = last = time.monotonic()
-    while len(times) < _STEPS:
-        copied += len(copier.poll())
-        while make is not None and submitted - copied < _UNDER_WAY * 4:  # one step copies several
-            chosen = pages[at : at + batch]
-            copier.submit(make(submitted, chosen, range(at, at + len(chosen))))
-            at = (at + batch) % (len(pages) - batch + 1)
-            submitted += 1
-        engine.step()
-        times.append((time.monotonic() - last) * 1e3)
-        last = time.monotonic()
-    while copied < submitted:
-        copied += len(copier.poll())
-        time.sleep(1e-3)
-    seconds = time.monotonic() - began
-    spread = Percentiles.of(times[5:])
-    return {
-        "steps": len(times),
-        "p50_ms": round(spread.p50, 3),
-        "p99_ms": round(spread.p99, 3),
-        "gb_per_s": round(submitted * batch * page_bytes / seconds / 1e9, 1),
-    }
+def _promote(id: int, slots: Sequence[int], pages: Sequence[int]) -> Job:
+    return Promote(id, tuple(slots), tuple(pages))
+
+
+_JOBS: dict[str, list[Callable[[int, Sequence[int], Sequence[int]], Job]]] = {
+    "demotions": [_demote],
+    "promotions": [_promote],
+    "both": [_demote, _promote],
+}
 
 
 if __name__ == "__main__":

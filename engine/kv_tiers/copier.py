@@ -7,21 +7,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Final, TypeAlias
+
+import torch
 
 from engine.device.current import enter_device
 from engine.kv_tiers.block_files import BlockFiles
 from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 
-__all__ = ["BackgroundCopier", "Digester"]
+__all__ = ["BackgroundCopier", "Digest"]
 
 log = logging.getLogger(__name__)
 
 
-class Digester(Protocol):
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
-        """64-bit digests of pool pages; of the last one, only of its first `tail_tokens` tokens."""
+Digest: TypeAlias = Callable[[Sequence[int], int, torch.cuda.Event | None], Callable[[], list[int]]]
+"""Digest pool pages once an event has happened, of the last one only its first so many tokens. Returns at
+once; the function returned waits for the digests."""
+
+_COPIES: Final = 2
+"""Jobs that a GPU has at a time, so that its copies continue while the host learns of their ends."""
 
 
 class BackgroundCopier:
@@ -33,7 +38,7 @@ class BackgroundCopier:
     def __init__(
         self,
         host: HostPages,
-        digester: Digester,
+        digest: Digest,
         page_size: int,
         files: BlockFiles | None = None,
         *,
@@ -41,10 +46,10 @@ class BackgroundCopier:
         wake: Callable[[], None] = lambda: None,
         on_fatal: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """`digester` is used by one thread only. `wake` is called after each job, `on_fatal` when the device
+        """`digest` is called by one thread only. `wake` is called after each job, `on_fatal` when the device
         fails, both from the threads."""
         self._host = host
-        self._digester = digester
+        self._digest = digest
         self._page_size = page_size
         self._files = files
         self._device = device
@@ -103,27 +108,28 @@ class BackgroundCopier:
     # ------------------------------------------------------------------------------ threads
 
     def _copy(self) -> None:
+        under_way: deque[tuple[int, Callable[[], list[int]]]] = deque()
         try:
             enter_device(self._device)
-            while True:
-                self._copies_wanted.acquire()
-                if self._stopping:
-                    return
-                if self._promotions:
-                    self._promote(self._promotions.popleft())
-                else:
-                    self._demote(self._demotions.popleft())
+            while under_way or not self._stopping:
+                if self._copies_wanted.acquire(blocking=not under_way) and not self._stopping:
+                    job, copied = self._begin_copy()
+                    under_way.append((job.id, self._digest(job.pages, self._page_size, copied)))
+                    if copied is not None and len(under_way) < _COPIES:
+                        continue
+                if under_way:
+                    id, digests = under_way.popleft()
+                    self._done(id, digests())
         except BaseException as error:
             log.exception("a copy of KV failed")
             self._on_fatal(error)
 
-    def _promote(self, job: Promote) -> None:
-        self._host.put(job.slots, job.pages)
-        self._done(job.id, self._digester.digest(job.pages, self._page_size))
-
-    def _demote(self, job: Demote) -> None:
-        self._host.fetch(job.pages, job.slots)
-        self._done(job.id, self._digester.digest(job.pages, self._page_size))
+    def _begin_copy(self) -> tuple[Promote | Demote, torch.cuda.Event | None]:
+        if self._promotions:
+            up = self._promotions.popleft()
+            return up, self._host.put(up.slots, up.pages)
+        down = self._demotions.popleft()
+        return down, self._host.fetch(down.pages, down.slots)
 
     def _write(self) -> None:
         while (job := self._writes.get()) is not None:

@@ -44,30 +44,30 @@ class HostPages:
         page: Bytes = self._arrays[slot // self._per_segment][slot % self._per_segment]
         return page
 
-    def fetch(self, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """Copy pool pages to slots; returns when the copies are complete."""
-        self._copy(pages, slots, down=True)
+    def fetch(self, pages: Sequence[int], slots: Sequence[int]) -> torch.cuda.Event | None:
+        """Copy pool pages to slots. Returns the event that ends the copies; None: they are complete."""
+        return self._copy(pages, slots, down=True)
 
-    def put(self, slots: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy slots to pool pages; returns when the copies are complete."""
-        self._copy(pages, slots, down=False)
+    def put(self, slots: Sequence[int], pages: Sequence[int]) -> torch.cuda.Event | None:
+        """Copy slots to pool pages, the same way."""
+        return self._copy(pages, slots, down=False)
 
-    def _copy(self, pages: Sequence[int], slots: Sequence[int], *, down: bool) -> None:
+    def _copy(self, pages: Sequence[int], slots: Sequence[int], *, down: bool) -> torch.cuda.Event | None:
         if self._stream is None:
             for page, slot, length in runs(pages, slots, self._per_segment):
                 segment, first = self._arrays[slot // self._per_segment], slot % self._per_segment
                 here, there = self._pool_array[page : page + length], segment[first : first + length]
                 np.copyto(*((there, here) if down else (here, there)))
-            return
+            return None
         with torch.cuda.stream(self._stream):
             for page, slot, length in runs(pages, slots, self._per_segment):
                 part, first = self._segments[slot // self._per_segment], slot % self._per_segment
                 device, host = self._pool[page : page + length], part[first : first + length]
                 target, source = (host, device) if down else (device, host)
                 target.copy_(source, non_blocking=True)
-            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            done.record()
-        done.synchronize()
+            ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ended.record()
+        return ended
 
 
 def runs(pages: Sequence[int], slots: Sequence[int], per_segment: int) -> Iterator[tuple[int, int, int]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 
@@ -15,7 +16,9 @@ __all__ = ["DeviceDigester"]
 
 _WORD_TYPES: Final = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _BATCH: Final = 1024
-"""Pages per launch. Pinned memory for them is allocated once, since allocating it stalls the device."""
+"""Pages per launch. Pinned memory for them is reused, since allocating it stalls the device."""
+_Buffers: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Pinned memory of a launch: its jobs, and its sums."""
 _HIGH_PRIORITY: Final = -1
 """Stream priority: thread blocks of digests are scheduled before waiting ones of a step's kernels."""
 
@@ -26,7 +29,7 @@ class DeviceDigester:
     `digest` waits for its own result only, and releases the GIL meanwhile. It needs no event of the engine's
     stream, because pages are complete when they are digested. The sender digests pages after the engine has
     waited for the step that computed them. The receiver digests pages after the notification of their write,
-    and kernels launched after a notification see the written bytes.
+    and kernels launched after a notification see the written bytes. Copies of tiers pass their event.
 
     On a CPU the sums are computed by torch operations, slowly.
     """
@@ -47,31 +50,61 @@ class DeviceDigester:
         else:
             from kv_transfer.integrity.sum64_torch import page_sums
         self._page_sums = page_sums
-        pinned = self._stream is not None
-        self._jobs = torch.empty((_BATCH, 2), dtype=torch.int32, pin_memory=pinned)
-        self._sums = torch.empty(_BATCH, dtype=torch.int64, pin_memory=pinned)
+        self._buffers: deque[_Buffers] = deque()
+        """Those that no launch uses."""
         self.digest([0], layout.page_size)
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         """See `digest.PageDigester`. One launch for up to 1024 pages. For one thread at a time."""
-        digests: list[int] = []
-        for begin in range(0, len(pages), _BATCH):
-            batch = pages[begin : begin + _BATCH]
-            is_last = begin + len(batch) == len(pages)
-            digests += self._digest(batch, tail_tokens if is_last else self._words.tokens)
-        return digests
+        return self.begin(pages, tail_tokens)()
 
-    def _digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
-        jobs, sums = self._jobs[: len(pages)], self._sums[: len(pages)]
+    def begin(
+        self, pages: Sequence[int], tail_tokens: int, after: torch.cuda.Event | None = None
+    ) -> Callable[[], list[int]]:
+        """Digest pages once `after` has happened. The function returned waits for the digests, for one with
+        `after` without a spinning CPU, and must be called. Both for one thread at a time."""
+        ended: torch.cuda.Event | None = None
+        with self._on_stream():
+            if after is not None:
+                after.wait()
+            launches = [
+                self._launch(
+                    pages[begin : begin + _BATCH],
+                    tail_tokens if begin + _BATCH >= len(pages) else self._words.tokens,
+                )
+                for begin in range(0, len(pages), _BATCH)
+            ]
+            if self._stream is not None:
+                ended = torch.cuda.Event(blocking=after is not None)  # type: ignore[no-untyped-call]
+                ended.record()
+
+        def wait() -> list[int]:
+            if ended is not None:
+                ended.synchronize()
+            digests: list[int] = []
+            for buffers, count in launches:
+                digests += [value & MASK for value in buffers[1][:count].tolist()]
+                self._buffers.append(buffers)
+            return digests
+
+        return wait
+
+    def _launch(self, pages: Sequence[int], tail_tokens: int) -> tuple[_Buffers, int]:
+        buffers = self._buffers.pop() if self._buffers else self._new_buffers()
+        jobs, sums = buffers[0][: len(pages)], buffers[1][: len(pages)]
         jobs[:, 0] = torch.tensor(pages, dtype=torch.int32)
         jobs[:, 1] = self._words.tokens
         jobs[-1, 1] = tail_tokens
-        with self._on_stream():
-            there = jobs.to(self._pool.device, non_blocking=True)
-            sums.copy_(self._page_sums(self._pool, there, self._words), non_blocking=True)
-        if self._stream is not None:
-            self._stream.record_event().synchronize()
-        return [value & MASK for value in sums.tolist()]
+        there = jobs.to(self._pool.device, non_blocking=True)
+        sums.copy_(self._page_sums(self._pool, there, self._words), non_blocking=True)
+        return buffers, len(pages)
+
+    def _new_buffers(self) -> _Buffers:
+        pinned = self._stream is not None
+        return (
+            torch.empty((_BATCH, 2), dtype=torch.int32, pin_memory=pinned),
+            torch.empty(_BATCH, dtype=torch.int64, pin_memory=pinned),
+        )
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

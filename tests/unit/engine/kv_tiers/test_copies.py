@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -129,14 +130,6 @@ def test_runs_cover_every_copy_once_and_stay_within_a_segment(pairs: list[tuple[
         assert (next_page, next_slot) != (page + length, slot + length) or next_slot % 7 == 0
 
 
-class XorDigester:
-    def __init__(self, pool: torch.Tensor) -> None:
-        self._pool = pool
-
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
-        return [int(self._pool[page].view(torch.uint8).long().sum()) for page in pages]
-
-
 class Threads:
     """A copier, and a way to wait for its answers."""
 
@@ -144,8 +137,12 @@ class Threads:
         self.pool = torch.rand(9, 2, 12)
         self.woken = threading.Semaphore(0)
         host = HostPages(self.pool, num_slots=8)
+
+        def digest(pages: Sequence[int], tail_tokens: int, after: object) -> Callable[[], list[int]]:
+            return lambda: [int(self.pool[page].view(torch.uint8).long().sum()) for page in pages]
+
         files = BlockFiles(folder, "model", host.page_bytes)
-        self.copier = BackgroundCopier(host, XorDigester(self.pool), 4, files, wake=self.woken.release)
+        self.copier = BackgroundCopier(host, digest, 4, files, wake=self.woken.release)
         self.copier.start()
 
     def do(self, job: Job) -> Done:
@@ -183,3 +180,36 @@ def test_a_removed_file_is_a_miss(threads: Threads) -> None:
     threads.copier.submit(Remove(KEY, 7))
     threads.do(Save(3, OTHER_KEY, 8, 5, slot=0))  # after the removal
     assert threads.do(Load(4, KEY, 7, slot=1)).digests == (None,)
+
+
+class EventsOfAGpu(HostPages):
+    """Copies that end by events."""
+
+    def put(self, slots: Sequence[int], pages: Sequence[int]) -> torch.cuda.Event | None:
+        return cast("torch.cuda.Event", object())
+
+
+def test_a_gpu_has_the_next_copy_before_the_host_waits_for_the_one_before() -> None:
+    seen: list[str] = []
+    all_done = threading.Event()
+    pool = torch.rand(9, 2, 12)
+
+    def digest(pages: Sequence[int], tail_tokens: int, after: object) -> Callable[[], list[int]]:
+        seen.append(f"begin {pages[0]}")
+
+        def wait() -> list[int]:
+            seen.append(f"wait {pages[0]}")
+            return [0]
+
+        return wait
+
+    copier = BackgroundCopier(
+        EventsOfAGpu(pool, num_slots=8), digest, 4, wake=lambda: all_done.set() if len(seen) == 6 else None
+    )
+    for number in range(3):
+        copier.submit(Promote(number, (0,), (number,)))
+    copier.start()
+    assert all_done.wait(timeout=30)
+    copier.stop()
+    assert seen == ["begin 0", "begin 1", "wait 0", "begin 2", "wait 1", "wait 2"]
+    assert [done.id for done in copier.poll()] == [0, 1, 2]
