@@ -19,7 +19,7 @@ _ROOT: Final = Path(__file__).parent.parent
 _ISAS: Final = {
     "AVX2": "haswell",
     "AVX512_CORE": "x86-64-v4",
-    "AVX512_CORE_BF16": "native",
+    "AVX512_CORE_BF16": "cooperlake",
     "AVX512_CORE_AMX": "native",
 }
 """Values of ONEDNN_MAX_CPU_ISA, and GCC's name of a processor with these instructions."""
@@ -28,6 +28,7 @@ _TESTS: Final = ("tests/unit/engine/layers", "tests/unit/engine/attention", "tes
 
 _CHOICE: Final = """
 import torch
+from engine.kernels.cpu.library import attention_products
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.linear.dtype_trial import faster_dtype
 
@@ -38,6 +39,7 @@ for dtype in (torch.float32, torch.bfloat16):
     layer.pack()
     product = "our panels" if layer.method.panels else "oneDNN" if layer.weight.is_mkldnn else "torch"
     print(f"  {str(dtype).removeprefix('torch.')}: {product}")
+print(f"  attention in bfloat16: {attention_products()[0].name}")
 print(f"  --dtype auto: {faster_dtype()}")
 """
 

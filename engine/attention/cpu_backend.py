@@ -42,6 +42,7 @@ class CpuAttention:
         arrays = (batch.query_indptr, group.context_lens, lists.indptr, lists.pages)
         self._held += [*arrays, group.slot_mapping]
         return Step(
+            self._kernels.products,
             torch.get_num_threads(),
             len(batch.input_ids),
             batch.num_requests,

@@ -10,6 +10,7 @@
 #include "matmul.h"
 
 struct Step {
+    int64_t products;             // `enum Products`
     int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
     int64_t page_stride;          // elements between two pages
     const int64_t* query_indptr;  // [R + 1]
@@ -25,7 +26,6 @@ struct Step {
     float scale, soft_cap;  // soft_cap 0: scores are not capped
 };
 
-constexpr int64_t kKeys = 64;         // multiplied at once
 constexpr int64_t kBlockRows = 96;    // query rows that share a block of keys
 constexpr int64_t kDecodePart = 256;  // tokens of context
 constexpr int64_t kChunkPart = 4096;
@@ -68,18 +68,12 @@ inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
     return pieces;
 }
 
-// Rows of keys, transposed to [dim, kKeys]; zeros where there is no key, and to a multiple of 16 features.
 template <class T>
-inline void pack_keys(const T* const* keys, int64_t count, int64_t dim, float* to) {
-    for (int64_t key = 0; key < kKeys; key += kLanes)
-        for (int64_t d = 0; d < dim; d += kLanes) {
-            uvec square[kLanes];
-            for (int64_t i = 0; i < kLanes; i++)
-                square[i] = key + i < count ? (uvec)load(keys[key + i] + d, dim - d) : uvec{};
-            transpose(square);
-            for (int64_t i = 0; i < kLanes; i++) store_bits(to + (d + i) * kKeys + key, square[i]);
-        }
-}
+struct Attention;
+
+// A piece of several query rows: attention_blocks.h.
+inline void attend_block(const Attention<float>& attention, const Piece& piece);
+inline void attend_block(const Attention<bf16>& attention, const Piece& piece);
 
 template <class T>
 struct Attention {
@@ -172,79 +166,13 @@ struct Attention {
         if (s.query_indptr[piece.request + 1] - s.query_indptr[piece.request] == 1 && group <= kFewHeads)
             decode(piece);
         else
-            block(piece);
+            attend_block(*this, piece);
     }
-
-    // ------------------------------------------------------------------------------ blocks of query rows
 
     vec score(vec product) const {
         product *= s.scale;
         return s.soft_cap ? s.soft_cap * hyperbolic_tangent(product / s.soft_cap) : product;
     }
-
-    // Products [kKeys] of a row become weights, zero before `from` and from `visible` on. Returns the factor for
-    // earlier sums.
-    float weigh(float* scores, int64_t from, int64_t visible, float& highest, float& total) const {
-        vec row[kKeys / kLanes], most = splat(highest);
-        const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        for (int i = 0; i < kKeys / kLanes; i++) {
-            row[i] = score(load(scores + i * kLanes));
-            if (visible < kKeys) row[i] = lane < int32_t(visible - i * kLanes) ? row[i] : splat(-__builtin_inff());
-            if (from > 0) row[i] = lane < int32_t(from - i * kLanes) ? splat(-__builtin_inff()) : row[i];
-            most = greater(row[i], most);
-        }
-        float now = largest(most);
-        vec sum_of_weights = {};
-        for (int i = 0; i < kKeys / kLanes; i++) {
-            vec weight = exponential(row[i] - now);
-            sum_of_weights += weight;
-            store(scores + i * kLanes, weight);
-        }
-        float factor = now == highest ? 1.0f : exponential(splat(highest - now))[0];
-        total = total * factor + sum(sum_of_weights);
-        highest = now;
-        return factor;
-    }
-
-    void block(const Piece& piece) const {
-        int64_t rows = piece.tokens * group;
-        float* sums = (float*)scratch((rows * (2 * columns + kKeys + 2) + 2 * kKeys * columns) * sizeof(float));
-        float *queries = sums + rows * columns, *scores = queries + rows * columns, *keys = scores + rows * kKeys;
-        float *values = keys + kKeys * columns, *highest = values + kKeys * columns, *totals = highest + rows;
-
-        memset(sums, 0, 2 * rows * columns * sizeof(float));
-        int64_t first_token = s.query_indptr[piece.request] + piece.first;
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t token = first_token + r / group;
-            rotate(row(token) + (piece.head * group + r % group) * dim, queries + r * columns, token);
-            highest[r] = kNone;
-            totals[r] = 0;
-        }
-        // Keys visible to the first query token; each further token sees one more.
-        int64_t seen = s.context_lens[piece.request] - s.query_indptr[piece.request + 1] + first_token + 1;
-        const T* places[kKeys];
-        for (int64_t begin = piece.begin; begin < piece.end; begin += kKeys) {
-            int64_t count = lesser(piece.end - begin, kKeys);
-            find(piece, begin, count, places);
-            pack_keys(places, count, dim, keys);
-            multiply(rows, kKeys, columns, queries, columns, keys, kKeys, scores, kKeys, false);
-            for (int64_t r = 0; r < rows; r++) {
-                int64_t visible = lesser(seen + r / group - begin, count);
-                int64_t from = earliest(s, seen + r / group) - begin;
-                float factor = weigh(scores + r * kKeys, from, visible, highest[r], totals[r]);
-                if (factor != 1.0f)
-                    for (int64_t d = 0; d < columns; d += kLanes)
-                        store(sums + r * columns + d, load(sums + r * columns + d) * factor);
-            }
-            for (int64_t i = 0; i < count; i++)
-                for (int64_t d = 0; d < columns; d += kLanes)
-                    store(values + i * columns + d, load(places[i] + values_after + d, dim - d));
-            multiply(rows, columns, count, scores, kKeys, values, columns, sums, columns, true);
-        }
-        for (int64_t r = 0; r < rows; r++) write(piece, r, sums + r * columns, highest[r], totals[r]);
-    }
-
-    // ---------------------------------------------------------------------------------------- decodes
 
     // Products of one query with 16 keys.
     vec products(const float* query, const T* const* keys) const {

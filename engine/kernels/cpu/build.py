@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BuildError", "built_library"]
+__all__ = ["BuildError", "built_library", "compile_library"]
 
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = (*sorted(_FOLDER.glob("*.h")), _FOLDER / "kernels.cpp")
@@ -51,7 +51,7 @@ def built_library(cache: Path | None = None) -> Path:
         with library.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by the operating system when the process ends
             if not library.is_file():
-                _compile(compiler, library)
+                compile_library(library)
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error}") from error
     return library
@@ -90,10 +90,16 @@ def _target() -> str:
     return f"{option}={os.environ.get(_TARGET, 'native')}"
 
 
-def _compile(compiler: Path, library: Path) -> None:
+def compile_library(library: Path, *options: object) -> None:
+    """Compile the kernels for this processor; `options` are the compiler's.
+
+    Raises:
+        BuildError: there is no compiler, or it fails.
+    """
+    compiler = _compiler()
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
-        _run(compiler, *_FLAGS, _target(), "-c", _FOLDER / "kernels.cpp", "-o", compiled)
+        _run(compiler, *_FLAGS, _target(), *options, "-c", _FOLDER / "kernels.cpp", "-o", compiled)
         # Linked without OpenMP: torch has already loaded its runtime, and a second one would add threads that
         # compete with torch's for the cores.
         _run(compiler, "-shared", compiled, "-o", linked)

@@ -1,5 +1,5 @@
 // Kernels for CPUs as plain C functions, compiled by Baton where it runs (see build.py) and called with pointers.
-#include "attention.h"
+#include "attention_blocks.h"
 #include "quantized.h"
 #include "rows.h"
 
@@ -30,4 +30,7 @@
 
 extern "C" {
 FOR_EACH_TYPE(DEFINE)
+
+int64_t baton_supports(int64_t products) { return supported(products); }
+int64_t baton_fastest_products() { return fastest_products(); }
 }

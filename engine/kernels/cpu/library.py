@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from ctypes import c_float, c_int64, c_void_p
+from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine.kernels.cpu.build import BuildError, built_library
 from engine.model_config.layer_options import Activation
 
-__all__ = ["CpuKernels", "Quantized", "Step", "cpu_kernels"]
+__all__ = ["CpuKernels", "Products", "Quantized", "Step", "attention_products", "cpu_kernels"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +24,22 @@ _ACTIVATIONS: Final = {activation: index for index, activation in enumerate(Acti
 _NAMES: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
+class Products(IntEnum):
+    """What multiplies blocks of query rows in attention; `enum Products` of attention_blocks.h."""
+
+    FLOAT32 = 0
+    AVX512_BF16 = 1
+    """Dot products of pairs of bfloat16."""
+    AMX = 2
+    """Tiles of bfloat16."""
+
+
 class Step(ctypes.Structure):
     """A step and how the current layer attends; `struct Step` of attention.h."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("threads", "num_tokens", "num_requests", "heads", "kv_heads")),
-        *((name, c_int64) for name in ("head_dim", "page_size", "page_stride")),
+        *((name, c_int64) for name in ("products", "threads", "num_tokens", "num_requests")),
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "page_size", "page_stride")),
         *((name, c_void_p) for name in ("query_indptr", "context_lens", "page_indptr", "pages", "slots")),
         *((name, c_void_p) for name in ("positions", "angles", "sinks")),
         ("window", c_int64),
@@ -47,10 +58,14 @@ class Quantized(ctypes.Structure):
 
 
 class CpuKernels:
-    """Kernels for one dtype, float32 or bfloat16. Tensors are on the CPU; shapes are not checked."""
+    """Kernels for one dtype, float32 or bfloat16. Tensors are on the CPU; shapes are not checked.
 
-    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+    `products`: of attention, which the processor must have; float32 has one kind only.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype, products: Products) -> None:
         name = _NAMES[dtype]
+        self.products = products
         self._attend = _function(library, f"baton_attend_{name}", *[c_void_p] * 4)
         self._rms_norm = _function(
             library,
@@ -146,7 +161,20 @@ def cpu_kernels(dtype: torch.dtype) -> CpuKernels | None:
     The first call compiles them if they are not cached, which takes some seconds.
     """
     library = _library() if dtype in _NAMES else None
-    return None if library is None else CpuKernels(library, dtype)
+    if library is None:
+        return None
+    products = attention_products()[0] if dtype == torch.bfloat16 else Products.FLOAT32
+    return CpuKernels(library, dtype, products)
+
+
+@cache
+def attention_products() -> list[Products]:
+    """What can multiply bfloat16 in attention on this machine, the fastest first; empty without kernels."""
+    library = _library()
+    if library is None:
+        return []
+    fastest = library.baton_fastest_products()
+    return sorted(filter(library.baton_supports, Products), key=lambda products: products != fastest)
 
 
 @cache
@@ -157,7 +185,8 @@ def _library() -> ctypes.CDLL | None:
     except (BuildError, OSError) as error:
         logger.info("no compiled CPU kernels, plain torch serves instead, slower: %s", error)
         return None
-    logger.info("compiled CPU kernels serve attention, norms and activations: %s", path)
+    fastest = Products(library.baton_fastest_products()).name
+    logger.info("compiled CPU kernels serve, attention to bfloat16 prompts by %s: %s", fastest, path)
     return library
 
 

@@ -1,8 +1,7 @@
 // Products with a weight in panels of 64 columns, the last filled up with zeros: [panels, depth, 64] of float32, or
 // [panels, depth / 2, 64, 2] of bfloat16, which keeps pairs of neighbours of the summed dimension together.
 //
-// AVX-512's dot products of such pairs (VDPBF16PS) have twice the rate of float32 multiply-adds on AMD's processors,
-// and half of it on Intel's. There bfloat16 is converted to float32 when it is loaded into the L1 cache.
+// Where dot products of such pairs are slow, bfloat16 is converted to float32 when it is loaded into the L1 cache.
 #pragma once
 
 #include <type_traits>
@@ -13,20 +12,6 @@
 constexpr int64_t kPanel = 64;        // columns of a panel
 constexpr int64_t kDepthBlock = 128;  // rows of a panel that fit the L1 cache
 constexpr int64_t kRowBlock = 96;     // rows of a result that one task computes
-constexpr int64_t kAhead = 1536;      // prefetch distance, in pairs of a weight
-
-inline bool dots_are_fast() {
-#ifdef __AVX512BF16__
-    return __builtin_cpu_is("amd");
-#else
-    return false;
-#endif
-}
-
-// A pair of bfloat16: its halves, shifted, are the two numbers in float32.
-typedef uint32_t bf16_pair;
-inline vec even(uvec pairs) { return (vec)(pairs << 16); }
-inline vec odd(uvec pairs) { return (vec)(pairs & 0xffff0000u); }
 
 // c [Rows, 64] = a [Rows, depth] times a panel, for too few rows to amortize converting it.
 template <int Rows>
@@ -83,53 +68,13 @@ inline void by_panel(int64_t rows, const float* a, int64_t depth, const bf16_pai
     thick(rows, a, depth, panel, c, block);
 }
 
-inline void by_panel(int64_t rows, const float* a, int64_t depth, const float* panel, float* c, float*) {
+template <class Left>
+inline void by_panel(int64_t rows, const Left* a, int64_t depth, const typename Right<Left>::Element* panel, float* c,
+                     float*) {
     for (int64_t k = 0; k < depth; k += kDepthBlock)
-        multiply(rows, kPanel, lesser(depth - k, kDepthBlock), a + k, depth, panel + k * kPanel, kPanel, c, kPanel,
-                 k > 0);
+        multiply(rows, kPanel, lesser(depth - k, kDepthBlock), a + k, depth,
+                 panel + k / Right<Left>::kTogether * kPanel, kPanel, c, kPanel, k > 0);
 }
-
-#ifdef __AVX512BF16__
-template <int Rows>
-inline void dots(const bf16* a, int64_t a_stride, const bf16_pair* panel, float* c, int64_t pairs, bool add) {
-    constexpr int kVecs = kPanel / kLanes;
-    vec total[Rows][kVecs];
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < kVecs; v++) total[r][v] = add ? load(c + r * kPanel + v * kLanes) : vec{};
-    for (int64_t pair = 0; pair < pairs; pair++) {
-        __m512bh columns[kVecs];
-#pragma GCC unroll 8
-        for (int v = 0; v < kVecs; v++) {
-            columns[v] = load_bits<__m512bh>(panel + pair * kPanel + v * kLanes);
-            if (Rows <= 2) __builtin_prefetch(panel + pair * kPanel + v * kLanes + kAhead);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; r++) {
-            __m512bh both = (__m512bh)_mm512_set1_epi32(load_bits<int32_t>(a + r * a_stride + 2 * pair));
-#pragma GCC unroll 8
-            for (int v = 0; v < kVecs; v++)
-                total[r][v] = (vec)_mm512_dpbf16_ps((__m512)total[r][v], both, columns[v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 8
-        for (int v = 0; v < kVecs; v++) store(c + r * kPanel + v * kLanes, total[r][v]);
-}
-
-inline void by_panel(int64_t rows, const bf16* a, int64_t depth, const bf16_pair* panel, float* c, float*) {
-    for (int64_t k = 0; k < depth; k += kDepthBlock) {
-        int64_t pairs = lesser(depth - k, kDepthBlock) / 2, row = 0;
-        const bf16_pair* block = panel + k / 2 * kPanel;
-        for (; row + kTileRows <= rows; row += kTileRows)
-            dots<kTileRows>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
-        for (; row + 2 <= rows; row += 2) dots<2>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
-        if (row < rows) dots<1>(a + row * depth + k, depth, block, c + row * kPanel, pairs, k > 0);
-    }
-}
-#endif
 
 // A weight in panels of floating-point numbers, for `linear_as`.
 template <class Left, class W>

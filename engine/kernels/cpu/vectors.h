@@ -86,18 +86,27 @@ inline void store(T* to, vec value, int64_t count) {
 
 inline vec greater(vec a, vec b) { return a > b ? a : b; }
 
+// Lane i is lane i + Half.
+template <int Half>
+inline vec upper(vec v) {
+    ivec lanes;
+#pragma GCC unroll 16
+    for (int lane = 0; lane < kLanes; lane++) lanes[lane] = (lane + Half) % kLanes;
+    return __builtin_shuffle(v, lanes);
+}
+
 inline float sum(vec v) {
-    float total = 0;
-    for (int half = kLanes / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] += v[i + half];
-    total = v[0];
-    return total;
+    v += upper<8>(v);
+    v += upper<4>(v);
+    v += upper<2>(v);
+    return (v + upper<1>(v))[0];
 }
 
 inline float largest(vec v) {
-    for (int half = kLanes / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) v[i] = v[i + half] > v[i] ? v[i + half] : v[i];
-    return v[0];
+    v = greater(upper<8>(v), v);
+    v = greater(upper<4>(v), v);
+    v = greater(upper<2>(v), v);
+    return greater(upper<1>(v), v)[0];
 }
 
 // Groups of `Width` lanes: the sums of the halves of a's group, then those of b's.
@@ -165,6 +174,22 @@ inline vec exponential(vec x) {
     vec scaled = (vec)((ivec)power + ((ivec)shifted << 23));
     scaled = x < lowest ? vec{} : scaled;
     return x == x ? scaled : x;
+}
+
+// 2^x within 3e-6 of its value for x <= 0: cheaper than `exponential`, for what is rounded to bfloat16. Exactly 1 for 0,
+// 0 below -127, NaN for NaN.
+inline vec power_of_two(vec x) {
+    const vec lowest = splat(-127.0f);
+    vec bounded = x < lowest ? lowest : x;
+    const float magic = 12582912.0f + 127.0f;  // as above, with the exponent of 1 added
+    vec shifted = bounded + magic;
+    vec rest = bounded - (shifted - magic);
+    vec power = splat(9.582855803e-3f);
+    power = power * rest + 5.590646768e-2f;
+    power = power * rest + 2.402409882e-1f;
+    power = power * rest + 6.931241886e-1f;
+    power = power * rest + 1.0f;
+    return power * (vec)((ivec)shifted << 23);
 }
 
 // Within 2e-7 of tanh(x); NaN for NaN.

@@ -16,7 +16,7 @@ from engine.attention import TorchAttention
 from engine.attention.cpu_backend import CpuAttention
 from engine.batch.batch import Batch, GroupTables
 from engine.batch.block_tables import BlockTables
-from engine.kernels.cpu.library import cpu_kernels
+from engine.kernels.cpu.library import CpuKernels, cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.cpu_ops import TableRotation
@@ -121,10 +121,11 @@ def check(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: bool = False,
+    kernels: CpuKernels | None = None,
 ) -> None:
     requests = sorted(requests, key=lambda request: request[1] == 1)
     pool, batch = pool_and_batch(shape, requests, seed)
-    kernels = cpu_kernels(shape.dtype)
+    kernels = kernels or cpu_kernels(shape.dtype)
     assert kernels is not None
     generator = torch.Generator().manual_seed(seed + 1)
     sink = torch.randn(shape.heads, generator=generator) * 4 if sinks else None
