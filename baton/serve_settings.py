@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from router.config.flags.command_line import configs_of
-from router.config.flags.config_error import ConfigError
+from router.config.flags.values import ConfigError
 
 __all__ = ["settings_of"]
 

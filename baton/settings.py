@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from router.config.flags.aliases import as_given
 from router.config.flags.foreign_flags import TRANSLATIONS
-from router.config.flags.named_settings import named_settings
 from router.config.flags.validation import problems_of
-from router.config.flags.values import did_you_mean
+from router.config.flags.values import did_you_mean, named_settings
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, configured

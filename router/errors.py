@@ -6,24 +6,6 @@ from typing import ClassVar
 
 from grpc import StatusCode
 
-__all__ = [
-    "DeadlineExceeded",
-    "HeadersTooLarge",
-    "Internal",
-    "InvalidRequest",
-    "MethodNotAllowed",
-    "NotFound",
-    "NotImplementedHere",
-    "Overloaded",
-    "PermissionDenied",
-    "RouterError",
-    "TooLarge",
-    "TooSlow",
-    "Unauthenticated",
-    "Unavailable",
-    "UnsupportedMediaType",
-]
-
 
 class RouterError(Exception):
     """A request that was refused or that failed.

@@ -5,15 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "LOGPROBS_LIMIT",
-    "MAX_CACHE_KEY",
-    "MAX_COMPLETIONS",
-    "MAX_PRIORITY",
-    "MAX_RETENTION_S",
-    "RequestLimits",
-]
-
 LOGPROBS_LIMIT: Final = 20
 """OpenAI's."""
 MAX_COMPLETIONS: Final = 256

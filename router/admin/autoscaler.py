@@ -13,16 +13,13 @@ from typing import Final
 
 from router.admin.scaling import Scaling
 from router.admin.scaling_policy import Pressure, ScalingPolicy
-from router.config.flags.autoscale import bounds_of
+from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.metrics.recent import Recent
-from router.dispatch.metrics.windows import QuantileWindow
+from router.dispatch.metrics.recent import QuantileWindow, Recent
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from worker.config import WorkerRole
-
-__all__ = ["Autoscaler", "LoadReader"]
 
 _log = logging.getLogger(__name__)
 

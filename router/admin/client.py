@@ -13,10 +13,9 @@ from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from router.admin.explain import explained
-from router.config.flags.command_line import ConfigError, parse_models
+from router.config.flags.command_line import parse_models
+from router.config.flags.values import ConfigError
 from router.config.table import SETTINGS
-
-__all__ = ["COMMANDS", "run"]
 
 _DEFAULT_PORT: Final = SETTINGS["http_port"].default + 1
 

@@ -15,16 +15,6 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = [
-    "CannotChangeRole",
-    "Evacuate",
-    "LastWorker",
-    "NoSuchWorker",
-    "NotBackInTime",
-    "OperationFailed",
-    "WorkerDrainer",
-]
-
 Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
 """(worker, time limit in seconds) -> number of running answers that moved to other workers with their KV."""
 

@@ -34,8 +34,6 @@ from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from worker.config import WorkerRole
 
-__all__ = ["LOOPBACK", "AdminServer", "ManagedModel", "admin_app"]
-
 LOOPBACK: Final = "127.0.0.1"
 _ROLES: Final = {"prefill": ROLE_PREFILL, "decode": ROLE_DECODE}
 _STATUS: Final = {

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["explained"]
-
 _REASONS = {
     "budget": "the step's token budget was used up",
     "pages": "there were no free KV pages",

@@ -10,8 +10,6 @@ from router.admin.drain import LastWorker, NotBackInTime, OperationFailed, Worke
 from router.workers.member import Member
 from router.workers.registry import Registry
 
-__all__ = ["Roll"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -19,8 +19,6 @@ from router.workers.member import Member, WorkerHandle
 from router.workers.registry import Registry
 from worker.config import WorkerRole
 
-__all__ = ["CannotScale", "Scaling", "Supply"]
-
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-from router.config.flags.autoscale import Bounds
-
-__all__ = ["Decision", "Pressure", "ScalingPolicy"]
+from router.config.flags.text_settings import Bounds
 
 _LOW: Final = 0.7
 """Pressure that the remaining workers of a smaller cluster may have."""

@@ -22,8 +22,6 @@ from ray.util import list_named_actors
 from router.cluster.node_actors import CannotJoin, joined
 from router.cluster.ray_cluster import NAMESPACE_OF_WORKERS
 
-__all__ = ["make_parser", "run"]
-
 _ANSWER_S: Final = 5.0
 """For a worker to say where it runs; one that does not answer has no requests that could move."""
 _MARGIN_S: Final = 5.0

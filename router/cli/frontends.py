@@ -24,16 +24,14 @@ from typing import Final
 import ray
 import yaml
 
-from router.cli.ports import check_free
+from router.cli.preflight import check_free
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.ray_cluster import end_workers
 from router.cluster.ray_connection import RayConnection
 from router.config.flags.config_file import as_file
-from router.config.flags.environment import environment_of
+from router.config.flags.text_settings import environment_of
 from router.config.settings import RouterConfig
 from router.frontend.http.server import listen
-
-__all__ = ["END_WORKERS", "end_with_parent", "run_frontends"]
 
 _log = logging.getLogger(__name__)
 

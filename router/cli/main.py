@@ -12,13 +12,11 @@ from pathlib import Path
 
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
-from router.cli.open_files import allow_many_connections
-from router.cli.packages import shadowed_packages
+from router.cli.preflight import allow_many_connections, shadowed_packages
 from router.config.choices import LogFormat, LogLevel
-from router.config.flags.command_line import ConfigError, parse_models
+from router.config.flags.command_line import parse_models
+from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
-
-__all__ = ["main"]
 
 _USAGE_ERROR = 2
 _RAY_LOST = 3

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -18,10 +18,9 @@ from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import ManagedModel
 from router.admin.roll import Roll
 from router.admin.scaling import Scaling
-from router.cli.ports import taking
+from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
 from router.cli.scaling import begin_scaling
-from router.cli.sizes import sizes
 from router.cluster.nodes import residents
 from router.cluster.poison_board import PoisonBoard
 from router.cluster.ray_cluster import Cluster
@@ -44,10 +43,9 @@ from router.request_limits import RequestLimits
 from router.tracing.otlp import TraceExporter
 from router.worker_config.worker_plan import WorkerPlan
 from router.workers.fencing import Fencing
-from router.workers.member import Member
-from router.workers.registry import Registry, WorkerBroken
-
-__all__ = ["CANNOT_SERVE", "ModelService", "ModelStart"]
+from router.workers.member import Member, WorkerBroken
+from router.workers.registry import Registry
+from rpc.baton.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -303,3 +301,15 @@ def _started(worker: RayWorker) -> str:
     """What its start consisted of; a restarted worker's last start."""
     parts = ", ".join(f"{stage[:1].lower()}{stage[1:]} {took:.1f} s" for stage, took in worker.stages)
     return f"{worker.worker_id} started in {sum(took for _, took in worker.stages):.1f} s: {parts}"
+
+
+def sizes(workers: Iterable[worker_pb2.WorkerInfo]) -> list[str]:
+    """One line per group of workers with equal settings."""
+    groups: dict[str, list[str]] = {}
+    for info in workers:
+        groups.setdefault(info.settings, []).append(info.worker_id)
+    return [f"{_names(names)}: {text}" for text, names in groups.items()]
+
+
+def _names(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -25,8 +25,6 @@ from simulator.planner.model_shape import SHAPES, UnknownModel, shape_of
 from simulator.planner.prediction import Prediction, predictions
 from simulator.traffic import mooncake
 
-__all__ = ["make_parser", "run"]
-
 _USAGE_ERROR: Final = 2
 _FILE_WIDTH: Final = 140
 """Width of the output if it is not a terminal."""

@@ -15,8 +15,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["StartupDisplay"]
-
 _log = logging.getLogger(__name__)
 
 _SHORTEST_S: Final = 0.1

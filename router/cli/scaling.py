@@ -10,13 +10,11 @@ from router.admin.autoscaler import Autoscaler, LoadReader
 from router.admin.drain import WorkerDrainer
 from router.admin.scaling import Scaling
 from router.cluster.ray_cluster import Cluster
-from router.config.flags.autoscale import bounds_of
+from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.workers.registry import Registry
-
-__all__ = ["begin_scaling"]
 
 
 def begin_scaling(

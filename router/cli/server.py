@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -17,9 +18,8 @@ from starlette.routing import Route
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
 from router.admin.endpoint import AdminServer, admin_app
-from router.cli.loop_lag import watch_loop
 from router.cli.model_service import ModelService
-from router.cli.ports import taking
+from router.cli.preflight import taking
 from router.cluster.placement_notice import PlacementNotice
 from router.config.settings import RouterConfig
 from router.frontend.access import Access
@@ -30,8 +30,6 @@ from router.frontend.page.routes import page_routes
 from router.processing.models import Models
 from router.workers.registry import place_among
 from router.workers.session import WorkerSession
-
-__all__ = ["Service", "serving", "web_app"]
 
 _log = logging.getLogger(__name__)
 
@@ -198,3 +196,18 @@ def _placement_notice(models: Sequence[ModelService]) -> PlacementNotice:
         lambda: (session.info.node for session in sessions()),
         with_gpus=any(session.info.device.startswith("cuda") for session in sessions()),
     )
+
+
+_PERIOD_S: Final = 0.25
+
+
+async def watch_loop(observe: Callable[[float], object]) -> None:
+    """Calls `observe` four times a second with the seconds by which a timer was late.
+
+    Runs until cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _PERIOD_S
+        await asyncio.sleep(_PERIOD_S)
+        observe(max(loop.time() - due, 0.0))

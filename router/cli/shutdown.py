@@ -8,8 +8,6 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-__all__ = ["Interrupted", "Shutdown"]
-
 T = TypeVar("T")
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.model_config.errors import UnsupportedModel
-from router.cli.ports import PortTaken, check_free
+from router.cli.preflight import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.ray_cluster import Cluster
@@ -34,8 +34,6 @@ from rpc.tls import BadCertificate
 if TYPE_CHECKING:
     from router.cli.model_service import ModelService
     from router.cli.server import Service
-
-__all__ = ["CANNOT_START", "Start", "StartupFailed", "serve"]
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from urllib.request import HTTPHandler, OpenerDirector, ProxyHandler, Request, b
 
 from router.config.table import SETTINGS
 
-__all__ = ["Api", "ApiError", "Unreachable", "add_api_arguments", "api_of"]
-
 _DEFAULT_URL: Final = f"http://127.0.0.1:{SETTINGS['http_port'].default}"
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})

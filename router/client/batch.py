@@ -41,8 +41,6 @@ from router.client.batch_files import (
     result_line,
 )
 
-__all__ = ["Sender", "make_parser", "run"]
-
 _LATER: Final = frozenset({408, 429, 502, 503, 504})
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 60.0

@@ -17,19 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-__all__ = [
-    "ENDPOINTS",
-    "BadInput",
-    "BatchRequest",
-    "ResultFile",
-    "check_paths",
-    "finished_ids",
-    "forget_failures",
-    "pending",
-    "read_requests",
-    "result_line",
-]
-
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
 
 

@@ -17,8 +17,6 @@ from rich.markup import escape
 from router.client.api import Api, ApiError, Unreachable, add_api_arguments, api_of
 from router.client.waterfall_chart import waterfall_chart
 
-__all__ = ["Conversation", "make_parser", "run"]
-
 _PATH: Final = "/v1/chat/completions"
 _HELP: Final = """\
 /system TEXT      set the system prompt; without TEXT, remove it

@@ -7,8 +7,6 @@ from typing import Final
 
 from router.client import batch, chat, top
 
-__all__ = ["COMMANDS"]
-
 COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], int]]] = {
     "batch": batch.run,
     "chat": chat.run,

@@ -9,8 +9,6 @@ from typing import Any, Final, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["waterfall_chart"]
-
 Spans: TypeAlias = Sequence[Mapping[str, Any]]
 
 _STAGES: Final = (

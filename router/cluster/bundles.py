@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from router.worker_config.accelerators import resource_of
 from router.worker_config.worker_plan import WorkerPlan
 
-__all__ = ["Bundle", "bundle_of", "summed", "total"]
-
 Bundle = Mapping[str, float]
 """Amount by kind: CPU, GPU, or an accelerator's type."""
 

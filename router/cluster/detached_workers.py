@@ -34,8 +34,6 @@ from router.cluster.record import ClusterRecord, FirstGroup
 from router.workers.member import WorkerUnavailable
 from worker.config import WorkerRole
 
-__all__ = ["DETACHED", "DetachedWorkers", "InUse", "Shape"]
-
 _log = logging.getLogger(__name__)
 
 DETACHED: Final = "detached"

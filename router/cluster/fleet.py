@@ -10,8 +10,6 @@ from typing import Any
 
 from worker.config import WorkerRole
 
-__all__ = ["WantedWorkers", "in_order", "role_of"]
-
 
 def role_of(worker_id: str) -> WorkerRole:
     """Worker ids are a role and a number."""

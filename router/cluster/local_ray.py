@@ -17,8 +17,6 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-__all__ = ["keep_token_private", "num_local_gpus", "start_local_ray"]
-
 _LOOPBACK: Final = "127.0.0.1"
 _OBJECT_STORE_BYTES: Final = 100 << 20
 """Ray's least would do: nothing but addresses goes through it."""

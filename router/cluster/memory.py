@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["free_main_memory", "gpu_memory"]
-
 
 def gpu_memory() -> int:
     """Of the first GPU, in total."""

@@ -15,8 +15,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from common.error_text import first_line
 from router.cluster.nodes import Node
 
-__all__ = ["CannotJoin", "NodeActor", "NodeSilent", "actor_on", "joined"]
-
 _ANSWER_S: Final = 120.0
 """The first answer takes as long as Ray needs to start a process there."""
 

@@ -12,8 +12,6 @@ from typing import Any, Final, TypeAlias
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-__all__ = ["AskNodes", "Node", "RayLost", "gcs", "nodes", "residents", "until_enough", "until_lost"]
-
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from router.cluster.nodes import Node
 
-__all__ = ["PlacementNotice", "uneven"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from typing import Final
 from router.cluster.record import ClusterRecord, PoisonEntry
 from router.dispatch.admission.poison_requests import PoisonRequests
 
-__all__ = ["PoisonBoard"]
-
 _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0

@@ -38,8 +38,6 @@ from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["NAMESPACE_OF_WORKERS", "Cluster", "end_workers"]
-
 NAMESPACE_OF_WORKERS: Final = "baton."
 """Before the name of their cluster."""
 _LOOPBACK: Final = "127.0.0.1"

@@ -18,8 +18,6 @@ from router.config.choices import LogLevel
 from router.config.settings import RouterConfig
 from router.worker_config.machine import device_for
 
-__all__ = ["ClusterError", "RayConnection"]
-
 _log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 60.0

@@ -19,13 +19,11 @@ from common.error_text import first_line
 from router.cluster.ray_thread import RayThread
 from router.cluster.record import ClusterRecord
 from router.worker_config.worker_plan import WorkerPlan
-from router.workers.registry import WorkerBroken, WorkerStopped, WorkerUnavailable
+from router.workers.member import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from rpc.tls import Identity
 from worker.config import WorkerRole
-
-__all__ = ["RayWorker", "end_actor"]
 
 _log = logging.getLogger(__name__)
 

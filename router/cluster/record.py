@@ -15,8 +15,6 @@ from router.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 
-__all__ = ["ClusterRecord", "FirstGroup", "KeyValueStore", "PoisonEntry"]
-
 _ANSWER_S: Final = 5.0
 _IDENTITY: Final = b"identity"
 _GROUP: Final = b"placement group"

@@ -16,12 +16,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from common.version import build
 from engine.config import SchedulerConfig
 from router.cluster.detached_workers import DETACHED
-from router.config.flags.environment import environment_of
+from router.config.flags.text_settings import environment_of
 from router.config.settings import RouterConfig
 from router.worker_config.worker_plan import WorkerPlan
 from worker.config import WorkerRole
-
-__all__ = ["WorkerActors"]
 
 _FOREVER: Final = -1
 

@@ -4,24 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from common.metric_export import MetricNames
-
-__all__ = [
-    "Device",
-    "Dtype",
-    "KVCacheDtype",
-    "LogFormat",
-    "LogLevel",
-    "MetricNames",
-    "Mode",
-    "NodePlacement",
-    "Quantization",
-    "ReasoningParser",
-    "Routing",
-    "ToolCallParser",
-    "Transport",
-]
-
 
 class Mode(Enum):
     MIXED = "mixed"

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-__all__ = ["OPTION", "Heading", "Option", "flag_name"]
-
 T = TypeVar("T")
 
 OPTION: Final = "option"

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from router.config.choices import Device, Dtype, KVCacheDtype, Mode, Quantization, Routing, Transport
-from router.config.groups.access import AccessSettings
-from router.config.groups.cluster import ClusterSettings
-from router.config.groups.failover import FailoverSettings
-from router.config.groups.frontend import FrontendSettings
-from router.config.groups.operation import OperationSettings
 from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
+from router.config.groups.service import (
+    AccessSettings,
+    ClusterSettings,
+    FailoverSettings,
+    FrontendSettings,
+    OperationSettings,
+)
 from router.config.option import Heading, flag_name
-
-__all__ = ["RouterConfig"]
 
 _model = Heading("model and mode")
 _workers = Heading("workers")

@@ -11,8 +11,6 @@ from engine.presets import PRESETS
 from router.config.option import OPTION, Option, flag_name
 from router.config.settings import RouterConfig
 
-__all__ = ["SETTINGS", "Setting", "configured"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -20,15 +20,18 @@ from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.evacuation import RunningAttempts
-from router.dispatch.failures import AttemptFailed, deadline_exceeded, no_worker_ready
-from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity
+from router.dispatch.failures import (
+    AttemptFailed,
+    RetryState,
+    crashed_workers,
+    deadline_exceeded,
+    no_worker_ready,
+)
 from router.dispatch.interface import OnCut, ignore_cut
-from router.dispatch.metrics.cluster_metrics import ClusterLoad
+from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.retry_state import RetryState, crashed_workers
-from router.dispatch.routing.route import Pick, Route
-from router.dispatch.routing.selector import MakePolicy, Selector, configured_policy
-from router.dispatch.sequence import Sequence
+from router.dispatch.routing.selector import MakePolicy, Pick, Route, Selector, configured_policy
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, Sequence
 from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
@@ -36,8 +39,6 @@ from router.errors import Overloaded, RouterError, Unavailable
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
-
-__all__ = ["ClusterDispatcher", "OnEnd"]
 
 _log = logging.getLogger(__name__)
 

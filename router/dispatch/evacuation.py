@@ -9,8 +9,6 @@ from typing import Final, Protocol, TypeAlias
 
 from router.workers.session import WorkerSession
 
-__all__ = ["DRAIN", "FindTarget", "Movable", "RunningAttempts"]
-
 DRAIN: Final = "drain"
 """Reason of a move: the worker is being drained."""
 

@@ -9,9 +9,6 @@ from router.dispatch.standing import Standing
 from router.dispatch.token_stream import TokenStream
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
-__all__ = ["Dispatcher", "OnCut", "ignore_cut"]
-
-
 OnCut: TypeAlias = Callable[[Standing, router_pb2.Timings], None]
 """Called with the stage and the timings of a sequence that ended before its last delta."""
 

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final
 
-__all__ = ["HELD_BACK", "NO_WORKER", "PAUSED", "Stage", "Standing"]
-
 
 class Stage(Enum):
     ROUTER = "router"

@@ -14,8 +14,6 @@ from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
-__all__ = ["Observer", "Waterfall", "busy_seconds", "without_workers"]
-
 
 class Observer(Protocol):
     """Callbacks about the progress of a request."""

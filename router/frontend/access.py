@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from router.config.flags.origins import origins_of
+from router.config.flags.text_settings import origins_of
 from router.config.settings import RouterConfig
 from router.frontend.api_keys import ApiKeys, BadKeyFile
 from rpc.tls import BadCertificate, TlsFiles
 from worker.network import is_loopback
-
-__all__ = ["Access"]
 
 _log = logging.getLogger(__name__)
 

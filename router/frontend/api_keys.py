@@ -15,8 +15,6 @@ from typing import Final
 from router.errors import Unauthenticated
 from router.processing.clients import Client, Share
 
-__all__ = ["ApiKeys", "BadKeyFile"]
-
 _log = logging.getLogger(__name__)
 
 _MIN_CHARACTERS: Final = 16

@@ -10,8 +10,6 @@ from pydantic import BaseModel, Field
 from router.processing.params.validation import STRICT
 from router.request_limits import MAX_CACHE_KEY
 
-__all__ = ["CacheControl", "CacheKey", "CacheRetention", "longest_s", "retained_s"]
-
 CacheKey: TypeAlias = Annotated[str, Field(max_length=MAX_CACHE_KEY)]
 CacheRetention: TypeAlias = Literal["in_memory", "in-memory", "24h"]
 """OpenAI's."""

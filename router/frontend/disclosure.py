@@ -6,8 +6,6 @@ import logging
 
 from router.errors import Internal, RouterError
 
-__all__ = ["as_router_error", "disclosed"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,6 @@ from typing import Any, Final
 from pydantic import Discriminator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-__all__ = ["TEXT_OR_LIST", "TEXT_OR_OBJECT", "Refused", "WithoutEffect"]
-
 
 def _text_or(other: str) -> Discriminator:
     """A discriminator for unions with the tags "text" and `other`, so that errors concern one member."""

@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 
 from common.block_hash import BlockHash, block_hashes
 
-__all__ = ["BlockEvent", "BlocksRemoved", "BlocksStored", "CachedBlocks"]
-
 _UNSTORED_BLOCKS: Final = 100_000
 """Blocks of known tokens that no worker has; of about 300 bytes each with pages of 16 tokens."""
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from common.block_hash import BlockHash
-from router.config.groups.operation import OperationSettings
+from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
 from router.dispatch.sequence import Sequence as ServedSequence
 from router.kv_events.blocks import CachedBlocks
@@ -18,8 +18,6 @@ from router.workers.session import WorkerSession
 
 if TYPE_CHECKING:  # its packages are optional
     from router.kv_events.publisher import Publisher
-
-__all__ = ["KVEventFeed", "kv_event_feed"]
 
 _INTERVAL_S: Final = 0.05
 """Between two batches."""

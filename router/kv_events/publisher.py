@@ -20,8 +20,6 @@ import zmq.asyncio
 
 from router.kv_events.blocks import BlockEvent, BlocksStored
 
-__all__ = ["Publisher", "encoded"]
-
 _KEPT_BATCHES: Final = 10_000
 _UNSENT_BATCHES: Final = 100_000
 """For a subscriber that is too slow; further ones are dropped for it, which it sees by their numbers."""

@@ -24,8 +24,6 @@ from router.placement.view import (
 )
 from router.placement.worker_step_times import StepTimes
 
-__all__ = ["ClusterModel", "WorkerFacts"]
-
 _TIER: Final = Link(bytes_per_s=10e9, latency_s=0.002)
 """Assumed between a worker's tiers and its pool until promotions show the bandwidth."""
 _FIRST_GUESS: Final = 256.0

@@ -10,8 +10,6 @@ from enum import Enum, auto
 from router.placement.sources import Source
 from router.placement.view import ClusterView, RequestView, WorkerId, WorkerView
 
-__all__ = ["Candidate", "Handoffs", "NoWorker", "Placement", "PlacementPolicy", "QuarantinedPages", "Why"]
-
 
 class NoWorker(Exception):
     """No worker is ready."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 
 from router.placement.step_time import StepWork
 
-__all__ = ["EVERYTHING", "Reach"]
-
 
 @dataclass(frozen=True, slots=True)
 class Reach:

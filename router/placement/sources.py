@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from router.placement.view import ClusterView, Health, RequestView, WorkerId, WorkerView
 
-__all__ = ["Source", "best_source"]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Final
 
-__all__ = ["PRIOR", "StepTime", "StepTimeFit", "StepWork"]
-
 _FORGET: Final = 0.998
 """Weight of a step relative to the next one."""
 _OUTLIER: Final = 3.0

@@ -7,8 +7,6 @@ from typing import Final
 
 from router.placement.view import Link, WorkerId
 
-__all__ = ["TransferRates"]
-
 _FADING: Final = 0.9
 """Weight of a handoff relative to the next one."""
 _TELLING_BYTES: Final = 16_000_000

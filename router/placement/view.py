@@ -13,19 +13,6 @@ from router.placement.account.room import Room
 from router.placement.reach import EVERYTHING, Reach
 from router.placement.step_time import StepTime
 
-__all__ = [
-    "ClusterView",
-    "Demand",
-    "Health",
-    "Link",
-    "Preference",
-    "PromptWork",
-    "RequestView",
-    "Targets",
-    "WorkerId",
-    "WorkerView",
-]
-
 WorkerId: TypeAlias = str
 
 

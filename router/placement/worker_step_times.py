@@ -8,8 +8,6 @@ from typing import Final
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
 from router.placement.view import WorkerId
 
-__all__ = ["StepTimes"]
-
 _MEMORY: Final = 0.998
 """Forgetting factor per step; that of `StepTimeFit`."""
 _ENOUGH: Final = 25.0

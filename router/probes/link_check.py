@@ -21,8 +21,6 @@ from router.workers.session import WorkerSession, request_pages
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
-__all__ = ["Link", "LinkBroken", "check_links"]
-
 _SHORT: Final = 8
 """Tokens of the first prompt, which establishes the connection."""
 _LONGEST: Final = 2048

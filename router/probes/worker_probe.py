@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.route import Pick
+from router.dispatch.routing.selector import Pick
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
@@ -25,8 +25,6 @@ from router.workers.member import Member, WorkerState
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-
-__all__ = ["MakeAttempt", "WorkerProbe"]
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,6 @@ from typing import Final
 
 from router.errors import InvalidRequest, Overloaded
 
-__all__ = ["ANYBODY", "CURRENT_CLIENT", "Client", "Share"]
-
 _RETRY_AFTER_S: Final = 1.0
 
 

@@ -13,8 +13,6 @@ from router.processing.text.detokenizer import Detokenizer
 from router.processing.text.stop_strings import StopFinder
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Chunk", "Completion"]
-
 _STOP: Final = sampling_pb2.FINISH_REASON_STOP
 _LENGTH: Final = sampling_pb2.FINISH_REASON_LENGTH
 _ABORT: Final = sampling_pb2.FINISH_REASON_ABORT

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from router.dispatch.identity import RequestIdentity
+from router.dispatch.sequence import RequestIdentity
 from router.dispatch.standing import Standing
 from router.processing.generation import Generation
 from router.processing.history import History
 from rpc.baton.v1 import router_pb2
-
-__all__ = ["RUNNING", "Explanation", "Standings"]
 
 RUNNING = "running"
 """Outcome of a request that has none yet."""

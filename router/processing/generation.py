@@ -32,8 +32,6 @@ from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
 from router.request_limits import MAX_CACHE_KEY, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
-__all__ = ["Generation", "PreparedPrompt"]
-
 
 def _none() -> None:
     return None

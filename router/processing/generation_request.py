@@ -10,8 +10,6 @@ from router.processing.params.sampling_options import SamplingOptions
 from router.processing.text.chat_template import Message, PromptEnd
 from router.processing.tools import NO_TOOLS, ToolUse
 
-__all__ = ["Chat", "GenerationRequest", "Prompt"]
-
 
 @dataclass(frozen=True, slots=True)
 class Chat:

@@ -11,8 +11,6 @@ from common.log_format import data
 from router.dispatch.standing import Standing
 from rpc.baton.v1 import router_pb2
 
-__all__ = ["CompletionRecord", "History", "RequestRecord"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from typing import Final
 from router.errors import InvalidRequest, NotFound
 from router.processing.generation import Generation
 
-__all__ = ["Models"]
-
 
 class Models:
     """Generations by name, in the order of the settings; at least one."""

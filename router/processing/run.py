@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from router.dispatch.identity import CURRENT_REQUEST
 from router.dispatch.interface import Dispatcher
-from router.dispatch.interrupt import Interrupt
+from router.dispatch.sequence import CURRENT_REQUEST
 from router.dispatch.standing import Standing
-from router.dispatch.token_stream import Delta, TokenStream
+from router.dispatch.token_stream import Delta, Interrupt, TokenStream
 from router.dispatch.waterfall import without_workers
 from router.errors import Internal, InvalidRequest, RouterError
 from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
@@ -22,8 +21,6 @@ from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
-
-__all__ = ["Run", "Running", "SequencePlan", "Usage"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from engine.grammar.json_schema.document import relocated
 
-__all__ = ["NO_TOOLS", "Tool", "ToolChoice", "ToolUse", "forced_schema"]
-
 
 class ToolChoice(Enum):
     NONE = "none"

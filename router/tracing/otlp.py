@@ -21,8 +21,6 @@ from common.version import VERSION
 from router.dispatch.sequence import Sequence
 from router.tracing.spans import Span, Value, spans_of
 
-__all__ = ["TraceExporter", "export_request", "headers_of"]
-
 _log = logging.getLogger(__name__)
 
 _HEADERS_VARIABLE: Final = "OTEL_EXPORTER_OTLP_HEADERS"

@@ -14,8 +14,6 @@ from typing import Final, TypeAlias
 from router.dispatch.sequence import Sequence
 from rpc.baton.v1 import router_pb2
 
-__all__ = ["ROUTER", "Span", "spans_of"]
-
 Value: TypeAlias = str | int | float | bool | list[str]
 
 ROUTER: Final = "router"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["memory_of", "resource_of"]
-
 _GIB: Final[dict[str, int]] = {
     "T4": 16,
     "V100": 16,

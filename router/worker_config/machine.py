@@ -8,8 +8,6 @@ from router.config.choices import Device
 from router.config.settings import RouterConfig
 from router.worker_config.accelerators import memory_of
 
-__all__ = ["Machine", "PlanError", "device_for", "on_accelerator"]
-
 
 class PlanError(Exception):
     """The flags do not fit the model or the machine; the message says which flag to change."""

@@ -8,8 +8,6 @@ from typing import Final
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine
 
-__all__ = ["warnings_of"]
-
 _SMALL_CHUNK: Final = 128
 """Tokens below which the fixed costs of a step outweigh its chunk: docs/tuning.md."""
 

@@ -16,8 +16,6 @@ from router.config.choices import Dtype, KVCacheDtype
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError
 
-__all__ = ["GPU_MEMORY_FRACTION", "PoolSize", "dtype_of", "model_limit", "pool_size"]
-
 _BYTES_PER_VALUE: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 _CPU_POOL_TOKENS: Final = 16_384
 GPU_MEMORY_FRACTION: Final = 0.9

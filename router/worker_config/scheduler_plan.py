@@ -13,8 +13,6 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
 
-__all__ = ["scheduler_for"]
-
 _GPU_ITL_TARGET_MS: Final = 20.0
 
 

@@ -24,8 +24,6 @@ from router.worker_config.pool_size import GPU_MEMORY_FRACTION, PoolSize, dtype_
 from router.worker_config.scheduler_plan import scheduler_for
 from worker.config import TierConfig, WorkerConfig, WorkerRole
 
-__all__ = ["WorkerPlan", "estimate_pool", "plan_workers"]
-
 _CPU_CHUNK_TOKENS: Final = 256
 """About a third of a second on two cores for a 135M model, by which a chunk may delay running answers."""
 _ATTENTION_RATE: Final = 0.75

@@ -10,8 +10,6 @@ import time
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["CircuitBreaker", "CircuitState"]
-
 _MAX_FAILURES: Final = 3
 
 

@@ -8,8 +8,6 @@ from typing import NamedTuple, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Listener", "Loss", "Message", "WorkerLost"]
-
 
 class Loss(Enum):
     BROKEN = "broken"

@@ -27,8 +27,6 @@ from typing import Final, Protocol, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["DeadNodes", "Fencing", "Incarnation", "Memory", "newly_dead"]
-
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 2.0

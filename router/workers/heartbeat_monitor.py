@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["HeartbeatMonitor", "Liveness"]
-
 
 class Liveness(Enum):
     GOOD = "good"

@@ -13,8 +13,6 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 
-__all__ = ["Member", "WorkerBroken", "WorkerHandle", "WorkerState", "WorkerStopped", "WorkerUnavailable"]
-
 
 class WorkerUnavailable(Exception):
     """The worker cannot be reached: it is starting or restarting, or its node is down."""

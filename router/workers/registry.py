@@ -28,15 +28,6 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
-__all__ = [
-    "Registry",
-    "WorkerBroken",
-    "WorkerHandle",
-    "WorkerStopped",
-    "WorkerUnavailable",
-    "place_among",
-]
-
 _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S: Final = 0.1

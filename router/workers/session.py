@@ -30,8 +30,6 @@ from rpc.channel import Endpoint, connect
 from rpc.session import BEAT_S, ROUTER_METADATA
 from rpc.status import RpcUnreachable, translate
 
-__all__ = ["WorkerSession", "request_pages"]
-
 _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"

@@ -24,7 +24,7 @@ from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from engine.loader.checkpoint import resolve
-from router.cli.open_files import allow_many_connections
+from router.cli.preflight import allow_many_connections
 from router.frontend.http.protocol import BoundedProtocol
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.bounds import bounded

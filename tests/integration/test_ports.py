@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.cli.ports import PortTaken, check_free, taking
+from router.cli.preflight import PortTaken, check_free, taking
 from router.frontend.http.server import listen
 
 

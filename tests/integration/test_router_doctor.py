@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.doctor.links import LinkFailed, measure
+from router.cli.doctor.end_process import LinkFailed
+from router.cli.doctor.links import measure
 from tests.unit.tiny import save_tiny_llama
 
 

@@ -9,7 +9,8 @@ from typing import Final
 from benchmarks.lib.engines.simulated_gpu import CHUNK_BUDGET, simulated_config
 from engine.config import EngineConfig
 from engine.presets import PRESETS, Preset
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
+from router.config.flags.values import ConfigError
 from router.worker_config.scheduler_plan import scheduler_for
 from simulator.worker import COSTLY_CONTEXT
 

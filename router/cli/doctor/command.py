@@ -12,14 +12,13 @@ from typing import Any, Final
 from router.cli.doctor import gpus, links, machine, model, nodes, software, transports
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
 from router.config.choices import Device
-from router.config.flags.command_line import ConfigError, add_flag
+from router.config.flags.command_line import add_flag
 from router.config.flags.config_file import read_config_file
-from router.config.flags.environment import environment_of
+from router.config.flags.text_settings import environment_of
 from router.config.flags.validation import problems_of
+from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, configured
-
-__all__ = ["make_parser", "run"]
 
 _DESCRIPTION: Final = """\
 Check this machine before a cluster is started on it. Prints a row per check, and advice below those that

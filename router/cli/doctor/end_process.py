@@ -17,8 +17,6 @@ from typing import IO, Any, Final
 
 from common.ports import PortRange
 
-__all__ = ["EndProcess", "Link", "LinkFailed"]
-
 _LEAVE_S: Final = 10.0
 
 

@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["Gpu", "Pair", "check", "check_allocator", "check_gpu", "check_pair", "find", "pairs_of"]
-
 _COPY_BYTES: Final = 256 << 20
 _NVLINK_LEAST: Final = 70e9
 """Bytes per second: more than PCIe 5, less than any NVLink."""

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
+import ctypes
 import json
+import os
+import re
 import select
 import sys
+import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from common.kv_groups import full_group
@@ -21,9 +26,68 @@ from kv_transfer import KVLayout, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports.base import WriteDone, WriteFailed
 from kv_transfer.transports.nixl import NixlTransport
-from router.cli.doctor import ucx_log
 
-__all__: list[str] = []
+UNKNOWN: Final = "unknown"
+_OPERATIONS: Final = "*memory write*"
+_CELLS: Final = re.compile(r"\| (.*) \|$")
+_SCOPE: Final = re.compile(r"(self|intra-node|inter-node) cfg#")
+_WHOLE_PAGES: Final = re.compile(r"\d+\.\.inf")
+"""The size range without an upper end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _UcxLog:
+    fd: int
+    path: str
+
+
+_ucx_log: _UcxLog | None = None
+
+
+def keep_ucx_log() -> None:
+    """Make UCX log its choices. Call it before UCX is loaded."""
+    global _ucx_log
+    if _ucx_log is None and not os.environ.keys() & {"UCX_PROTO_INFO", "UCX_LOG_FILE"}:
+        _ucx_log = _UcxLog(*tempfile.mkstemp(prefix="baton-ucx-", suffix=".log"))
+        os.environ["UCX_PROTO_INFO"] = _OPERATIONS
+        os.environ["UCX_LOG_FILE"] = _ucx_log.path
+
+
+def discard_ucx_log() -> None:
+    """Delete the log file. A process that crashes leaves it, with UCX's last messages."""
+    if _ucx_log is not None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_ucx_log.path)
+
+
+def write_path() -> str:
+    """The transport of this process's writes, such as "cuda_ipc/cuda (zero-copy)"."""
+    if _ucx_log is None:
+        return UNKNOWN
+    ctypes.CDLL(None).fflush(None)  # UCX writes to a buffered C stream
+    text = os.pread(_ucx_log.fd, os.fstat(_ucx_log.fd).st_size, 0).decode(errors="replace")
+    paths = write_paths_in(text)
+    if len(set(paths.values())) == 1:
+        return next(iter(paths.values()))
+    return ", ".join(f"{scope} {path}" for scope, path in sorted(paths.items())) or UNKNOWN
+
+
+def write_paths_in(text: str) -> dict[str, str]:
+    """Parse UCX's log: the latest choice for "intra-node" and "inter-node" peers, if there are any."""
+    paths: dict[str, str] = {}
+    scope, is_write = "", False
+    for line in text.splitlines():
+        if (cells := _CELLS.search(line)) is None:
+            continue
+        match [cell.strip() for cell in cells[1].split("|")]:
+            case [title] if found := _SCOPE.search(title):
+                scope, is_write = found[1], False
+            case [title]:
+                is_write = is_write or "memory write" in title
+            case [size, way, lanes] if is_write and scope != "self" and _WHOLE_PAGES.fullmatch(size):
+                paths[scope] = f"{lanes} ({way})"
+    return paths
+
 
 _BLOCK: Final = 64 << 20
 _ROUNDS: Final = 5
@@ -39,11 +103,11 @@ def main() -> None:
     parser.add_argument("--ports", type=PortRange.parse, help="ports to listen on, as of --worker-ports")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between two polls")
     arguments = parser.parse_args()
-    ucx_log.keep()
+    keep_ucx_log()
     try:
         _take_part(arguments)
     finally:
-        ucx_log.discard()
+        discard_ucx_log()
 
 
 def _take_part(arguments: argparse.Namespace) -> None:
@@ -57,7 +121,7 @@ def _take_part(arguments: argparse.Namespace) -> None:
     if arguments.role == "writer":
         _timed(transport, peer, arguments.pause)  # warm-up: UCX connects at first use
         fastest = max(_timed(transport, peer, arguments.pause) for _ in range(_ROUNDS))
-        _say(path=ucx_log.write_path(), bytes_per_s=fastest, written=_BLOCK * (1 + _ROUNDS))
+        _say(path=write_path(), bytes_per_s=fastest, written=_BLOCK * (1 + _ROUNDS))
     while not select.select([sys.stdin], [], [], arguments.pause)[0]:
         transport.poll()
     _say(cpu_s=time.process_time() - began)

@@ -12,8 +12,6 @@ from router.cli.doctor.end_process import EndProcess, Link, LinkFailed
 from router.cli.doctor.gpus import Gpu, Pair
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["Link", "LinkFailed", "check", "check_gpu_link", "check_host_link", "measure"]
-
 _PATIENCE_S: Final = 120.0
 _HOST_LEAST: Final = 1e9
 _SHARE: Final = 0.7

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from router.cli.doctor.report import Finding, fail, ok, warn
-from router.cli.ports import PortTaken, check_free
-
-__all__ = ["check", "check_files", "check_memlock", "check_shm"]
+from router.cli.preflight import PortTaken, check_free
 
 _GIB: Final = 1 << 30
 _SHM_LEAST: Final = 256 << 20

@@ -15,8 +15,6 @@ from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError
 from router.worker_config.worker_plan import estimate_pool
 
-__all__ = ["check", "check_pool"]
-
 _CHOICES = "use an alias (smollm2), a Hugging Face folder, a .gguf file or a hub id"
 
 

@@ -20,8 +20,6 @@ from common.ports import PortRange, bind_within
 from router.cli.doctor.end_process import EndProcess, Link
 from worker.network import own_address
 
-__all__ = ["NodeFacts", "NodeProbe", "versions_of"]
-
 _DISTRIBUTIONS: Final = ("baton-llm", "ray", "torch", "grpcio", "nixl-cu13")
 _REACH_S: Final = 5.0
 

@@ -22,18 +22,8 @@ from router.cli.doctor.report import Finding, Verdict, fail, ok, warn
 from router.cluster.node_actors import CannotJoin, NodeActor, NodeSilent, actor_on, joined
 from router.cluster.nodes import Node, nodes, until_enough
 from router.config.choices import Device
-from router.config.flags.environment import environment_of
+from router.config.flags.text_settings import environment_of
 from router.config.settings import RouterConfig
-
-__all__ = [
-    "check",
-    "check_clock",
-    "check_count",
-    "check_link",
-    "check_model",
-    "check_reach",
-    "check_versions",
-]
 
 _PATIENCE_S: Final = 60.0
 """Timeout for one end of a link, which imports torch and NIXL and registers memory."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["Finding", "Verdict", "exit_status", "fail", "lines_of", "ok", "warn"]
-
 _WIDTH: Final = 110
 _NAME: Final = 16
 

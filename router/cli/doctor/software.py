@@ -10,8 +10,6 @@ from typing import Final
 
 from router.cli.doctor.report import Finding, fail, ok, warn
 
-__all__ = ["check", "check_packages", "check_python"]
-
 _PYTHONS: Final = ((3, 11), (3, 12))
 _KNOWN: Final[Mapping[str, tuple[str, ...]]] = {
     "torch": ("2.11", "2.13"),

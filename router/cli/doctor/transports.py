@@ -16,8 +16,6 @@ from typing import Final
 from router.cli.doctor.end_process import EndProcess, Link, LinkFailed
 from router.cli.doctor.report import Finding, ok, warn
 
-__all__ = ["Candidate", "Cost", "candidates", "check", "check_cost"]
-
 _PATIENCE_S: Final = 120.0
 _POLL_S: Final = 0.0002
 """Between two polls of a worker's transfer thread."""

@@ -14,8 +14,6 @@ from typing import Final
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Translation, Unavailable
 from router.config.table import SETTINGS
 
-__all__ = ["OWN", "Translated", "as_given", "translated", "translates"]
-
 OWN: Final = {setting.flag: setting for setting in SETTINGS.values()}
 """The flags of `router`."""
 

@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from router.config.flags.aliases import OWN, as_given, translated
-from router.config.flags.config_error import ConfigError
 from router.config.flags.config_file import ConfigFile, config_file_of, read_config_file
 from router.config.flags.model_settings import named_model, problems_between, settings_of
 from router.config.flags.validation import problems_of
-from router.config.flags.values import choices, converter, did_you_mean
+from router.config.flags.values import ConfigError, choices, converter, did_you_mean
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting, configured
-
-__all__ = ["ConfigError", "add_flag", "configs_of", "parse", "parse_models"]
 
 _DESCRIPTION = """\
 Serve a language model from a cluster: an OpenAI-compatible HTTP API and a gRPC API in front of

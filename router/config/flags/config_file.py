@@ -10,15 +10,11 @@ from typing import Any, Final
 
 import yaml
 
-from router.config.flags.config_error import ConfigError
 from router.config.flags.model_settings import is_of_model, is_usable_name
-from router.config.flags.named_settings import NamedSettings, named_settings
-from router.config.flags.values import did_you_mean
+from router.config.flags.values import ConfigError, NamedSettings, did_you_mean, named_settings
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting
-
-__all__ = ["ConfigFile", "as_file", "config_file_of", "read_config_file"]
 
 _MODELS: Final = "models"
 

@@ -14,8 +14,6 @@ from typing import Final, TypeAlias
 
 from router.config.table import SETTINGS
 
-__all__ = ["TRANSLATIONS", "Renamed", "Switch", "Translation", "Unavailable"]
-
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:

@@ -15,8 +15,6 @@ from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, Setting
 
-__all__ = ["NamedModel", "is_of_model", "is_usable_name", "named_model", "problems_between", "settings_of"]
-
 _SHARED_GROUPS: Final = ("access", "frontend", "operation")
 _OWN: Final = frozenset(
     ("tool_call_parser", "reasoning_parser", "kv_events", "kv_events_replay", "kv_events_topic")

@@ -16,8 +16,6 @@ from router.config.choices import Mode
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
 
-__all__ = ["batching_problems", "scheduling_problems"]
-
 _MOST_TOKENS: Final = 1 << 20
 """Of a step."""
 

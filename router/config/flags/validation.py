@@ -13,15 +13,18 @@ from typing import Final
 
 from common.ports import PortRange
 from router.config.choices import Device, Dtype, Mode, Transport
-from router.config.flags.autoscale import WrongBounds, bounds_of
-from router.config.flags.environment import WrongEnvironment, environment_of
-from router.config.flags.origins import is_origin, origins_of
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
+from router.config.flags.text_settings import (
+    WrongBounds,
+    WrongEnvironment,
+    bounds_of,
+    environment_of,
+    is_origin,
+    origins_of,
+)
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
-
-__all__ = ["problems_of"]
 
 _MAX_PAGE_SIZE: Final = 1024
 _PORTS: Final = range(65536)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
+from router.config.flags.aliases import OWN, translated, translates
+from router.config.option import flag_name
 from router.config.table import SETTINGS
 
-__all__ = ["checked_text", "choices", "converter", "did_you_mean"]
+
+class ConfigError(Exception):
+    """The command line or the file is invalid. Every message names the flag, its value and what to do."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
 
 _TRUTH: Final = {"true": True, "false": False}
 
@@ -66,3 +76,45 @@ def _expectation(type_: type) -> str:
     if issubclass(type_, Enum):
         return "one of " + ", ".join(choices(type_))
     return {int: "a whole number", float: "a number", bool: "true or false"}.get(type_, "text")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSettings:
+    settings: dict[str, Any] = field(default_factory=dict)
+    """By the names of `router.config.table.SETTINGS`."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Flags of `router` by which others were given, with the names that the user knows."""
+    unknown: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def named_settings(values: Mapping[str, object]) -> NamedSettings:
+    """Dashes and underscores mean the same. A value of another type than the setting's is a problem."""
+    words: list[str] = []
+    unknown: list[str] = []
+    problems: list[str] = []
+    for key, value in values.items():
+        name = key.replace("-", "_")
+        flag = flag_name(name)
+        is_text_of_another = isinstance(value, str) and translates(flag)  # such as dtype: half
+        if name in SETTINGS and not is_text_of_another:
+            try:
+                text = checked_text(name, value)
+            except ValueError as error:
+                problems.append(f"{key}: {error}")
+            else:
+                words += [] if text is None else [f"{flag}={text}"]
+        elif translates(flag):
+            words.append(f"{flag}={str(value).lower() if isinstance(value, bool) else value}")
+        else:
+            unknown.append(key)
+    line = translated(words)
+    keys = {flag_name(key.replace("-", "_")): key for key in values}
+    settings: dict[str, Any] = {}
+    for word in line.words:
+        setting = OWN[word.partition("=")[0]]
+        try:
+            settings[setting.name] = converter(setting.type)(word.partition("=")[2])
+        except argparse.ArgumentTypeError as error:
+            problems.append(f"{keys[line.names.get(setting.flag, setting.flag)]}: {error}")
+    return NamedSettings(settings, line.names, unknown, problems + line.problems)

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from router.config.option import Heading
 
-__all__ = ["RoleSettings"]
-
 _role = Heading("settings of a role")
 _PREFILL: Final = "prefill workers"
 _DECODE: Final = "decode workers"

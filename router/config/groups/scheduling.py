@@ -10,8 +10,6 @@ from engine.presets import PRESETS, Preset
 from engine.speculation.kinds import Speculation
 from router.config.option import Heading
 
-__all__ = ["SchedulingSettings"]
-
 _group = Heading("scheduling")
 
 

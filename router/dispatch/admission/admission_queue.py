@@ -18,10 +18,8 @@ from typing import Final
 
 from engine.config import PATIENCE
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.route import Route
+from router.dispatch.routing.selector import Route
 from router.errors import RouterError
-
-__all__ = ["Admission", "AdmissionGrant", "AdmissionRequest"]
 
 _LOOKAHEAD: Final = 64
 """Sequences without room behind which others are still looked at: bounds the cost of a look."""

@@ -14,8 +14,6 @@ from typing import Final
 
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["PoisonRequests"]
-
 _MEMORY_S: Final = 60.0
 """Covers a client's retries. Short, since a request may be listed because of another in its batch."""
 _MOST: Final = 256

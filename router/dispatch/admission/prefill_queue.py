@@ -14,8 +14,6 @@ from typing import Final
 
 from router.errors import Overloaded
 
-__all__ = ["PrefillQueue", "overloaded"]
-
 _PRESSURE_TOKENS: Final = 8192
 """Pressure: this many tokens are queued, or a request waits for decode room. Only then the service rate is
 measured and queue time predicted: without pressure, throughput equals the arrival rate."""

@@ -24,7 +24,7 @@ from router.dispatch.attempts.pull import Pull
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
-from router.dispatch.routing.route import Route
+from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.dispatch.token_stream import Delta
@@ -34,8 +34,6 @@ from router.workers.events import Listener, Message, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
-
-__all__ = ["Attempt", "Handler", "MixedAttempt"]
 
 _GROWTH_TOKENS: Final = 256
 """Tokens that may be decoded during a move. An answer that grows by more stays at its source."""

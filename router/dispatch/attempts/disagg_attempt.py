@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.part import Part
-from router.dispatch.routing.route import Route
+from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.standing import Stage, Standing
 from router.dispatch.waterfall import busy_seconds
@@ -13,8 +13,6 @@ from router.workers.events import Message, WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
-
-__all__ = ["DisaggAttempt"]
 
 
 class DisaggAttempt(Attempt):

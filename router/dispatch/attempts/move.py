@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from router.dispatch.attempts.part import Part
 
-__all__ = ["Move"]
-
 
 @dataclass(slots=True, eq=False)
 class Move:

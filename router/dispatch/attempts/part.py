@@ -12,8 +12,6 @@ from router.workers.events import WorkerLost
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Part"]
-
 
 @dataclass(slots=True, eq=False)
 class Part:

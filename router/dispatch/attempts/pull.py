@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from router.dispatch.routing.route import CachedElsewhere, OnTransfer
+from router.dispatch.routing.selector import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
 from router.workers.events import Listener, Message, WorkerLost
 from rpc.baton.v1 import worker_pb2
-
-__all__ = ["Pull"]
 
 
 class Pull:

@@ -10,8 +10,6 @@ from collections.abc import Iterable
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Diverged", "TokenOrder"]
-
 
 class Diverged(Exception):
     """Two workers computed different tokens for one position."""

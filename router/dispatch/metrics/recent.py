@@ -2,16 +2,91 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.dispatch.metrics.windows import QuantileWindow, RateWindow
 from rpc.baton.v1 import router_pb2
 
-__all__ = ["EndedRequest", "Handoffs", "Recent"]
+_SECONDS: Final = 60
+_SLOTS: Final = 6
+_SLOT_S: Final = _SECONDS / _SLOTS
+_SHORTEST_S: Final = 1e-5
+_STEP: Final = math.log(1.05)
+"""Buckets grow by 5%, so a percentile is at most 2.5% off."""
+_BUCKETS: Final = 360
+
+
+class RateWindow:
+    """Sums per second over the last 60 seconds. `add` is O(1)."""
+
+    def __init__(self, now: float) -> None:
+        self._began = self._second = int(now)
+        self._sums = [0.0] * _SECONDS
+
+    def add(self, amount: float, now: float) -> None:
+        self._advance(now)
+        self._sums[self._second % _SECONDS] += amount
+
+    def rate(self, now: float, over_s: int = 5) -> float:
+        """Rate per second over the last `over_s` complete seconds, or fewer just after the start."""
+        seconds = min(over_s, int(now) - self._began)
+        return sum(self.history(now)[-seconds:]) / seconds if seconds else 0.0
+
+    def history(self, now: float) -> list[float]:
+        """Sums of the last 59 complete seconds, oldest first."""
+        self._advance(now)
+        return [self._sums[(self._second + 1 + i) % _SECONDS] for i in range(_SECONDS - 1)]
+
+    def _advance(self, now: float) -> None:
+        second = max(int(now), self._second)
+        for passed in range(self._second + 1, min(second, self._second + _SECONDS) + 1):
+            self._sums[passed % _SECONDS] = 0.0
+        self._second = second
+
+
+class QuantileWindow:
+    """Percentiles of durations in seconds over the last 50 to 60 seconds. `add` is O(1)."""
+
+    def __init__(self) -> None:
+        self._slot = 0
+        self._counts = [[0] * _BUCKETS for _ in range(_SLOTS)]
+
+    def add(self, seconds: float, now: float, count: int = 1) -> None:
+        self._advance(now)
+        bucket = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / _STEP
+        self._counts[self._slot % _SLOTS][min(int(bucket), _BUCKETS - 1)] += count
+
+    def quantiles(self, levels: Sequence[float], now: float) -> list[float] | None:
+        """One value per level, in seconds; None without samples."""
+        self._advance(now)
+        counts = [sum(column) for column in zip(*self._counts, strict=True)]
+        total = sum(counts)
+        return [_quantile(counts, math.ceil(level * total)) for level in levels] if total else None
+
+    def count(self, now: float) -> int:
+        self._advance(now)
+        return sum(map(sum, self._counts))
+
+    def _advance(self, now: float) -> None:
+        slot = max(int(now / _SLOT_S), self._slot)
+        for passed in range(self._slot + 1, min(slot, self._slot + _SLOTS) + 1):
+            self._counts[passed % _SLOTS] = [0] * _BUCKETS
+        self._slot = slot
+
+
+def _quantile(counts: Sequence[int], rank: int) -> float:
+    """Midpoint of the bucket that holds the value of this 1-based rank."""
+    seen = 0
+    for bucket, count in enumerate(counts):
+        seen += count
+        if seen >= max(rank, 1):
+            return _SHORTEST_S * math.exp((bucket + 0.5) * _STEP)
+    raise AssertionError(f"rank {rank} of {seen}")
+
 
 _KEPT: Final = 32
 

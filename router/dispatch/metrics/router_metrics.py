@@ -11,14 +11,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from router.dispatch.admission.admission_queue import Admission
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.metrics.cluster_metrics import ClusterLoad, ClusterMetrics
-from router.dispatch.metrics.recent import EndedRequest, Recent
-from router.dispatch.metrics.token_gaps import Gaps
-from router.dispatch.metrics.windows import RateWindow
+from router.dispatch.metrics.collectors import ClusterLoad, ClusterMetrics, Gaps
+from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
 from router.dispatch.sequence import Sequence
 from rpc.baton.v1 import router_pb2
-
-__all__ = ["RouterMetrics"]
 
 _LABELS: Final = ("role", "mode", "worker")
 _STAGES_TO_FIRST: Final = ("queue", "prefill")

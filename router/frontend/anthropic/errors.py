@@ -9,8 +9,6 @@ import orjson
 from router.errors import RouterError
 from router.frontend.disclosure import disclosed
 
-__all__ = ["error_body"]
-
 _TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",

@@ -9,8 +9,6 @@ from typing_extensions import TypedDict
 
 from router.frontend.anthropic.answers import ContentBlock, Message, MessageError, MessageUsage
 
-__all__ = ["MessageEvent"]
-
 _closed = with_config(ConfigDict(extra="forbid"))
 
 

@@ -42,8 +42,6 @@ from router.processing.params.validation import STRICT
 from router.processing.text.chat_template import PromptEnd
 from router.processing.tools import Tool, ToolUse
 
-__all__ = ["CountTokensBody", "MessagesBody"]
-
 _CacheMark: TypeAlias = CacheControl | None
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of Anthropic's service")]
 _Hosted: TypeAlias = Annotated[Any, Refused("no hosted tools")]

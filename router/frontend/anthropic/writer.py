@@ -16,8 +16,6 @@ from router.processing.output.parts import Arguments, Call, Content, Part, Reaso
 from router.processing.run import Run
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["MessageWriter"]
-
 
 class MessageWriter:
     """A content block stays open until a part of another kind follows."""

@@ -11,8 +11,6 @@ from router.errors import Unauthenticated
 from router.frontend.api_keys import ApiKeys
 from router.processing.clients import CURRENT_CLIENT
 
-__all__ = ["RequireApiKey"]
-
 _OPEN: Final = "/grpc.health.v1.Health/"
 """Open to orchestrators without a key."""
 

@@ -24,8 +24,6 @@ from router.processing.params.validation import refusal_of
 from router.processing.tools import ToolUse
 from rpc.baton.v1 import router_pb2
 
-__all__ = ["chat_of", "prompt_of"]
-
 _MODES: Final = {
     router_pb2.TOOL_CHOICE_AUTO: "auto",
     router_pb2.TOOL_CHOICE_NONE: "none",

@@ -26,8 +26,6 @@ from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from rpc.health import HealthService
 from rpc.tls import TlsFiles
 
-__all__ = ["GrpcConfig", "GrpcServer"]
-
 _SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
 _READINESS_POLL_S: Final = 0.5
 _UNWIND_S: Final = 5.0

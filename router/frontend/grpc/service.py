@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 import grpc
 
-from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
@@ -24,8 +24,6 @@ from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, worker_pb2
-
-__all__ = ["RouterService"]
 
 _MAX_ID_CHARACTERS: Final = 128
 

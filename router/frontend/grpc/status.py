@@ -10,8 +10,6 @@ from google.protobuf.message import Message
 from router.errors import RouterError
 from rpc.baton.v1 import status_pb2
 
-__all__ = ["DETAILS_KEY", "trailing_metadata"]
-
 DETAILS_KEY: Final = "grpc-status-details-bin"
 _TYPE: Final = "type.googleapis.com/google.rpc."
 

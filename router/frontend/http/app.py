@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from common.version import VERSION
-from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -38,8 +38,6 @@ from router.frontend.openai.errors import REQUEST_ID_HEADER
 from router.frontend.openai.openapi import openapi_document
 from router.processing.generation import Generation
 from router.processing.models import Models
-
-__all__ = ["build_app"]
 
 _Endpoint: TypeAlias = Callable[[Request, str], Awaitable[Response]]
 """Takes the request and its id."""

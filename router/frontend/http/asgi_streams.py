@@ -10,8 +10,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.http.protocol import StreamedBody
 
-__all__ = ["AsgiStreams"]
-
 _HIGH_BYTES: Final = 1 << 16
 """Unsent bytes above which the reader is slow."""
 

@@ -13,8 +13,6 @@ from router.frontend.http.refusal import error_response
 from router.frontend.page.routes import PAGE_PATHS, STATUS_PATH
 from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 
-__all__ = ["RequireApiKey"]
-
 _OPEN: Final = frozenset({"/live", "/ready", "/health"}) | PAGE_PATHS
 """Open without a key: probes of orchestrators, and the static files of the live page."""
 _MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})

@@ -9,8 +9,6 @@ from starlette.requests import Request
 
 from router.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 
-__all__ = ["read_json_body"]
-
 _JSON: Final = "application/json"
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by content coding."""

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 
 from starlette.types import Receive
 
-__all__ = ["ClientGone", "ends_with_client"]
-
 
 class ClientGone(Exception):
     """The client closed the connection."""

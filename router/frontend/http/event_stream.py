@@ -15,8 +15,6 @@ from router.frontend.http.protocol import StreamedBody
 from router.processing.completion import Chunk
 from router.processing.run import Run
 
-__all__ = ["EventStream"]
-
 
 class _Writer(Protocol):
     """Renders a run as events."""

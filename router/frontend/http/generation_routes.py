@@ -28,8 +28,6 @@ from router.processing.params.validation import parse
 from router.processing.run import Run
 from router.processing.text.tokenizer import Tokenizer
 
-__all__ = ["GenerationRoutes", "json_response"]
-
 _JSON: Final = "application/json"
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 

@@ -16,8 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.errors import PermissionDenied
 from router.frontend.http.refusal import error_response
 
-__all__ = ["RequireLocalName", "is_loopback"]
-
 _LOCALHOST: Final = "localhost"
 
 

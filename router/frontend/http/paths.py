@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-__all__ = ["IgnoreTrailingSlash"]
-
 
 class IgnoreTrailingSlash:
     """ASGI middleware. Serves /health/ as /health.

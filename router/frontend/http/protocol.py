@@ -23,8 +23,6 @@ from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
 from router.frontend.http.refusal import error_response
 from router.frontend.http.until_close import until_close
 
-__all__ = ["BoundedProtocol", "ConnectionsState", "StreamedBody"]
-
 _HEAD_BYTES: Final = 64 << 10
 _ARRIVAL_S: Final = 30.0
 _ANNOUNCED_EARLIER_S: Final = 5.0

@@ -11,8 +11,6 @@ from router.errors import RouterError
 from router.frontend.anthropic.errors import error_body as anthropic_error_body
 from router.frontend.openai.errors import error_body, error_headers
 
-__all__ = ["error_response", "new_request_id"]
-
 _OF_ANTHROPIC: Final = "/v1/messages"
 
 

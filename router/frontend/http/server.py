@@ -31,8 +31,6 @@ from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
 from router.processing.models import Models
 from rpc.tls import TlsFiles
 
-__all__ = ["HttpConfig", "HttpServer", "QuietServer", "listen"]
-
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 120.0
 """Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-__all__ = ["until_close"]
-
 
 def until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """`app` for one request of HTTP/1.0, whose `cycle` would send chunks (RFC 9112, 6.1, forbids it).

@@ -10,8 +10,6 @@ import orjson
 from router.errors import RouterError
 from router.frontend.disclosure import disclosed
 
-__all__ = ["REQUEST_ID_HEADER", "error_body", "error_event", "error_headers"]
-
 REQUEST_ID_HEADER: Final = "x-request-id"
 """OpenAI's header; its client shows it with every error."""
 

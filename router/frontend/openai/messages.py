@@ -16,8 +16,6 @@ from pydantic_core import PydanticCustomError
 from router.errors import InvalidRequest
 from router.processing.params.validation import STRICT
 
-__all__ = ["MessageBody", "for_template"]
-
 
 class TextPart(BaseModel):
     """A part of a message's content; parts of other types are refused."""

@@ -26,8 +26,6 @@ from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.params.bounds import ServedBounds, resolved
 
-__all__ = ["openapi_document"]
-
 Schema: TypeAlias = dict[str, Any]
 
 _REFERENCE: Final = "#/components/schemas/{model}"

@@ -9,8 +9,6 @@ from pydantic import BaseModel, Tag
 from router.frontend.fields import TEXT_OR_LIST
 from router.processing.params.validation import STRICT
 
-__all__ = ["PredictionBody"]
-
 
 class PredictedText(BaseModel):
     model_config = STRICT

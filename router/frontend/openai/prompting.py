@@ -7,8 +7,6 @@ from typing import Any, Literal, TypeAlias
 from router.errors import InvalidRequest
 from router.processing.text.chat_template import PromptEnd
 
-__all__ = ["ReasoningEffort", "prompt_end", "with_effort"]
-
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """Those of OpenAI and Anthropic."""
 

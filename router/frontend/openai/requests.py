@@ -46,8 +46,6 @@ from router.processing.params.bounds import (
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import STRICT
 
-__all__ = ["ChatCompletionBody", "CompletionBody", "GenerationBody"]
-
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 _Text: TypeAlias = Annotated[str, Field(min_length=1)]

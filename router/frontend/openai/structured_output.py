@@ -14,16 +14,6 @@ from router.errors import InvalidRequest
 from router.processing.params.constraint import Constraint
 from router.processing.params.validation import STRICT
 
-__all__ = [
-    "ANY_JSON_OBJECT",
-    "ConstrainedBody",
-    "NamedSchema",
-    "ResponseFormat",
-    "SchemaText",
-    "StructuredOutputs",
-    "json_constraint",
-]
-
 MAX_CHOICES: Final = 4096
 
 ANY_JSON_OBJECT: Final = '{"type":"object"}'

@@ -14,8 +14,6 @@ from router.processing.generation_request import Chat, Prompt
 from router.processing.params.bounds import ModelName, TokenId
 from router.processing.params.validation import STRICT
 
-__all__ = ["DetokenizeBody", "TokenizeBody"]
-
 
 class TokenizeBody(BaseModel):
     """A prompt, or messages."""

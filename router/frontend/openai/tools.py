@@ -12,16 +12,6 @@ from router.frontend.fields import TEXT_OR_OBJECT
 from router.processing.params.validation import STRICT
 from router.processing.tools import Tool, ToolChoice, ToolUse
 
-__all__ = [
-    "NamedToolChoice",
-    "ToolBody",
-    "ToolChoiceBody",
-    "ToolName",
-    "choose",
-    "known_tools",
-    "tool_use",
-]
-
 ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 

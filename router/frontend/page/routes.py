@@ -13,8 +13,6 @@ from starlette.routing import Route
 
 from router.errors import NotFound
 
-__all__ = ["PAGE_PATHS", "STATUS_PATH", "page_routes"]
-
 STATUS_PATH: Final = "/status"
 _FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),

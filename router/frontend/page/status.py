@@ -10,16 +10,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.metrics.recent import EndedRequest, Handoffs, Recent
-from router.dispatch.metrics.windows import QuantileWindow
+from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent
 from router.frontend.openai.answers.completion_stream import timings_object
 from router.frontend.page.worker_stats import WorkerFigures, WorkerStatsReader
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
 from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
-
-__all__ = ["Status", "StatusReader"]
 
 Status = dict[str, Any]
 

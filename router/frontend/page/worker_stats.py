@@ -14,8 +14,6 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
-__all__ = ["WorkerFigures", "WorkerStatsReader"]
-
 _FRESH_S: Final = 0.5
 _PATIENCE_S: Final = 1.0
 _SAMPLES: Final = 6

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from common.block_hash import BlockHash
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["CachedPrefixes"]
-
 
 class CachedPrefixes:
     """The pages of a worker's radix cache, by hash: a page is there only if all pages before it are.

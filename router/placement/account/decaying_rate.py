@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["DecayingRate"]
-
 _MEMORY_S: Final = 15.0
 """Time constant: several answers, so that workers do not change roles with every burst."""
 _LEAST_S: Final = 1.0

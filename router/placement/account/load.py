@@ -23,8 +23,6 @@ from router.placement.account.others import NOBODY, Others
 from router.placement.account.room import ONE_TOKEN_PAGES, Room
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Phase", "Task", "WorkerLoad"]
-
 _WEIGHT: Final = 0.1
 """Weight of the latest reservation in the moving average of the share of uncached pages."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["NOBODY", "Others"]
-
 
 @dataclass(frozen=True, slots=True)
 class Others:

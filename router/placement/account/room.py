@@ -8,8 +8,6 @@ from typing import Final
 
 from common.kv_groups import RequestPages
 
-__all__ = ["ONE_TOKEN_PAGES", "Room"]
-
 ONE_TOKEN_PAGES: Final = RequestPages()
 
 

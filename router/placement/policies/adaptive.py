@@ -27,8 +27,6 @@ from router.placement.policy import (
 )
 from router.placement.view import ClusterView, Preference, RequestView, Targets, WorkerId, WorkerView
 
-__all__ = ["AdaptivePlacement"]
-
 _INDIFFERENT: Final = 0.002
 """Costs that differ by less (in misses) count as equal; then the workers' preferences decide."""
 _SHORTLIST: Final = 6

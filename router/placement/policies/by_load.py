@@ -9,18 +9,6 @@ from typing import Final, TypeAlias
 from router.config.choices import Routing
 from router.placement.view import Health, RequestView, WorkerView
 
-__all__ = [
-    "POLICIES",
-    "Choose",
-    "has_room",
-    "least_loaded",
-    "pick",
-    "power_of_two",
-    "preferred",
-    "prefix_aware",
-    "round_robin",
-]
-
 Choose: TypeAlias = Callable[[Sequence[WorkerView], RequestView, int], WorkerView]
 """(workers, request, turn): one of `workers`, at least one. `turn` grows by one with every choice."""
 

@@ -12,8 +12,6 @@ from router.placement.policy import Candidate
 from router.placement.sources import Source, best_source
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
-__all__ = ["Estimates", "Reading", "source_for"]
-
 _TTFT_UNCERTAINTY: Final = 0.15
 """Relative deviation of predicted TTFT: how gradually a miss becomes certain around a target."""
 _TPOT_UNCERTAINTY: Final = 0.015

@@ -10,8 +10,6 @@ from router.placement.policies.estimates import source_for
 from router.placement.policy import Handoffs, NoWorker, Placement, PlacementPolicy, QuarantinedPages, Why
 from router.placement.view import ClusterView, Preference, RequestView, WorkerId, WorkerView
 
-__all__ = ["DisaggPlacement", "MixedPlacement"]
-
 
 class MixedPlacement(PlacementPolicy):
     """One worker computes prompt and answer. Requests queue at the workers, and never in the router."""

@@ -9,8 +9,6 @@ from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
 from router.placement.policy import PlacementPolicy
 from router.placement.view import Targets
 
-__all__ = ["policy_for"]
-
 
 def policy_for(mode: Mode, routing: Routing, targets: Targets) -> PlacementPolicy:
     """`routing` chooses among equal workers in fixed modes; `targets` are those of adaptive mode."""

@@ -15,8 +15,6 @@ from engine.config import PATIENCE
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
-__all__ = ["Pace", "miss", "pace_of", "prefill_times"]
-
 
 @dataclass(frozen=True, slots=True)
 class Pace:

@@ -17,8 +17,6 @@ from typing import Final
 from router.placement.policies.predict import Pace, miss, pace_of
 from router.placement.view import Demand, Preference, Targets, WorkerId, WorkerView
 
-__all__ = ["PrefillSplit", "expected_misses", "preferred_prefill_workers", "with_running_answers"]
-
 _ROUNDS: Final = 4
 """Iterations of the fixed point of TPOT and the number of decodes."""
 _REVIEWS: Final = 4

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from router.placement.view import WorkerView
 
-__all__ = ["running_answers", "slot_wait"]
-
 
 def running_answers(worker: WorkerView, more: int = 0, more_tokens: int = 0) -> tuple[int, float]:
     """Decodes that a step has, and their context tokens, with all answers of the worker and `more` others.

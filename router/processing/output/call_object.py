@@ -9,8 +9,6 @@ from typing import Final
 
 from router.processing.output.parts import Arguments, Call, Part
 
-__all__ = ["CallObject", "JsonValue"]
-
 _SPACE: Final = frozenset(" \t\r\n")
 _ARGUMENTS: Final = ("arguments", "parameters")
 

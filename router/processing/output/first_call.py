@@ -6,8 +6,6 @@ from typing import Final
 
 from router.processing.output.parts import Arguments, Call, OutputParser, Part
 
-__all__ = ["FirstCallOnly"]
-
 
 class FirstCallOnly:
     """Drops every call after the first."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from router.processing.output.call_object import CallObject
 from router.processing.output.parts import Arguments, Call, Part
 
-__all__ = ["NamedCallParser", "RequiredCallsParser"]
-
 
 class NamedCallParser:
     """The whole text is the arguments of one call."""

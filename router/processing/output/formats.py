@@ -18,8 +18,6 @@ from router.processing.output.parts import OutputParser
 from router.processing.output.reasoning import ReasoningCounter, ReasoningParser, begins_inside
 from router.processing.tools import ToolChoice, ToolUse
 
-__all__ = ["OutputFormats", "ReasoningFormat", "ToolFormat"]
-
 
 class ToolFormat(Enum):
     LLAMA_JSON = "llama3-json"

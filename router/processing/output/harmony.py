@@ -13,8 +13,6 @@ from typing import Final
 
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 
-__all__ = ["MARKERS", "HarmonyParser"]
-
 MARKERS: Final = (
     "<|start|>",
     "<|channel|>",

@@ -9,8 +9,6 @@ from router.processing.output.call_object import CallObject
 from router.processing.output.parts import Content, Part
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["HermesParser"]
-
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
 

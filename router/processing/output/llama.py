@@ -9,8 +9,6 @@ from typing import Final
 from router.processing.output.call_object import CallObject
 from router.processing.output.parts import Content, Part
 
-__all__ = ["LlamaJsonParser"]
-
 _TAG: Final = "<|python_tag|>"
 _BETWEEN: Final = frozenset("; ,\t\r\n")
 

@@ -11,8 +11,6 @@ from router.processing.output.call_object import CallObject, JsonValue
 from router.processing.output.parts import Arguments, Call, Content, Part
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["MARKERS", "MistralParser", "with_short_ids"]
-
 _CALLS: Final = "[TOOL_CALLS]"
 MARKERS: Final = (_CALLS, "[ARGS]", "[CALL_ID]")
 """Control tokens that the parser must see."""

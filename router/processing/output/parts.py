@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-__all__ = ["Arguments", "Call", "Content", "OutputParser", "Part", "Reasoning"]
-
 
 @dataclass(frozen=True, slots=True)
 class Content:

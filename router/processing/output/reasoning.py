@@ -8,8 +8,6 @@ from typing import Final, Protocol
 from router.processing.output.parts import Content, OutputParser, Part, Reasoning
 from router.processing.output.scan import MarkerFinder, Prose
 
-__all__ = ["FindsReasoning", "ReasoningCounter", "ReasoningParser", "begins_inside"]
-
 _OPEN: Final = "<think>"
 _CLOSE: Final = "</think>"
 

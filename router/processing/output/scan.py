@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MarkerFinder", "Prose"]
-
 
 class MarkerFinder:
     """Passes text up to `marker`. Text that may be the start of the marker is held back."""

@@ -17,30 +17,6 @@ from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.processing.served_model import ServedModel
 from router.request_limits import LOGPROBS_LIMIT, MAX_PRIORITY, RequestLimits
 
-__all__ = [
-    "Completions",
-    "LogitBiases",
-    "Logprobs",
-    "MaxTokens",
-    "MinP",
-    "MinTokens",
-    "ModelName",
-    "Penalty",
-    "Priority",
-    "RepetitionPenalty",
-    "Seed",
-    "Served",
-    "ServedBounds",
-    "StopStrings",
-    "StopTokenIds",
-    "Temperature",
-    "Timeout",
-    "TokenId",
-    "TopK",
-    "TopP",
-    "resolved",
-]
-
 _PLACEHOLDER: Final = "x-served"
 
 

@@ -13,8 +13,6 @@ from engine.grammar.source import check_grammar
 from router.errors import InvalidRequest
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["Constraint", "ConstraintChecks", "constraint_from_proto", "grammar_to_proto"]
-
 _KINDS: Final = {
     GrammarKind.JSON_SCHEMA: sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA,
     GrammarKind.REGEX: sampling_pb2.GRAMMAR_KIND_REGEX,

@@ -28,8 +28,6 @@ from router.processing.params.constraint import Constraint, grammar_to_proto
 from router.processing.params.validation import STRICT, refusal_of
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["SamplingOptions", "derive_seed"]
-
 _UINT64: Final = (1 << 64) - 1
 _COLDEST: Final = 1e-4
 """Lower temperatures are treated as greedy: they always draw the most likely token, and float32 could

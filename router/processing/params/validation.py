@@ -11,8 +11,6 @@ from pydantic_core import ErrorDetails
 from router.errors import InvalidRequest
 from router.processing.params.bounds import ServedBounds
 
-__all__ = ["STRICT", "parse", "refusal_of"]
-
 STRICT: Final = ConfigDict(
     strict=True, allow_inf_nan=False, extra="forbid", use_attribute_docstrings=True, frozen=True
 )

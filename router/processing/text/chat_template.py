@@ -18,8 +18,6 @@ from router.errors import InvalidRequest
 from router.processing.text.tool_prompt import with_calls_as_text, with_tools_described
 from router.processing.tools import Tool
 
-__all__ = ["ChatTemplate", "Message", "PromptEnd"]
-
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...} and other fields that the template uses."""
 

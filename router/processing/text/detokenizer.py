@@ -6,8 +6,6 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-__all__ = ["ByteDetokenizer", "Detokenizer", "WindowDetokenizer"]
-
 _new_utf8_decoder: Final = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 _CONTEXT_TOKENS: Final = 6

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["StopFinder"]
-
 
 class StopFinder:
     """Passes text up to the first stop string, of which no part is ever shown.

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 from router.processing.text.vocabulary import decoder_of
 
-__all__ = ["TokenBound"]
-
 _NFC_SHRINKS: Final = 4
 """U+1FBE U+0308 U+0301 has seven bytes and is composed to U+0390, which has two; no text shrinks more."""
 _OF_UTF8: Final = frozenset({*range(0xC0), *range(0xC2, 0xF5)})

@@ -19,8 +19,6 @@ from router.processing.text.token_bound import TokenBound
 from router.processing.text.vocabulary import byte_table
 from router.processing.tools import Tool
 
-__all__ = ["Tokenizer", "TokenizerError"]
-
 _INLINE_CHARACTERS: Final = 8192
 """Longest text that is rendered and encoded inline, in at most 2 ms each; longer text in a thread."""
 

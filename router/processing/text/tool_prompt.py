@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from router.processing.tools import Tool
 
-__all__ = ["with_calls_as_text", "with_tools_described"]
-
 _INSTRUCTIONS: Final = """\
 You may call one or more functions to assist with the user query.
 

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-__all__ = ["byte_table", "decoder_of"]
-
 _WORD_START: Final = "\N{LOWER ONE EIGHTH BLOCK}"
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.metric_export import Source, exported
 from engine.config import SpeculationConfig
-from router.cli.loop_lag import watch_loop
+from router.cli.server import watch_loop
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher

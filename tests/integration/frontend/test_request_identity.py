@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from engine.loader.checkpoint import resolve
-from router.dispatch.identity import CURRENT_REQUEST, RequestIdentity, TraceContext
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.fake_cluster import pair, service

@@ -19,14 +19,14 @@ from router.admin.scaling import CannotScale, Scaling
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.config.choices import Device
-from router.config.groups.cluster import ClusterSettings
-from router.config.groups.failover import FailoverSettings
+from router.config.groups.service import ClusterSettings, FailoverSettings
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.worker_config.machine import Machine
 from router.worker_config.worker_plan import plan_workers
-from router.workers.registry import Registry, WorkerBroken
+from router.workers.member import WorkerBroken
+from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer

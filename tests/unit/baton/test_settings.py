@@ -11,8 +11,9 @@ from baton.settings import ARGUMENTS, config_of
 from engine.config import Batching, Policy
 from engine.presets import Preset
 from router.config.choices import Device, Dtype
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.values import ConfigError
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS

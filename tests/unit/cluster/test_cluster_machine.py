@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.route import Route
+from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2

@@ -9,8 +9,6 @@ from typing import Any
 
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 
-__all__ = ["CollectedParts", "PartDeltas", "new_call_id"]
-
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"

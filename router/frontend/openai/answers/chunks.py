@@ -9,8 +9,6 @@ from typing_extensions import TypedDict
 
 from router.frontend.openai.answers.schemas import ChatLogprobs, CompletionLogprobs, Finish, Timings, Usage
 
-__all__ = ["ChatCompletionChunk", "CompletionChunk"]
-
 _closed = with_config(ConfigDict(extra="forbid"))
 
 

@@ -24,8 +24,6 @@ from router.processing.run import Run, Usage
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import router_pb2, sampling_pb2
 
-__all__ = ["Answer", "EventWriter", "StreamedUsage", "finish_reason", "timings_object"]
-
 _DONE: Final = b"data: [DONE]\n\n"
 _STAGES: Final = (
     "queue_s",

@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["Entry", "chat_logprobs", "completion_logprobs", "prompt_entries", "prompt_logprobs"]
-
 _LOWEST: Final = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
 

@@ -10,27 +10,6 @@ from typing import Literal, NotRequired, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-__all__ = [
-    "ChatCompletion",
-    "ChatLogprobs",
-    "Completion",
-    "CompletionLogprobs",
-    "Detokenized",
-    "Error",
-    "Finish",
-    "InputTokens",
-    "Model",
-    "Models",
-    "Readiness",
-    "ReleasedSession",
-    "Rendered",
-    "Status",
-    "Timings",
-    "Tokenized",
-    "Usage",
-    "Version",
-]
-
 _closed = with_config(ConfigDict(extra="forbid"))
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]

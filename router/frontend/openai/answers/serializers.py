@@ -10,8 +10,6 @@ from router.processing.text.detokenizer import Detokenizer
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["FINISH_REASONS", "ChatSerializer", "CompletionSerializer", "Serializer"]
-
 FINISH_REASONS: Final[Mapping[int, str | None]] = {
     sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
     sampling_pb2.FINISH_REASON_STOP: "stop",

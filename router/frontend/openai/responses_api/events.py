@@ -9,8 +9,6 @@ from typing_extensions import TypedDict
 
 from router.frontend.openai.responses_api.answers import Item, OutputReasoningText, OutputText, Response
 
-__all__ = ["ResponseEvent"]
-
 _closed = with_config(ConfigDict(extra="forbid"))
 
 

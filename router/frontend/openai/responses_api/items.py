@@ -21,8 +21,6 @@ from router.frontend.openai.messages import (
 )
 from router.processing.params.validation import STRICT
 
-__all__ = ["InputItem", "InputItems", "as_messages"]
-
 _Stateless: TypeAlias = Annotated[Any, WithoutEffect("items are not stored")]
 
 

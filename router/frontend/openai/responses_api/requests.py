@@ -29,8 +29,6 @@ from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import STRICT
 from router.processing.tools import Tool, ToolUse
 
-__all__ = ["ResponsesBody"]
-
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
 _Stateful: TypeAlias = Annotated[
     Any, Refused("nothing is kept between requests; send the whole conversation")

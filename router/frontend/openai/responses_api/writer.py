@@ -26,8 +26,6 @@ from router.processing.run import Run
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["ResponseWriter"]
-
 _LEFT_OUT: Final = "tools_left_out"
 _LONGEST_VALUE: Final = 512
 """Of metadata, in OpenAI's API."""

@@ -12,7 +12,8 @@ import pytest
 from router.admin.drain import NotBackInTime, WorkerDrainer
 from router.admin.scaling import CannotScale, Scaling
 from router.cluster.fleet import WantedWorkers
-from router.workers.registry import Registry, WorkerUnavailable
+from router.workers.member import WorkerUnavailable
+from router.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from worker.config import WorkerRole

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.admin.scaling_policy import Pressure, ScalingPolicy
-from router.config.flags.autoscale import Bounds
+from router.config.flags.text_settings import Bounds
 
 COOLDOWN_S = 60.0
 BOUNDS = st.tuples(st.integers(0, 4), st.integers(1, 9)).map(lambda pair: Bounds(min(pair), max(pair)))

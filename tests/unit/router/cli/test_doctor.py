@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from router.cli.doctor import gpus, links, machine, software
+from router.cli.doctor.end_process import Link
 from router.cli.doctor.gpus import Gpu, Pair
-from router.cli.doctor.links import Link
 from router.cli.doctor.report import Finding, Verdict, exit_status, fail, lines_of, ok, warn
 
 H200 = Gpu(0, "NVIDIA H200", (9, 0), 140 << 30, 55e9)

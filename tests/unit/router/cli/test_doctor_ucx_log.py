@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.cli.doctor.ucx_log import write_paths_in
+from router.cli.doctor.link_end import write_paths_in
 
 PREFIX = "[1795268785.652951] [vm:20286:0]   "
 TABLE = """\

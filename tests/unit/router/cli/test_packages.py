@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
-from router.cli.packages import shadowed_packages
+from router.cli.preflight import shadowed_packages
 
 
 def test_baton_finds_its_own_packages() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.cli.sizes import sizes
+from router.cli.model_service import sizes
 from rpc.baton.v1 import worker_pb2
 
 

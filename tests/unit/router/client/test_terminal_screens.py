@@ -10,7 +10,7 @@ from rich.console import Console
 
 from router.client import top
 from router.client.chat import Conversation
-from router.client.top_screen import top_screen
+from router.client.top import top_screen
 
 TIMINGS = {
     "queue_s": 0.1,

@@ -11,8 +11,9 @@ import pytest
 from engine.config import Policy
 from engine.presets import Preset
 from router.config.choices import Dtype, Mode, Routing, Transport
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
 

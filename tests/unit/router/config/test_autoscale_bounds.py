@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.flags.autoscale import Bounds, WrongBounds, bounds_of
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
+from router.config.flags.text_settings import Bounds, WrongBounds, bounds_of
+from router.config.flags.values import ConfigError
 
 
 def test_each_role_has_its_own_bounds() -> None:

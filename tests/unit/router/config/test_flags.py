@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.choices import Device, Mode, NodePlacement, Routing, Transport
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
+from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
 

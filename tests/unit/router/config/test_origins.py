@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.flags.origins import is_origin, origins_of
+from router.config.flags.text_settings import is_origin, origins_of
 
 
 @pytest.mark.parametrize(

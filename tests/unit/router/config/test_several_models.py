@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from router.config.choices import Mode
-from router.config.flags.command_line import ConfigError, parse, parse_models
+from router.config.flags.command_line import parse, parse_models
+from router.config.flags.values import ConfigError
 
 
 def problems(*argv: str) -> str:

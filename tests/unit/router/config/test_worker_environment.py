@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.config.flags.environment import WrongEnvironment, environment_of
+from router.config.flags.text_settings import WrongEnvironment, environment_of
 
 
 def test_variables_are_separated_by_spaces_and_quoted_as_in_a_shell() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.dispatch.interrupt import Interrupt
+from router.dispatch.token_stream import Interrupt
 
 
 class Stopped(Exception):

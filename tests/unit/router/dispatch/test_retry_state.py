@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.dispatch.failures import AttemptFailed, loss_of
-from router.dispatch.retry_state import RetryState
+from router.dispatch.failures import AttemptFailed, RetryState, loss_of
 from router.errors import Internal, Unavailable
 from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import sampling_pb2

@@ -10,8 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.dispatch.identity import RequestIdentity, TraceContext
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import RequestIdentity, Sequence, TraceContext
 from router.dispatch.waterfall import Waterfall
 from router.tracing.otlp import TraceExporter, export_request, headers_of
 from router.tracing.spans import spans_of

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.loader.checkpoint import Checkpoint
 from engine.presets import PRESETS, Preset
-from router.config.flags.command_line import ConfigError, parse
+from router.config.flags.command_line import parse
+from router.config.flags.values import ConfigError
 from router.config.table import SETTINGS
 from router.worker_config.machine import Machine, PlanError
 from router.worker_config.scheduler_plan import scheduler_for

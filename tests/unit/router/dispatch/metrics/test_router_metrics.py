@@ -10,7 +10,7 @@ from prometheus_client import generate_latest
 
 from common.kv_groups import RequestPages
 from common.metric_export import MetricNames, Source, exported
-from router.dispatch.metrics.cluster_metrics import ClusterLoad
+from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall

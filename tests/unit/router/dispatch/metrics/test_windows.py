@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from router.dispatch.metrics.windows import QuantileWindow, RateWindow
+from router.dispatch.metrics.recent import QuantileWindow, RateWindow
 
 
 def test_a_rate_is_the_mean_of_complete_seconds() -> None:

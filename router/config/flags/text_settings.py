@@ -1,0 +1,91 @@
+"""Parses the settings whose text has parts: --autoscale, --worker-env, --cors-origins."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+_BOUNDS: Final = re.compile(r"(prefill|decode)=(\d+):(\d+)")
+
+
+class WrongBounds(ValueError):
+    """The message names the part that is wrong and what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of the number of workers of a role."""
+
+    least: int
+    most: int
+
+
+def bounds_of(setting: str | None) -> dict[str, Bounds]:
+    """By role, from `decode=1:4 prefill=1:2`; empty without a setting. Raises WrongBounds."""
+    bounds: dict[str, Bounds] = {}
+    for word in shlex.split(setting or ""):
+        match = _BOUNDS.fullmatch(word)
+        if match is None:
+            raise WrongBounds(f"{word} is not ROLE=LEAST:MOST; try decode=1:4, or 'decode=1:4 prefill=1:2'")
+        role, least, most = match[1], int(match[2]), int(match[3])
+        if not least <= most or not most:
+            raise WrongBounds(f"{word}: the second number is the larger one, and 1 or more")
+        if role in bounds:
+            raise WrongBounds(f"{word}: {role} is given twice")
+        bounds[role] = Bounds(least, most)
+    return bounds
+
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OF_RAY: Final = ("CUDA_VISIBLE_DEVICES", "RAY_")
+"""Prefixes of names that Ray sets for each worker."""
+
+
+class WrongEnvironment(ValueError):
+    """The message names the part that is wrong and what it should be."""
+
+
+def environment_of(setting: str | None) -> dict[str, str]:
+    """Variables of a list like `KEY=VALUE KEY='two words'`. Raises WrongEnvironment."""
+    try:
+        words = shlex.split(setting or "")
+    except ValueError as error:
+        raise WrongEnvironment(f"{setting}: {error}; quote it as in a shell") from None
+    environment: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or _NAME.fullmatch(name) is None:
+            raise WrongEnvironment(f"{word} is not KEY=VALUE; try 'UCX_NET_DEVICES=mlx5_0:1'")
+        if name.startswith(_OF_RAY):
+            raise WrongEnvironment(f"{word}: Ray sets {name} for each worker; leave it out")
+        if name in environment:
+            raise WrongEnvironment(f"{word}: {name} is given twice")
+        environment[name] = value
+    return environment
+
+
+ANY_ORIGIN = "*"
+
+
+def origins_of(setting: str | None) -> tuple[str, ...]:
+    """The origins of a comma-separated list, with scheme and host in lower case, as browsers send them."""
+    return tuple(name.strip().lower() for name in (setting or "").split(",") if name.strip())
+
+
+def is_origin(name: str) -> bool:
+    """Whether `name` is "*", or an origin that a browser could send: scheme, host and port only."""
+    if name == ANY_ORIGIN:
+        return True
+    try:
+        parts = urlsplit(name)
+        port = parts.port
+    except ValueError:
+        return False
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    written = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
+    named = bool(parts.hostname) and "*" not in name  # no patterns: origins are compared literally
+    return default is not None and named and port != default and name == written
