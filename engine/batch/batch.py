@@ -11,6 +11,7 @@ import torch
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints, StepInputs
+from engine.batch.verified_rows import VerifiedRows
 from engine.core.largest_step import Span
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
@@ -31,11 +32,19 @@ class StateBatch:
     """[R]: where its state after `save_rows` rows goes too, or NO_SLOT."""
     save_rows: Ints
     """[R]"""
+    runs: Ints
+    """[R]: of a verify chunk, which is as many decodes here, their number at the first one and 0 at the
+    others; 1 for any other request. The state that is left is the one behind the drafts that were right."""
 
     @classmethod
     def of(cls, states: Ints) -> StateBatch | None:
         """From `StepInputs.states`."""
-        return cls(*states.reshape(-1, 4).T.copy()) if len(states) else None
+        return cls(*states.reshape(-1, 5).T.copy()) if len(states) else None
+
+    @property
+    def verified(self) -> Ints:
+        """[C]: first decodes of verify chunks."""
+        return np.flatnonzero(self.runs > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,8 @@ class Batch:
     pending_slots: torch.Tensor
     states: StateBatch | None = None
     """None for models without a recurrent state."""
+    verified: VerifiedRows | None = None
+    """None for these, and without drafts."""
 
     @property
     def num_requests(self) -> int:
@@ -140,6 +151,11 @@ class BatchBuilder:
         sampled = _last_rows(indptr[1:], inputs.samples)
         rows = [sampled, np.repeat(slots, inputs.samples), scored, pending, slots[owner[pending]]]
         sent = send([input_ids, positions, *rows, *slot_mappings], self._device)
+        states, verified = StateBatch.of(inputs.states), None
+        if states is not None:
+            firsts = states.verified  # each row of which samples
+            samples = np.repeat(np.cumsum(inputs.samples), lengths)
+            verified = VerifiedRows.of(indptr[firsts], states.runs[firsts], samples, self._device)
         return Batch(
             input_ids=sent[0],
             positions=sent[1],
@@ -155,7 +171,8 @@ class BatchBuilder:
             scored_rows=sent[4],
             pending_rows=sent[5],
             pending_slots=sent[6],
-            states=StateBatch.of(inputs.states),
+            states=states,
+            verified=verified,
         )
 
     def _skipped(self, group: KVGroup, starts: Ints) -> Ints:
@@ -224,4 +241,4 @@ def scratch_batch(
 
 def _scratch_states(count: int, slot: int) -> StateBatch:
     none, rows = np.full(count, NO_SLOT), np.zeros(count, dtype=np.int64)
-    return StateBatch(none, np.full(count, slot), none, rows)
+    return StateBatch(none, np.full(count, slot), none, rows, rows + 1)

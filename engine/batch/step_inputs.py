@@ -13,7 +13,7 @@ from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, Save
 
-__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter", "state_of"]
+__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter", "states_of"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -44,8 +44,10 @@ class StepInputs:
     pages: Ints
     """[P]: pages of the changed tables, one table after another."""
     states: Ints
-    """[4 * R], or empty for models without a recurrent state: of each chunk the slot of the state that it
-    reads, that it writes, and of the checkpoint that it saves, or NO_SLOT; rows until it saves."""
+    """[5 * R], or empty for models without a recurrent state: of each chunk the slot of the state that it
+    reads, that it writes, and of the checkpoint that it saves, or NO_SLOT; rows until it saves; and the
+    rows of one request that follow one another singly: those of a verify chunk at its first one, 0 at its
+    others, 1 elsewhere."""
 
     def header(self) -> Ints:
         """R, T, U, P and the length of `states`. R is never 0."""
@@ -106,17 +108,19 @@ class StepWriter:
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_joined([_ints(pages) for _, pages in moved]),
-            states=_ints([number for chunk in plan.chunks for number in state_of(chunk)]),
+            states=_ints([number for chunk in plan.chunks for row in states_of(chunk) for number in row]),
         )
 
 
-def state_of(chunk: Chunk) -> tuple[int, ...]:
-    """Slots read, written and saved, and rows until the save; empty for models without a state."""
-    state = chunk.request.state
+def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
+    """Of each of `chunk.rows()`, as `StepInputs.states` has it; empty tuples for models without a state."""
+    state, following = chunk.request.state, len(chunk.draft)
     if state is None:
-        return ()
+        return [()] * (1 + following)
     save = state.saved_by(chunk.start, chunk.end) or Save(chunk.start, NO_SLOT)
-    return state.read_by(chunk.start), state.slot, save.slot, save.position - chunk.start
+    slots = state.read_by(chunk.start), state.slot
+    first = (*slots, save.slot, save.position - chunk.start, 1 + following)
+    return [first, *[(*slots, NO_SLOT, 0, 0)] * following]
 
 
 def _samples(chunk: Chunk) -> int:

@@ -36,6 +36,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
 from engine.recurrence.select import with_states
+from engine.recurrence.stateful_attention import StatefulAttention
 from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of
@@ -135,7 +136,9 @@ class ModelRunner:
             device=self._device,
             groups=self.kv.groups,
         )
-        self._forwards = self._forward_paths(self._attention_over(self.kv, config), config, progress)
+        attention = self._attention_over(self.kv, config)
+        self._states = attention if isinstance(attention, StatefulAttention) else None
+        self._forwards = self._forward_paths(attention, config, progress)
         """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
         # before the host knows what was sampled.
@@ -194,8 +197,7 @@ class ModelRunner:
             yield Pause.OUTPUT  # the device computes all of the above meanwhile
             masks = masks_of(step.sampling, rows, self.spec.vocab_size)
         sampled = self._sampler.sample(logits, step.sampling, masks)
-        self.communicator.broadcast(sampled.tokens)
-        self._last_tokens[batch.sample_slots] = sampled.tokens
+        self._take_tokens(batch, sampled.tokens)
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
         return Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)
 
@@ -208,9 +210,14 @@ class ModelRunner:
         if not len(batch.sample_rows):
             return
         self._model.logits(hidden[batch.sample_rows])
-        tokens = torch.empty_like(batch.sample_slots)
+        self._take_tokens(batch, torch.empty_like(batch.sample_slots))
+
+    def _take_tokens(self, batch: Batch, tokens: torch.Tensor) -> None:
+        """Keep what rank 0 has sampled for the next step, and the states behind right drafts."""
         self.communicator.broadcast(tokens)
         self._last_tokens[batch.sample_slots] = tokens
+        if self._states is not None and batch.verified is not None:
+            self._states.keep(batch.verified.accepted(batch.input_ids, tokens))
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
         batch = self._batches.build(inputs)
@@ -232,8 +239,9 @@ class ModelRunner:
 
     def _is_long(self, plan: StepPlan) -> bool:
         """Whether a GPU would take longer to read contexts again for each drafted token than to run verify
-        chunks through the kernels of prompts."""
-        if not plan.num_drafted or self._device.type == "cpu":
+        chunks through the kernels of prompts. Those cannot leave a recurrent state behind any of their rows.
+        """
+        if not plan.num_drafted or self._device.type == "cpu" or self._states is not None:
             return False
         return sum(len(chunk.draft) * chunk.end for chunk in plan.chunks) > _MOST_READ_AGAIN
 
@@ -270,7 +278,10 @@ class ModelRunner:
             self._model.layer_attention(),
             max_requests=config.max_decode_rows,
         )
-        return attention if pool.states is None else with_states(attention, pool.states, pool.dtype)
+        if pool.states is None:
+            return attention
+        rows = config.max_decode_rows if config.scheduler.speculation is not None else 0
+        return with_states(attention, pool.states, pool.dtype, max_verified=rows)
 
     @torch.inference_mode()
     def _pages_and_slots_that_fit(self, config: EngineConfig, wanted_slots: int) -> tuple[int, int]:

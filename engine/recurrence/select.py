@@ -16,8 +16,13 @@ __all__ = ["with_states"]
 logger = logging.getLogger(__name__)
 
 
-def with_states(attention: AttentionBackend, pool: StatePool, dtype: torch.dtype) -> StatefulAttention:
-    """`attention`, and the fastest recurrence for the pool's device and activations in `dtype`."""
+def with_states(
+    attention: AttentionBackend, pool: StatePool, dtype: torch.dtype, *, max_verified: int = 0
+) -> StatefulAttention:
+    """`attention`, and the fastest recurrence for the pool's device and activations in `dtype`.
+
+    `max_verified`: most decodes and drafts of a step; 0: there are no drafts.
+    """
     if not pool.layer(0)[0].is_cuda:
         return StatefulAttention(attention, TorchRecurrence(pool))
     from engine.recurrence.triton_recurrence import (  # Triton ships only with torch's CUDA builds
@@ -29,5 +34,5 @@ def with_states(attention: AttentionBackend, pool: StatePool, dtype: torch.dtype
         logger.warning("delta nets run in plain torch, which is many times slower: %s, %s", pool.spec, dtype)
         return StatefulAttention(attention, TorchRecurrence(pool))
     if isinstance(attention, GraphableAttention):
-        return GraphableStateful(attention, TritonRecurrence(pool))
-    return StatefulAttention(attention, TritonRecurrence(pool))
+        return GraphableStateful(attention, TritonRecurrence(pool, max_verified))
+    return StatefulAttention(attention, TritonRecurrence(pool, max_verified))

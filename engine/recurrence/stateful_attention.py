@@ -26,7 +26,11 @@ class Recurrence(Protocol):
         beta: torch.Tensor,
         kernel: torch.Tensor,
     ) -> torch.Tensor:
-        """See `RecurrentAttention.recur`."""
+        """See `RecurrentAttention.recur`. Of verify chunks it writes no state: `keep` does."""
+
+    def keep(self, accepted: torch.Tensor) -> None:
+        """Behind the last layer: write the states of verify chunks, in the batch's order, after their first
+        token and `accepted` [C] drafts."""
 
 
 class GraphableRecurrence(Recurrence, Protocol):
@@ -62,6 +66,9 @@ class StatefulAttention:
         kernel: torch.Tensor,
     ) -> torch.Tensor:
         return self._recurrence.recur(layer, mixed, log_decay, beta, kernel)
+
+    def keep(self, accepted: torch.Tensor) -> None:
+        self._recurrence.keep(accepted)
 
 
 class GraphableStateful(StatefulAttention):

@@ -12,7 +12,7 @@ from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
-from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.errors import InvalidRequest, QueueFull
 from engine.kv_manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.admission.page_forecast import Forecaster
@@ -50,7 +50,7 @@ class Scheduler:
         drafts: DraftSource | None = None,
     ) -> None:
         """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows` and
-        `drafts`: see `Speculator`. Raises EngineError for speculation with recurrent states."""
+        `drafts`: see `Speculator`."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -67,11 +67,6 @@ class Scheduler:
         self._prompts_were_last = False
         self.speculator: Speculator | None = None
         if config.speculation is not None:
-            if kv.states is not None:
-                raise EngineError(
-                    "--speculative does not support models with a recurrent state, which cannot go back to"
-                    " the last right token: leave it off"
-                )
             self.speculator = Speculator(
                 config.speculation,
                 context=context,

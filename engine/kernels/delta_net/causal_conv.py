@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.delta_net.single_rows import SingleRows
+
 __all__ = ["convolve_chunks", "convolve_decodes", "keep_windows"]
 
 _FEATURES: Final = 128
@@ -17,25 +19,29 @@ def convolve_decodes(
     mixed: torch.Tensor,
     weight: torch.Tensor,
     windows: torch.Tensor,
-    sources: torch.Tensor,
-    slots: torch.Tensor,
+    decodes: SingleRows,
     out: torch.Tensor,
+    kept: torch.Tensor | None = None,
 ) -> None:
-    """SiLU of the convolution of one token of each request, `mixed` [R, F], of any stride between tokens.
+    """SiLU of the convolution of single rows `mixed` [R, F], of any stride between them.
 
-    `weight` is [F, 1, K], `windows` [slot, F, K - 1]: the last inputs are read at `sources` [R] int32, zeros
-    where that is negative, and written to `slots` [R] int32 with the new one. `out` [R, F].
+    `weight` is [F, 1, K], `windows` [slot, F, K - 1]: the last inputs of a request are read from its source.
+    Those of a request with one row are written to its slot with the new one; of several rows, none are. `out`
+    [R, F]. `kept` [R, F]: where `mixed` is copied to.
     """
     count, features = mixed.shape
     _convolve_decodes[(count, triton.cdiv(features, _FEATURES))](
         mixed,
         weight,
         windows,
-        sources,
-        slots,
+        decodes.sources,
+        decodes.slots,
+        decodes.places,
         out,
+        out if kept is None else kept,
         mixed.stride(0),
         windows.stride(0),
+        keeps=kept is not None,
         features=features,
         taps=weight.shape[2],
         block=_FEATURES,
@@ -86,21 +92,29 @@ def keep_windows(
     sources: torch.Tensor,
     ends: torch.Tensor,
     slots: torch.Tensor,
+    *,
+    layer_values: int = 0,
 ) -> None:
     """Write the last inputs up to two places of each of R requests, which have several rows each.
 
     `ends` and `slots` [R, 2] int32: rows of a request up to the place, and where its window goes, unless that
     is negative. The first may have fewer rows than a window, so it reads the one in `sources` too.
+
+    `mixed` is [T, F], or [L, T, F] for L layers at once: `windows` are then those of the first, and those of
+    the next one are `layer_values` numbers behind them.
     """
     features, size = windows.shape[1:]
-    _keep_windows[(len(firsts), triton.cdiv(features, _FEATURES))](
+    layers = len(mixed) if mixed.dim() == 3 else 1
+    _keep_windows[(len(firsts), triton.cdiv(features, _FEATURES), layers)](
         mixed,
         windows,
         firsts,
         sources,
         ends,
         slots,
-        mixed.stride(0),
+        mixed.stride(0) if layers > 1 else 0,
+        layer_values,
+        mixed.stride(-2),
         windows.stride(0),
         features=features,
         size=size,
@@ -117,32 +131,42 @@ def _convolve_decodes(  # type: ignore[no-untyped-def]
     windows_ptr,
     sources_ptr,
     slots_ptr,
+    places_ptr,
     out_ptr,
+    kept_ptr,
     mixed_stride,
     slot_stride,
+    keeps: tl.constexpr,
     features: tl.constexpr,
     taps: tl.constexpr,
     block: tl.constexpr,
 ):
-    request = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     feature = tl.program_id(1) * block + tl.arange(0, block)
     inside = feature < features
-    source = tl.load(sources_ptr + request).to(tl.int64)
-    slot = tl.load(slots_ptr + request).to(tl.int64)
+    source = tl.load(sources_ptr + row).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    earlier = tl.load(places_ptr + row)  # rows of the same request
     before = windows_ptr + source * slot_stride + feature * (taps - 1)
     after = windows_ptr + slot * slot_stride + feature * (taps - 1)
-    new = tl.load(mixed_ptr + request * mixed_stride + feature, mask=inside, other=0.0)
+    rows = mixed_ptr + row * mixed_stride + feature
+    new = tl.load(rows, mask=inside, other=0.0)
     weight = weight_ptr + feature * taps
     total = new.to(tl.float32) * tl.load(weight + taps - 1, mask=inside, other=0.0).to(tl.float32)
     # Each value is read before the place in front of it is overwritten, by the same thread.
     for tap in tl.static_range(taps - 1):
-        value = tl.load(before + tap, mask=inside & (source >= 0), other=0.0)
+        back: tl.constexpr = taps - 1 - tap
+        known = inside & (source >= 0) & (earlier < back)
+        value = tl.load(before + tap + earlier, mask=known, other=0.0)
+        value += tl.load(rows - back * mixed_stride, mask=inside & (earlier >= back), other=0.0)
         total += value.to(tl.float32) * tl.load(weight + tap, mask=inside, other=0.0).to(tl.float32)
         if tap > 0:
-            tl.store(after + tap - 1, value, mask=inside)
-    tl.store(after + taps - 2, new, mask=inside)
+            tl.store(after + tap - 1, value, mask=inside & (slot >= 0))
+    tl.store(after + taps - 2, new, mask=inside & (slot >= 0))
     result = total / (1.0 + tl.exp(-total))
-    tl.store(out_ptr + request * features + feature, result.to(out_ptr.dtype.element_ty), mask=inside)
+    tl.store(out_ptr + row * features + feature, result.to(out_ptr.dtype.element_ty), mask=inside)
+    if keeps:
+        tl.store(kept_ptr + row * features + feature, new, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -200,6 +224,8 @@ def _keep_windows(  # type: ignore[no-untyped-def]
     sources_ptr,
     ends_ptr,
     slots_ptr,
+    mixed_layer_stride,
+    windows_layer_stride,
     mixed_stride,
     slot_stride,
     features: tl.constexpr,
@@ -209,6 +235,8 @@ def _keep_windows(  # type: ignore[no-untyped-def]
 ):
     request = tl.program_id(0)
     feature = tl.program_id(1) * block + tl.arange(0, block)
+    mixed_ptr += tl.program_id(2).to(tl.int64) * mixed_layer_stride
+    windows_ptr += tl.program_id(2).to(tl.int64) * windows_layer_stride
     column = tl.arange(0, columns)
     own = (feature < features)[:, None] & (column < size)[None, :]
     first = tl.load(firsts_ptr + request).to(tl.int64)

@@ -1,6 +1,7 @@
 """The gated delta rule on GPUs: engine/recurrence/delta_rule.py has its equations.
 
-A decode is one launch, which reads and writes each state once. A chunk takes two: what its tokens write
+A decode is one launch, which reads and writes each state once, and so is a verify chunk, whose rows follow
+one another in it. A chunk takes two: what its tokens write
 depends on the tokens before them in the same stretch through a triangular system, which is solved for all
 stretches at once; then the stretches of a request follow one another, each in a few products. States and
 sums are in float32, products of chunks in TF32.
@@ -17,7 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["STRETCH", "DeltaShape", "Stretches", "delta_chunks", "delta_decodes", "suits"]
+from engine.kernels.delta_net.single_rows import SingleRows
+
+__all__ = ["STRETCH", "DeltaShape", "Stretches", "delta_again", "delta_chunks", "delta_decodes", "suits"]
 
 STRETCH: Final = 64
 """Tokens of a chunk that are computed together."""
@@ -63,26 +66,68 @@ def delta_decodes(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
     states: torch.Tensor,
-    sources: torch.Tensor,
-    slots: torch.Tensor,
-    out: torch.Tensor,
+    decodes: SingleRows,
+    out: torch.Tensor | None,
+    shape: DeltaShape,
+    *,
+    kept_gates: torch.Tensor | None = None,
+) -> None:
+    """Rows that follow one another singly: convolved `rows` [R, F], `log_decay` and `beta` [R, value_heads].
+
+    `states` [slot, value_head, key_dim, value_dim] float32 are read and written as `decodes` says. `out` is
+    [R, value_heads, value_dim]; None: only the states are wanted. `kept_gates` [2, R, value_heads] float32:
+    where log decays and rates are copied to.
+    """
+    _launch_decode(rows[None], log_decay, beta, states, 0, decodes, out, shape, kept_gates)
+
+
+def delta_again(
+    rows: torch.Tensor,
+    gates: torch.Tensor,
+    states: torch.Tensor,
+    layer_values: int,
+    decodes: SingleRows,
     shape: DeltaShape,
 ) -> None:
-    """One token of each of R requests: convolved `rows` [R, F], `log_decay` and `beta` [R, value_heads].
+    """The states of L layers at once, from kept `rows` [L, capacity, F] and `gates` [L, 2, capacity, heads].
 
-    `states` [slot, value_head, key_dim, value_dim] float32 are read at `sources` [R] int32, zeros where that
-    is negative, and written to `slots` [R]. `out` is [R, value_heads, value_dim].
+    `states`: of the first layer; those of the next one are `layer_values` numbers behind them.
     """
+    _launch_decode(rows, gates[0, 0], gates[0, 1], states, layer_values, decodes, None, shape, None)
+
+
+def _launch_decode(
+    rows: torch.Tensor,
+    log_decay: torch.Tensor,
+    beta: torch.Tensor,
+    states: torch.Tensor,
+    layer_values: int,
+    decodes: SingleRows,
+    out: torch.Tensor | None,
+    shape: DeltaShape,
+    kept_gates: torch.Tensor | None,
+) -> None:
     values = min(_VALUES, shape.value_dim)
-    _decode[(len(rows), shape.value_heads, shape.value_dim // values)](
+    layers = len(rows)
+    count = len(decodes.counts)
+    nothing = log_decay  # of a pointer that is not used
+    _decode[(count, layers * shape.value_heads, shape.value_dim // values)](
         rows,
         log_decay,
         beta,
         states,
-        sources,
-        slots,
-        out,
+        decodes.sources,
+        decodes.slots,
+        decodes.counts,
+        nothing if out is None else out,
+        nothing if kept_gates is None else kept_gates[0],
+        nothing if kept_gates is None else kept_gates[1],
+        rows.stride(0),
+        2 * rows.shape[1] * shape.value_heads,
+        layer_values,
         states.stride(0),
+        reads=out is not None,
+        keeps=kept_gates is not None,
         key_heads=shape.key_heads,
         value_heads=shape.value_heads,
         key_dim=shape.key_dim,
@@ -153,40 +198,61 @@ def _decode(  # type: ignore[no-untyped-def]
     states_ptr,
     sources_ptr,
     slots_ptr,
+    counts_ptr,
     out_ptr,
+    kept_decay_ptr,
+    kept_beta_ptr,
+    rows_layer_stride,
+    gates_layer_stride,
+    states_layer_stride,
     slot_stride,
+    reads: tl.constexpr,
+    keeps: tl.constexpr,
     key_heads: tl.constexpr,
     value_heads: tl.constexpr,
     key_dim: tl.constexpr,
     value_dim: tl.constexpr,
     values: tl.constexpr,
 ):
-    request = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    keys: tl.constexpr = key_heads * key_dim
-    features: tl.constexpr = 2 * keys + value_heads * value_dim
-    k_feature = tl.arange(0, key_dim)
-    v_feature = tl.program_id(2) * values + tl.arange(0, values)
-    source = tl.load(sources_ptr + request).to(tl.int64)
-    slot = tl.load(slots_ptr + request).to(tl.int64)
-    place = head * key_dim * value_dim + k_feature[:, None] * value_dim + v_feature[None, :]
-    known = (k_feature[:, None] >= 0) & (source >= 0)
-    state = tl.load(states_ptr + source * slot_stride + place, mask=known, other=0.0)
-    row = rows_ptr + request * features
-    of_key = head // (value_heads // key_heads) * key_dim + k_feature
-    q = tl.load(row + of_key).to(tl.float32)
-    k = tl.load(row + keys + of_key).to(tl.float32)
-    v = tl.load(row + 2 * keys + head * value_dim + v_feature).to(tl.float32)
-    q = q * tl.rsqrt(tl.sum(q * q, axis=0) + _EPS) * (key_dim**-0.5)
-    k = k * tl.rsqrt(tl.sum(k * k, axis=0) + _EPS)
-    state *= tl.exp(tl.load(log_decay_ptr + request * value_heads + head))
-    beta = tl.load(beta_ptr + request * value_heads + head)
-    new = (v - tl.sum(state * k[:, None], axis=0)) * beta
-    state += k[:, None] * new[None, :]
-    tl.store(states_ptr + slot * slot_stride + place, state)
-    result = tl.sum(state * q[:, None], axis=0)
-    target = out_ptr + (request * value_heads + head) * value_dim + v_feature
-    tl.store(target, result.to(out_ptr.dtype.element_ty))
+    first = tl.program_id(0).to(tl.int64)
+    count = tl.load(counts_ptr + first)
+    if count > 0:
+        layer = (tl.program_id(1) // value_heads).to(tl.int64)
+        head = tl.program_id(1) % value_heads
+        keys: tl.constexpr = key_heads * key_dim
+        features: tl.constexpr = 2 * keys + value_heads * value_dim
+        k_feature = tl.arange(0, key_dim)
+        v_feature = tl.program_id(2) * values + tl.arange(0, values)
+        source = tl.load(sources_ptr + first).to(tl.int64)
+        slot = tl.load(slots_ptr + first).to(tl.int64)
+        place = head * key_dim * value_dim + k_feature[:, None] * value_dim + v_feature[None, :]
+        place += layer * states_layer_stride
+        known = (k_feature[:, None] >= 0) & (source >= 0)
+        state = tl.load(states_ptr + source * slot_stride + place, mask=known, other=0.0)
+        of_key = head // (value_heads // key_heads) * key_dim + k_feature
+        for number in range(count):
+            row = rows_ptr + layer * rows_layer_stride + (first + number) * features
+            gate = (first + number) * value_heads + head
+            q = tl.load(row + of_key).to(tl.float32)
+            k = tl.load(row + keys + of_key).to(tl.float32)
+            v = tl.load(row + 2 * keys + head * value_dim + v_feature).to(tl.float32)
+            q = q * tl.rsqrt(tl.sum(q * q, axis=0) + _EPS) * (key_dim**-0.5)
+            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + _EPS)
+            log_decay = tl.load(log_decay_ptr + layer * gates_layer_stride + gate)
+            beta = tl.load(beta_ptr + layer * gates_layer_stride + gate)
+            state *= tl.exp(log_decay)
+            new = (v - tl.sum(state * k[:, None], axis=0)) * beta
+            state += k[:, None] * new[None, :]
+            if reads:
+                result = tl.sum(state * q[:, None], axis=0)
+                target = out_ptr + gate * value_dim + v_feature
+                tl.store(target, result.to(out_ptr.dtype.element_ty))
+            if keeps:
+                once = tl.program_id(2) == 0
+                tl.store(kept_decay_ptr + gate, log_decay, mask=once)
+                tl.store(kept_beta_ptr + gate, beta, mask=once)
+        if slot >= 0:
+            tl.store(states_ptr + slot * slot_stride + place, state)
 
 
 @triton.jit

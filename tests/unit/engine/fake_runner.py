@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
-from engine.batch.step_inputs import state_of
+from engine.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
@@ -142,6 +142,7 @@ class FakeRunner:
         lengths = [chunk.length for chunk in plan.rows()]
         assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"
         rows = plan.rows()
+        states = [state for chunk in plan.chunks for state in states_of(chunk)]
         slots = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots)) == len(slots)
         assert all(slot >= 0 for slot in slots)
@@ -156,10 +157,10 @@ class FakeRunner:
                 if chunk.draft
                 else list(chunk.request.tokens(chunk.start, chunk.end)),
                 samples=chunk.samples,
-                state=state_of(chunk),
+                state=state,
                 before=None if chunk.draft else list(chunk.request.tokens(0, chunk.start)),
             )
-            for chunk in rows
+            for chunk, state in zip(rows, states, strict=True)
         ]
 
     def launch(self, step: list[Work]) -> FakeStep:
@@ -169,18 +170,24 @@ class FakeRunner:
         return self.enqueuing
 
     def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
+        right, state = True, 0
         for work in step:
             yield
             digest = self._attend(work)
-            source, own, save, rows = work.state or (NO_SLOT,) * 4
-            if work.state and digest != (state := 0 if source == NO_SLOT else self.states[source]):
+            source, own, save, rows, run = work.state or (NO_SLOT,) * 5
+            if run:  # else it follows the row before
+                right, state = True, 0 if source == NO_SLOT else self.states[source]
+            else:
+                right = right and answer.tokens[-1] == work.tokens[0]
+            if work.state and digest != state:
                 digest = extend(digest, state & 1)  # neither the one's token nor the other's
             for position, token in enumerate(work.tokens, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
                 self.write(work.pages, position, digest)
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
-            if work.state:
+            state = digest
+            if work.state and right:
                 self.states[own] = digest
             if work.samples:
                 if work.request_id in self.fails:

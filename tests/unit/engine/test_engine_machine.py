@@ -66,9 +66,6 @@ def tier_limits(draw: st.DrawFn) -> TierLimits | None:
 class EngineMachine(RuleBasedStateMachine):
     """Anything may happen to requests at any time; what they get is always the reference."""
 
-    with_states = True
-    """Whether the model may have recurrent states."""
-
     @initialize(
         page=st.sampled_from([1, 2, 4]),
         chunk=st.sampled_from([4, 8, 20, None]),
@@ -111,7 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
             radix_cache=radix,
             batching=batching,
             max_running_requests=slots,
-            num_state_slots=states if self.with_states and windows == [None] else 0,
+            num_state_slots=states if windows == [None] else 0,
             # An example must be repeatable, and waits for tiers depend on the time.
             clock=partial(next, accumulate(repeat(0.001))),
             **order,

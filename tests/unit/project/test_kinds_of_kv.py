@@ -8,15 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import SpeculationConfig
-from engine.errors import EngineError
 from engine.model_config.delta_spec import DeltaSpec
 from kv_transfer import KVLayout, Peer
 from kv_transfer.errors import LayoutMismatch
 from router.config.flags.validation import problems_of
 from router.config.settings import RouterConfig
 from tests.kv_workers import LAYOUT
-from tests.unit.engine.engines import make_engine
 
 PAGE = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
 
@@ -33,7 +30,7 @@ def layout(ranks: int) -> KVLayout:
 
 
 def test_every_refusal_of_the_table_has_a_message() -> None:
-    assert sorted(set(map(int, re.findall(r"refused \((\d+)\)", PAGE)))) == [1, 2, 3]
+    assert sorted(set(map(int, re.findall(r"refused \((\d+)\)", PAGE)))) == [1, 2]
 
 
 def test_states_are_not_handed_to_another_number_of_ranks() -> None:
@@ -46,8 +43,3 @@ def test_states_are_not_handed_to_another_number_of_ranks() -> None:
 def test_tiers_are_refused_on_several_ranks() -> None:
     found = problems_of(RouterConfig(model="m", host_kv_gb=1.0, tensor_parallel_size=2))
     assert any(message(2) in problem for problem in found)
-
-
-def test_speculation_is_refused_with_states() -> None:
-    with pytest.raises(EngineError, match=re.escape(message(3))):
-        make_engine(num_state_slots=4, speculation=SpeculationConfig())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from engine.config import SpeculationConfig
 from engine.engine import Engine
-from engine.errors import EngineError
 from engine.kv_cache.pages import PageCounts
 from tests.unit.engine.engines import deliver, make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
@@ -133,8 +129,3 @@ def test_without_a_radix_cache_there_are_no_checkpoints() -> None:
     engine = make_engine(num_state_slots=4, radix_cache=False)
     cached_tokens(engine, 1, list(range(22)))
     assert slots(engine).free == 4
-
-
-def test_drafts_are_refused_since_a_state_cannot_go_back() -> None:
-    with pytest.raises(EngineError, match=r"--speculative does not support .* leave it off"):
-        make_engine(num_state_slots=4, speculation=SpeculationConfig())

@@ -16,7 +16,7 @@ from engine.kv_cache.state_pool import StatePool
 from engine.model_config.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
 
-pytestmark = pytest.mark.skipif(
+interpreted = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
 )
 
@@ -34,9 +34,10 @@ def pool(seed: int) -> StatePool:
     return made
 
 
-def batch_of(requests: list[tuple[int, int, int, int, int]]) -> Batch:
-    """Of each request: its rows, the slots read and written, the slot saved and the rows until then."""
-    lengths, *states = np.array(requests, dtype=np.int64).T
+def batch_of(requests: list[tuple[int, ...]]) -> Batch:
+    """Of each request: its rows, the slots read and written, the slot saved and the rows until then; and as
+    `StateBatch.runs` has it, if that is not 1."""
+    lengths, *states = np.array([(*r, 1)[:6] for r in requests], dtype=np.int64).T
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     unused: Any = None
     return Batch(
@@ -65,32 +66,70 @@ def inputs(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 N = NO_SLOT
-CASES = {
+
+
+def verified(rows: int, source: int, slot: int) -> list[tuple[int, ...]]:
+    """A verify chunk."""
+    return [(1, source, slot, N, 0, 0 if row else rows) for row in range(rows)]
+
+
+def assert_alike(ours: StatePool, theirs: StatePool) -> None:
+    for layer in range(2):
+        for mine, wanted in zip(ours.layer(layer), theirs.layer(layer), strict=True):
+            torch.testing.assert_close(mine[:SLOTS], wanted[:SLOTS], atol=2e-5, rtol=1e-4)
+
+
+CASES: dict[str, list[tuple[int, ...]]] = {
     "decodes": [(1, 3, 3, N, 0), (1, N, 5, N, 0), (1, 1, 2, N, 0)],
     "a prompt": [(150, N, 4, N, 0)],
     "a chunk behind another": [(70, 4, 4, N, 0)],
     "fewer rows than the convolution sees": [(2, 4, 4, N, 0), (3, N, 1, N, 0)],
     "checkpoints": [(100, 2, 3, 6, 80), (64, 4, 4, 7, 64), (2, 5, 5, 8, 1)],
     "chunks and decodes": [(65, 1, 1, 2, 64), (5, N, 3, N, 0), (1, 4, 4, N, 0), (1, N, 5, N, 0)],
+    "verified": [*verified(2, 3, 3), *verified(5, N, 1)],
+    "verified beside others": [(5, N, 3, N, 0), *verified(6, 4, 4), (1, 1, 1, N, 0), *verified(3, 8, 2)],
 }
 
 
+@interpreted
 @pytest.mark.parametrize("requests", CASES.values(), ids=CASES)
-def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, int, int, int, int]]) -> None:
+def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...]]) -> None:
     from engine.recurrence.triton_recurrence import TritonRecurrence
 
     ours, theirs, batch = pool(1), pool(1), batch_of(requests)
-    kernels, oracle = TritonRecurrence(ours), TorchRecurrence(theirs)
+    kernels, oracle = TritonRecurrence(ours, max_verified=16), TorchRecurrence(theirs)
     kernels.prepare(batch)
     oracle.prepare(batch)
     for layer in range(2):
         given = inputs(len(batch.input_ids), seed=layer)
         expected = oracle.recur(layer, *given)
         torch.testing.assert_close(kernels.recur(layer, *given), expected, atol=2e-5, rtol=1e-4)
-        for mine, wanted in zip(ours.layer(layer), theirs.layer(layer), strict=True):
-            torch.testing.assert_close(mine, wanted, atol=2e-5, rtol=1e-4)
+        assert_alike(ours, theirs)
+    if any(len(r) > 5 for r in requests):
+        for recurrence in (kernels, oracle):
+            recurrence.keep(torch.tensor([1, 2]))
+        assert_alike(ours, theirs)
 
 
+def test_the_state_behind_right_drafts_is_the_one_that_decodes_leave() -> None:
+    decoded, drafted = pool(1), pool(1)
+    given = [inputs(5, seed=layer) for layer in range(2)]
+    recurrence, whole = TorchRecurrence(drafted), batch_of([*verified(4, 6, 6), (1, N, 2, N, 0)])
+    recurrence.prepare(whole)
+    together = [recurrence.recur(layer, *given[layer]) for layer in range(2)]
+    recurrence.keep(torch.tensor([2]))
+    singly = TorchRecurrence(decoded)
+    own, other = (1, 6, 6, N, 0), (1, N, 2, N, 0)
+    for row, request in [(0, own), (1, own), (2, own), (4, other)]:
+        singly.prepare(batch_of([request]))
+        for layer, (mixed, decays, beta, kernel) in enumerate(given):
+            part = slice(row, row + 1)
+            out = singly.recur(layer, mixed[part], decays[part], beta[part], kernel)
+            torch.testing.assert_close(out[0], together[layer][row])
+    assert_alike(drafted, decoded)
+
+
+@interpreted
 def test_equal_tokens_without_decay_do_not_overflow() -> None:
     """Powers of the system that is solved have entries up to 10^17, its inverse has none above 1."""
     from engine.recurrence.triton_recurrence import TritonRecurrence
@@ -105,24 +144,29 @@ def test_equal_tokens_without_decay_do_not_overflow() -> None:
     torch.testing.assert_close(*results, atol=2e-5, rtol=1e-4)
 
 
+@interpreted
 def test_a_padded_graph_step_changes_the_slots_of_its_requests_alone() -> None:
     from engine.recurrence.triton_recurrence import TritonRecurrence
 
     ours, theirs = pool(1), pool(1)
-    kernels, oracle = TritonRecurrence(ours), TorchRecurrence(theirs)
-    batch = batch_of([(1, 3, 3, N, 0), (1, N, 5, N, 0)])
+    kernels, oracle = TritonRecurrence(ours, max_verified=8), TorchRecurrence(theirs)
+    batch = batch_of([(1, 3, 3, N, 0), *verified(3, 1, 7), (1, N, 5, N, 0)])
     kernels.init_graphs(8)
-    kernels.prepare_capture(4)
-    kernels.prepare_replay(batch, 4)
+    kernels.prepare_capture(8)
+    kernels.prepare_replay(batch, 8)
     oracle.prepare(batch)
-    mixed, decays, beta, kernel = inputs(4)
-    expected = oracle.recur(0, mixed[:2], decays[:2], beta[:2], kernel)
-    result = kernels.recur(0, mixed, decays, beta, kernel)
-    torch.testing.assert_close(result[:2], expected, atol=2e-5, rtol=1e-4)
-    for mine, wanted in zip(ours.layer(0), theirs.layer(0), strict=True):
-        torch.testing.assert_close(mine[:SLOTS], wanted[:SLOTS], atol=2e-5, rtol=1e-4)
+    for layer in range(2):
+        mixed, decays, beta, kernel = inputs(8, seed=layer)
+        expected = oracle.recur(layer, mixed[:5], decays[:5], beta[:5], kernel)
+        result = kernels.recur(layer, mixed, decays, beta, kernel)
+        torch.testing.assert_close(result[:5], expected, atol=2e-5, rtol=1e-4)
+    assert_alike(ours, theirs)
+    for recurrence in (kernels, oracle):
+        recurrence.keep(torch.tensor([1]))
+    assert_alike(ours, theirs)
 
 
+@interpreted
 def test_rates_and_gated_norms_equal_those_of_plain_torch() -> None:
     from engine.kernels.delta_net.delta_gates import delta_rates, gated_norm
     from engine.layers.ops.ops import Ops

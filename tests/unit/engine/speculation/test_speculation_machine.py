@@ -24,8 +24,6 @@ RIGHT = {"wrong": [0.0], "sometimes": [0.6], "right": [1.0], "several": [0.3, 0.
 class SpeculationMachine(EngineMachine):
     """The machine of all engines, with drafters that are random, wrong, right, or those of a server."""
 
-    with_states = False  # which cannot be rolled back
-
     def prepare(self, data: st.DataObject) -> None:
         self.rng = random.Random(data.draw(st.integers(0, 1000)))
         self.drafters = data.draw(st.sampled_from(["random", "configured", "model", *RIGHT]))
