@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.kv_groups import KVGroup
+from kv_transfer.state_layout import StateLayout
 
 __all__ = ["SUM64", "XXH3", "KVLayout"]
 
@@ -42,10 +43,8 @@ class KVLayout:
     """The dtype that they were computed in, if they are stored in another."""
     digest: str = XXH3
     """Algorithm of the page digests, which must be the same on both sides."""
-    state_pages: int = 0
-    """Pages that the recurrent state of a request takes; 0: the model has none. A handoff ends with them."""
-    state: str = ""
-    """Shape of that state."""
+    state: StateLayout | None = None
+    """Of the recurrent state of a request, over all shards, with which a handoff ends, if there is one."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
@@ -60,6 +59,8 @@ class KVLayout:
                 f"{self.num_kv_heads} kv heads cannot be sharded over {self.tp_size} ranks: "
                 "one number must divide the other"
             )
+        if self.state is not None and self.state.heads % self.tp_size:
+            raise ValueError(f"a state of {self.state.heads} heads cannot be shared by {self.tp_size} ranks")
 
     @property
     def page_layers(self) -> int:
@@ -96,6 +97,22 @@ class KVLayout:
         return self.rows_per_page * self.head_bytes
 
     @property
+    def state_heads(self) -> range:
+        """Heads of the state in this shard."""
+        per_shard = 0 if self.state is None else self.state.heads // self.tp_size
+        return range(self.tp_rank * per_shard, (self.tp_rank + 1) * per_shard)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a request's state in this shard."""
+        return 0 if self.state is None else len(self.state_heads) * self.state.head_bytes
+
+    @property
+    def state_pages(self) -> int:
+        """Pages of memory that this shard of a state takes: fewer with more ranks than KV heads."""
+        return -(-self.state_bytes // self.page_bytes)
+
+    @property
     def has_windows(self) -> bool:
         return any(group.window is not None for group in self.groups)
 
@@ -118,7 +135,6 @@ class KVLayout:
             self.page_size,
             self.tp_size,
             self.digest,
-            self.state_pages,
             self.state,
         )
         return hashlib.blake2b(repr(fields).encode(), digest_size=16).hexdigest()

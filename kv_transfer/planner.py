@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from kv_transfer.layout import KVLayout
 
-__all__ = ["Copy", "blocks_due", "coalesce", "plan_shard_copies"]
+__all__ = ["Copy", "blocks_due", "coalesce", "plan_shard_copies", "plan_state_copies", "state_copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,8 @@ class Copy:
     local: int
     remote: int
     length: int
+    is_state: bool = False
+    """Of a whole state, which ranks cut otherwise than pages."""
 
 
 def blocks_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:
@@ -79,6 +81,39 @@ def plan_shard_copies(
                 )
             )
     return copies
+
+
+def state_copy(layout: KVLayout, local: int, remote: int) -> Copy:
+    """The whole state of a request, from the pages that begin with `local` to those from `remote` on."""
+    size = layout.page_bytes
+    return Copy(local * size, remote * size, layout.state_bytes, is_state=True)
+
+
+def plan_state_copies(source: KVLayout, target: KVLayout, local: int, remote: int) -> list[Copy]:
+    """Copies of the heads of a state that both shards hold. `local`, `remote`: where it begins, as a page.
+
+    The source ranks together write each byte of a target's state exactly once.
+    """
+    if replace(target, tp_size=source.tp_size, tp_rank=source.tp_rank) != source or source.state is None:
+        raise ValueError("the shards are not of the same state")
+    mine, theirs = source.state_heads, target.state_heads
+    begin, end = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
+    if begin >= end:
+        return []
+    here, there = local * source.page_bytes, remote * target.page_bytes
+    if mine == theirs:
+        return [Copy(here, there, source.state_bytes)]
+    starts = zip(
+        source.state.rows, source.state.starts(len(mine)), source.state.starts(len(theirs)), strict=True
+    )
+    return [
+        Copy(
+            here + my_start + (begin - mine.start) * row,
+            there + their_start + (begin - theirs.start) * row,
+            (end - begin) * row,
+        )
+        for row, my_start, their_start in starts
+    ]
 
 
 def _is_replica(shard: KVLayout) -> bool:

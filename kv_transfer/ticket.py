@@ -77,7 +77,8 @@ class Ticket:
     the ticket: the receiver frees the pages when it detects the end of the old name."""
 
     state: tuple[int, ...] = ()
-    """The receiver's pages for the recurrent state of the request, if the model has one."""
+    """Where the receiver has the recurrent state of the request, if the model has one: consecutive pages, as
+    many as the state takes on one of its ranks."""
 
     def max_tokens(self, layout: KVLayout) -> int:
         """Most tokens whose KV fits the pages, including cached ones."""
@@ -103,10 +104,12 @@ class Ticket:
             raise BadTicket(
                 f"ticket {self.handoff_id:x} has {len(self.pages)} pages, not {needed} distinct ones"
             )
-        if len(self.state) != layout.state_pages:
+        if not _fewest_state_pages(layout) <= len(self.state) <= layout.state_pages:
             raise BadTicket(
                 f"ticket {self.handoff_id:x} has {len(self.state)} pages for a state of {layout.state_pages}"
             )
+        if self.state and self.state != tuple(range(self.state[0], self.state[-1] + 1)):
+            raise BadTicket(f"ticket {self.handoff_id:x} has a state in pieces")
         if min(pages) < 0 or max(pages) >= self.receiver.num_pages:
             raise BadTicket(f"ticket {self.handoff_id:x} has pages outside the pool of {self.receiver.name}")
 
@@ -136,3 +139,12 @@ class Final:
         if layout.has_windows and self.position < ticket.num_tokens - 1:
             return False
         return 0 < self.position < min(ticket.num_tokens + len(self.tokens), ticket.max_tokens(layout) + 1)
+
+
+def _fewest_state_pages(layout: KVLayout) -> int:
+    """Of a receiver with a rank for each head of the state."""
+    if layout.state is None:
+        return 0
+    heads_of_page = max(1, layout.num_kv_heads // layout.state.heads)
+    page_bytes = layout.page_bytes // layout.heads_per_shard * heads_of_page
+    return -(-layout.state.head_bytes // page_bytes)

@@ -167,6 +167,6 @@ class NetworkTransport:
 
 def _by_page(copy: Copy, page_bytes: int) -> list[Copy]:
     return [
-        Copy(copy.local + offset, copy.remote + offset, page_bytes)
+        Copy(copy.local + offset, copy.remote + offset, min(page_bytes, copy.length - offset))
         for offset in range(0, copy.length, page_bytes)
     ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from common.kv_groups import NO_PAGE, KVGroup, full_group
 from kv_transfer import Final, KVEndpoint, KVLayout, KVPort
+from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket_pages import TicketPages
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
@@ -21,8 +22,8 @@ _WINDOWS = replace(LAYOUT, groups=(KVGroup((0,), 3), KVGroup((1,)), KVGroup((2,)
 LAYOUTS = [
     LAYOUT,
     _WINDOWS,
-    replace(LAYOUT, state_pages=2, state="a state"),
-    replace(_WINDOWS, state_pages=1, state="another"),
+    replace(LAYOUT, state=StateLayout(2, (12, 8, 4))),
+    replace(_WINDOWS, state=StateLayout(1, (20, 4))),
 ]
 _NUM_BLOCKS = 12
 _NUM_SLOTS = 4
@@ -166,10 +167,11 @@ def token_kv(job: Job, token: int, group: int) -> np.ndarray:
 
 
 def state_kv(job: Job, num_tokens: int) -> np.ndarray:
-    """The recurrent state after that number of tokens: `[page, page_bytes]`."""
+    """The recurrent state after that number of tokens: `[page, page_bytes]`, with nothing behind it."""
     layout = job.source.layout
-    drawn = np.random.default_rng((job.id, num_tokens)).bytes(layout.state_pages * layout.page_bytes)
-    return np.frombuffer(drawn, dtype=np.uint8).reshape(layout.state_pages, layout.page_bytes)
+    drawn = np.random.default_rng((job.id, num_tokens)).bytes(layout.state_bytes)
+    rest = layout.state_pages * layout.page_bytes - layout.state_bytes
+    return np.pad(np.frombuffer(drawn, dtype=np.uint8), (0, rest)).reshape(-1, layout.page_bytes)
 
 
 def page_view(pool: Pool, page: int) -> np.ndarray:

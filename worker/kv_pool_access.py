@@ -13,6 +13,7 @@ from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester, host_digester
 from kv_transfer.layout import SUM64, XXH3
+from kv_transfer.state_layout import StateLayout
 from kv_transfer.transports import LoopbackTransport, Transport
 from worker.config import WorkerConfig
 
@@ -45,7 +46,7 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 def layout_of(runner: ModelRunner) -> KVLayout:
     """Layout of a worker with one rank."""
-    spec, pool = runner.spec, runner.kv
+    spec, pool, delta = runner.spec, runner.kv, runner.spec.delta
     return KVLayout(
         weights=runner.weights,
         dtype=_name(pool.tensor.dtype),
@@ -58,8 +59,7 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
-        state_pages=pool.slot_blocks,
-        state="" if spec.delta is None else spec.delta.state_format(runner.communicator.shard.size),
+        state=None if delta is None else StateLayout(delta.key_heads, delta.state_rows(pool.dtype.itemsize)),
     )
 
 

@@ -270,8 +270,9 @@ class KVReceiver:
         blocks = range(order.first_block, max(order.first_block, layout.num_blocks(final.position)))
         places = order.places(blocks)
         needed = len(places)
-        if len(finish.digests) != needed + len(ticket.state):
-            return f"{len(finish.digests)} pages were sent, not {needed} and {len(ticket.state)} of the state"
+        heads = len(layout.state_heads)
+        if len(finish.digests) != needed + heads:
+            return f"{len(finish.digests)} digests came, not {needed} of pages and {heads} of the state"
         if final.request_digest != handoff.request_digest:
             return "the sender computed another request: tokens or sampling parameters differ"
         for index, (place, expected) in enumerate(zip(places, finish.digests[:needed], strict=True)):
@@ -282,7 +283,7 @@ class KVReceiver:
             tail_tokens = min(layout.page_size, final.position - token)
             if self._port.digester.digest([ticket.pages[index]], tail_tokens) != [expected]:
                 return f"the digest of the page of token {token} differs from the sender's"
-        state = self._port.digester.digest(ticket.state, layout.page_size)
+        state = self._port.digester.digest_state(ticket.state[0]) if heads else []
         return "" if state == list(finish.digests[needed:]) else "the digest of the state differs"
 
     def _digest(self, handoff: _Handoff, first: int, count: int, tail_tokens: int) -> list[int]:

@@ -15,7 +15,7 @@ from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, 
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
-from kv_transfer.planner import blocks_due, coalesce
+from kv_transfer.planner import blocks_due, coalesce, state_copy
 from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
@@ -38,7 +38,7 @@ class _Handoff:
     pages: tuple[int, ...] = ()
     """The request's block table: of each block a page for every group, or NO_PAGE behind a window."""
     state: tuple[int, ...] = ()
-    """Pages of the recurrent state; known with `final`."""
+    """Pages that the recurrent state takes; known with `final`."""
     num_tokens: int = 0
     final: Final | None = None
     computed_at: float = 0.0
@@ -154,14 +154,14 @@ class KVSender:
     ) -> None:
         """All KV of the handoff is computed, and `final.tokens` are sampled.
 
-        `state`: pages of the recurrent state after `num_tokens` tokens. Unlike other pages, they must not
-        change from now on.
+        `state`: pages that the recurrent state after `num_tokens` tokens takes, on one rank. Unlike others,
+        they must not change from now on.
         """
         handoff = self._extend(handoff_id, pages, num_tokens, final, now)
         if handoff is None:
             return
         handoff.state = tuple(state)
-        if len(state) != self._layout.state_pages:
+        if bool(state) != (self._layout.state is not None):
             reason = f"a state of {len(state)} pages was given, not of {self._layout.state_pages}"
             self._fire(handoff, SendEvent.ABORT, now, reason)
         else:
@@ -235,14 +235,16 @@ class KVSender:
         there = [index for index, page in enumerate(table) if page != NO_PAGE]
         local = tuple(table[index] for index in there)
         remote = tuple(ticket.pages[first + index] for index in there)
-        state = ticket.state if handoff.state else ()
         end_token = min(due.stop * page_size, handoff.num_tokens)
         tail_tokens = end_token - (due.stop - 1) * page_size
+        copies = coalesce(local, remote, self._layout.page_bytes)
+        if handoff.state:
+            copies.append(state_copy(self._layout, handoff.state[0], ticket.state[0]))
         message = Push(first, len(table), tail_tokens)
         try:
             write = self._port.transport.write(
                 ticket.receiver,
-                coalesce((*local, *handoff.state), (*remote, *state), self._layout.page_bytes),
+                copies,
                 self._encode(handoff, message, ticket.receiver),
             )
         except PeerUnreachable as error:
@@ -254,14 +256,15 @@ class KVSender:
             end=now,
             first_token=due.start * page_size,
             num_tokens=end_token - due.start * page_size,
-            bytes=(len(local) + len(handoff.state)) * self._layout.page_bytes,
+            bytes=sum(copy.length for copy in copies),
         )
         self._writes[write] = handoff
         # Computed while the write is in flight: both only read the pages.
         digests = digest_blocks(self._port.digester, self._layout, local, tail_tokens)
         known = dict(zip(there, digests, strict=True))
         handoff.digests += [known.get(index, 0) for index in range(len(table))]
-        handoff.digests += self._port.digester.digest(handoff.state, page_size)
+        if handoff.state:
+            handoff.digests += self._port.digester.digest_state(handoff.state[0])
         if handoff.request_digest is not None and not complete:
             sent = tuple(handoff.digests[first : first + len(table)])
             self._send(handoff, Digests(first, sent, handoff.request_digest))

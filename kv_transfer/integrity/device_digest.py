@@ -37,6 +37,8 @@ class DeviceDigester:
     def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
         """`pool`: contiguous, pages along its first axis. Compiles the kernel."""
         self._words = Words.of(layout)
+        self._layout = layout
+        self._bytes = pool.flatten().view(torch.uint8)
         self._pool = pool.flatten(1).view(_WORD_TYPES[self._words.word_bytes])
         if self._pool.shape[1] != self._words.page:
             raise ValueError(
@@ -53,24 +55,49 @@ class DeviceDigester:
         self._buffers: deque[_Buffers] = deque()
         """Those that no launch uses."""
         self.digest([0], layout.page_size)
+        if layout.state is not None:
+            self.digest_state(0)
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         """See `digest.PageDigester`. One launch for up to 1024 pages. For one thread at a time."""
         return self.begin(pages, tail_tokens)()
+
+    def digest_state(self, first: int) -> list[int]:
+        """See `digest.PageDigester`. Copies the state, so that each head is like a page."""
+        layout = self._layout
+        assert layout.state is not None
+        words, heads = Words.of_state(layout.state), len(layout.state_heads)
+        begin = first * layout.page_bytes
+        state = self._bytes[begin : begin + layout.state_bytes]
+        with self._on_stream():
+            rows = [row.view(_WORD_TYPES[words.word_bytes]) for row in layout.state.by_head(state, heads)]
+            return self._begin(torch.cat(rows, dim=1), words, range(heads), words.tokens)()
 
     def begin(
         self, pages: Sequence[int], tail_tokens: int, after: torch.cuda.Event | None = None
     ) -> Callable[[], list[int]]:
         """Digest pages once `after` has happened. The function returned waits for the digests, for one with
         `after` without a spinning CPU, and must be called. Both for one thread at a time."""
+        return self._begin(self._pool, self._words, pages, tail_tokens, after)
+
+    def _begin(
+        self,
+        pool: torch.Tensor,
+        words: Words,
+        pages: Sequence[int],
+        tail_tokens: int,
+        after: torch.cuda.Event | None = None,
+    ) -> Callable[[], list[int]]:
         ended: torch.cuda.Event | None = None
         with self._on_stream():
             if after is not None:
                 after.wait()
             launches = [
                 self._launch(
+                    pool,
+                    words,
                     pages[begin : begin + _BATCH],
-                    tail_tokens if begin + _BATCH >= len(pages) else self._words.tokens,
+                    tail_tokens if begin + _BATCH >= len(pages) else words.tokens,
                 )
                 for begin in range(0, len(pages), _BATCH)
             ]
@@ -89,14 +116,16 @@ class DeviceDigester:
 
         return wait
 
-    def _launch(self, pages: Sequence[int], tail_tokens: int) -> tuple[_Buffers, int]:
+    def _launch(
+        self, pool: torch.Tensor, words: Words, pages: Sequence[int], tail_tokens: int
+    ) -> tuple[_Buffers, int]:
         buffers = self._buffers.pop() if self._buffers else self._new_buffers()
         jobs, sums = buffers[0][: len(pages)], buffers[1][: len(pages)]
         jobs[:, 0] = torch.tensor(pages, dtype=torch.int32)
-        jobs[:, 1] = self._words.tokens
+        jobs[:, 1] = words.tokens
         jobs[-1, 1] = tail_tokens
-        there = jobs.to(self._pool.device, non_blocking=True)
-        sums.copy_(self._page_sums(self._pool, there, self._words), non_blocking=True)
+        there = jobs.to(pool.device, non_blocking=True)
+        sums.copy_(self._page_sums(pool, there, words), non_blocking=True)
         return buffers, len(pages)
 
     def _new_buffers(self) -> _Buffers:

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 import xxhash
 
+from kv_transfer.integrity.host_states import HostStates
 from kv_transfer.integrity.sum64 import HostSum64
 from kv_transfer.layout import SUM64, XXH3, KVLayout
 from kv_transfer.memory import PoolMemory
@@ -22,6 +23,9 @@ __all__ = ["HostDigester", "PageDigester", "host_digester", "request_digest"]
 class PageDigester(Protocol):
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         """64-bit digests of pool pages; of the last one, only of its first `tail_tokens` tokens."""
+
+    def digest_state(self, first: int) -> list[int]:
+        """64-bit digests of the recurrent state that begins at page `first`, one for each of its heads."""
 
 
 class HostDigester:
@@ -34,6 +38,7 @@ class HostDigester:
         self._pages = flat.reshape(
             memory.num_pages, layout.rows_per_page, layout.page_size, layout.token_bytes
         )
+        self._states = HostStates(flat, layout)
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         digests = [xxhash.xxh3_64_intdigest(self._pages[page].data) for page in pages]
@@ -41,6 +46,9 @@ class HostDigester:
             valid = np.ascontiguousarray(self._pages[pages[-1], :, :tail_tokens])
             digests[-1] = xxhash.xxh3_64_intdigest(valid.data)
         return digests
+
+    def digest_state(self, first: int) -> list[int]:
+        return [xxhash.xxh3_64_intdigest(head.data) for head in self._states.by_head(first)]
 
 
 _HOST: Final[dict[str, Callable[[PoolMemory, KVLayout], PageDigester]]] = {

@@ -12,6 +12,8 @@ A page's valid bytes are read as little-endian words, and
 * A sum is independent of grouping: the digests of shards without common heads add up to that of the whole
   page, for any number of shards.
 * `mix(0)` is not 0: zero pages with different valid lengths have different digests.
+
+A recurrent state has a digest for each of its heads, over the head's bytes of all rows, side by side.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kv_transfer.integrity.host_states import HostStates
 from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
+from kv_transfer.state_layout import StateLayout
 
 __all__ = ["MASK", "MIX_FACTOR", "MIX_OFFSET", "SPREAD", "STIR_1", "STIR_2", "HostSum64", "Words", "weights"]
 
@@ -74,6 +78,12 @@ class Words:
             all_heads=layout.num_kv_heads,
         )
 
+    @classmethod
+    def of_state(cls, state: StateLayout) -> Words:
+        """Of one head of a state, as a page of one row."""
+        words = state.head_bytes // state.word_bytes
+        return cls(state.word_bytes, words, tokens=1, kinds=1, heads=1, first_head=0, all_heads=1)
+
     @property
     def row(self) -> int:
         """Words of one head of one kind: all tokens."""
@@ -110,15 +120,23 @@ class HostSum64:
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
         memory.require_page_bytes(layout.page_bytes)
         self._words = words = Words.of(layout)
-        flat = np.frombuffer(memory.host_bytes(), dtype=np.dtype(f"<u{words.word_bytes}"))
-        self._pages = flat.reshape(memory.num_pages, words.rows, words.row)
+        flat = np.frombuffer(memory.host_bytes(), dtype=np.uint8)
+        self._pages = flat.view(f"<u{words.word_bytes}").reshape(memory.num_pages, words.rows, words.row)
         self._weights = weights(words)
+        self._states = HostStates(flat, layout)
+        self._state = None if layout.state is None else Words.of_state(layout.state)
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         if not pages:
             return []
         tails = [self._words.tokens] * (len(pages) - 1) + [tail_tokens]
         return [self._sum(self._pages[page], tail) for page, tail in zip(pages, tails, strict=True)]
+
+    def digest_state(self, first: int) -> list[int]:
+        assert self._state is not None
+        heads = self._states.by_head(first).view(f"<u{self._state.word_bytes}")
+        weight = weights(self._state)[0]
+        return [_weighed(head, weight) & MASK for head in heads]
 
     def _sum(self, page: Array, tokens: int) -> int:
         width = tokens * self._words.words_per_token

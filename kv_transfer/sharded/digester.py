@@ -35,6 +35,15 @@ class ShardedDigester:
         parts = [tuple(self._own.digest(pages, tail_tokens)), *(link.digests() for link in self._links)]
         return [self._joined(digests) for digests in zip(*parts, strict=True)]
 
+    def digest_state(self, first: int) -> list[int]:
+        """No two ranks hold the same heads of a state."""
+        for link in self._links:
+            link.request_state_digests(first)
+        digests = self._own.digest_state(first)
+        for link in self._links:
+            digests += link.digests()
+        return digests
+
     def _joined(self, digests: Sequence[int]) -> int:
         total = sum(digest for rank, digest in enumerate(digests) if self._holder[rank] == rank)
         agree = all(digests[holder] == digest for digest, holder in zip(digests, self._holder, strict=True))

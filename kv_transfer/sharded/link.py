@@ -8,7 +8,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.errors import RankGone
-from kv_transfer.sharded.wire import Digest, Digests, Ended, Forget, Frames, Hello, Message, Write, pack
+from kv_transfer.sharded.wire import (
+    Digest,
+    Digests,
+    DigestState,
+    Ended,
+    Forget,
+    Frames,
+    Hello,
+    Message,
+    Write,
+    pack,
+)
 from kv_transfer.ticket import Peer
 
 __all__ = ["RankLink"]
@@ -27,8 +38,8 @@ class RankLink:
         self.pool = hello.rank
         """The rank's own pool, as a peer would reach it."""
 
-    def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
-        self._send(Write(number, peer, tuple(local), tuple(remote)))
+    def write(self, write: Write) -> None:
+        self._send(write)
 
     def forget(self, peer: Peer) -> None:
         self._send(Forget(peer))
@@ -44,8 +55,11 @@ class RankLink:
     def request_digests(self, pages: Sequence[int], tail_tokens: int) -> None:
         self._send(Digest(tuple(pages), tail_tokens))
 
+    def request_state_digests(self, first: int) -> None:
+        self._send(DigestState(first))
+
     def digests(self) -> tuple[int, ...]:
-        """Waits for the result of `request_digests`."""
+        """Waits for the result of `request_digests` or `request_state_digests`."""
         answer = self._wait_for(Digests)
         assert isinstance(answer, Digests)
         return answer.digests

@@ -8,7 +8,17 @@ import time
 from typing import Final
 
 from kv_transfer.integrity.digest import PageDigester
-from kv_transfer.sharded.wire import Digest, Digests, Forget, Frames, Hello, Message, Write, pack
+from kv_transfer.sharded.wire import (
+    Digest,
+    Digests,
+    DigestState,
+    Forget,
+    Frames,
+    Hello,
+    Message,
+    Write,
+    pack,
+)
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
@@ -53,9 +63,11 @@ def _serve(connection: socket.socket, writer: RankWriter, digester: PageDigester
 
 def _execute(message: Message, connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
     match message:
-        case Write(number, peer, local, remote):
-            writer.write(number, peer, local, remote)
+        case Write():
+            writer.write(message)
         case Forget(peer):
             writer.forget(peer)
         case Digest(pages, tail_tokens):
             connection.sendall(pack(Digests(tuple(digester.digest(pages, tail_tokens)))))
+        case DigestState(first):
+            connection.sendall(pack(Digests(tuple(digester.digest_state(first)))))

@@ -10,7 +10,7 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.planner import Copy
 from kv_transfer.sharded.link import RankLink
 from kv_transfer.sharded.peers import pack_ranks, ranks_of
-from kv_transfer.sharded.wire import Ended
+from kv_transfer.sharded.wire import Ended, Write
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
@@ -37,7 +37,8 @@ class _Connection:
 
 
 class ShardedTransport:
-    """Implements `Transport` on rank 0. Offsets and lengths of copies are those of pages with all heads.
+    """Implements `Transport` on rank 0. Offsets and lengths of copies are those of pages with all heads; of a
+    state, the page that it begins at counts.
 
     A write is done when every rank has written its heads to every rank of the peer that holds them; then its
     message is sent. A peer is lost when all its ranks are lost, since any of them may still write.
@@ -76,15 +77,22 @@ class ShardedTransport:
 
     def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
         known = self._require(peer)
-        local = self._pages((copy.local, copy.length) for copy in copies)
-        remote = self._pages((copy.remote, copy.length) for copy in copies)
+        pages = [copy for copy in copies if not copy.is_state]
+        size = self._whole.page_bytes
         self._next_write += 1
         number = self._next_write
+        part = Write(
+            number,
+            peer,
+            local=self._pages((copy.local, copy.length) for copy in pages),
+            remote=self._pages((copy.remote, copy.length) for copy in pages),
+            state=next(((copy.local // size, copy.remote // size) for copy in copies if copy.is_state), ()),
+        )
         self._writes[number] = _Write(peer, message, missing=len(self._ranks))
         known.writes.add(number)
         for link in self._links:
-            link.write(number, peer, local, remote)
-        self._writer.write(number, peer, local, remote)
+            link.write(part)
+        self._writer.write(part)
         return number
 
     def send(self, peer: Peer, message: bytes) -> None:
@@ -135,10 +143,12 @@ class ShardedTransport:
             raise PeerUnreachable(f"{peer.name} is not connected")
         return known
 
-    def _pages(self, spans: Iterable[tuple[int, int]]) -> list[int]:
+    def _pages(self, spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         """The pages in spans of (offset, length), in order."""
         size = self._whole.page_bytes
-        return [page for begin, length in spans for page in range(begin // size, (begin + length) // size)]
+        return tuple(
+            page for begin, length in spans for page in range(begin // size, (begin + length) // size)
+        )
 
     def _end(self, end: Ended) -> TransportEvent | None:
         """One rank's part of a write has ended."""

@@ -9,7 +9,18 @@ from typing import Final, TypeAlias
 from kv_transfer.codec import block, pack_one_of, unpack_one_of
 from kv_transfer.ticket import Peer
 
-__all__ = ["Digest", "Digests", "Ended", "Forget", "Frames", "Hello", "Message", "Write", "pack"]
+__all__ = [
+    "Digest",
+    "DigestState",
+    "Digests",
+    "Ended",
+    "Forget",
+    "Frames",
+    "Hello",
+    "Message",
+    "Write",
+    "pack",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +38,8 @@ class Write:
     peer: Peer
     local: tuple[int, ...]
     remote: tuple[int, ...]
+    state: tuple[int, ...] = ()
+    """Where a recurrent state begins, here and there, if the write ends with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +66,22 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestState:
+    """From rank 0: digest this rank's part of the state that begins at this page."""
+
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class Digests:
-    """Rank: digests in the order of the requested pages."""
+    """Rank: digests in the order of the requested pages, or of the heads of a state."""
 
     digests: tuple[int, ...]
 
 
-Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget
+Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget | DigestState
 
-_KINDS: Final[tuple[type[Message], ...]] = (Hello, Write, Ended, Digest, Digests, Forget)
+_KINDS: Final[tuple[type[Message], ...]] = (Hello, Write, Ended, Digest, Digests, Forget, DigestState)
 _LENGTH: Final = struct.Struct("<I")
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.layout import KVLayout
-from kv_transfer.planner import plan_shard_copies
+from kv_transfer.planner import plan_shard_copies, plan_state_copies
 from kv_transfer.sharded.peers import ranks_of
-from kv_transfer.sharded.wire import Ended
+from kv_transfer.sharded.wire import Ended, Write
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Transport, TransportEvent, WriteDone, WriteFailed
 
@@ -39,17 +38,19 @@ class RankWriter:
     def busy(self) -> bool:
         return bool(self._parts)
 
-    def write(self, number: int, peer: Peer, local: Sequence[int], remote: Sequence[int]) -> None:
+    def write(self, write: Write) -> None:
         """Start this rank's part of a write. `poll` reports its end, also if it cannot be started."""
-        part = self._parts[number] = _Part()
+        part = self._parts[write.number] = _Part()
         try:
-            ranks = ranks_of(peer)
+            ranks = ranks_of(write.peer)
             for index, rank in enumerate(ranks):
                 target = replace(self._layout, tp_size=len(ranks), tp_rank=index)
-                copies = plan_shard_copies(self._layout, target, local, remote)
+                copies = plan_shard_copies(self._layout, target, write.local, write.remote)
+                if write.state:
+                    copies += plan_state_copies(self._layout, target, *write.state)
                 if copies:
                     self.transport.connect(rank)
-                    self._owners[self.transport.write(rank, copies, _NO_MESSAGE)] = number
+                    self._owners[self.transport.write(rank, copies, _NO_MESSAGE)] = write.number
                     part.in_flight += 1
         except PeerUnreachable as error:
             part.reason = str(error)

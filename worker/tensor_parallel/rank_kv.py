@@ -10,7 +10,6 @@ from typing import Final
 import torch
 
 from engine.executor.runner import ModelRunner
-from engine.model_config.errors import UnsupportedModel
 from kv_transfer import KVLayout, KVPort, PoolMemory
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64
@@ -95,15 +94,6 @@ def _rank_name(config: WorkerConfig, epoch: int, rank: int) -> str:
 
 
 def _layout(runner: ModelRunner) -> KVLayout:
-    """Layout of one rank's pages. Digests are sums, so those of all ranks add up to the page's.
-
-    Raises UnsupportedModel for a state on ranks that share key heads: of such ranks only one sends.
-    """
-    shard, layout = runner.communicator.shard, layout_of(runner)
-    if layout.state_pages and shard.size > layout.num_kv_heads:
-        raise UnsupportedModel(
-            f"--tensor-parallel-size {shard.size}: {runner.spec.architecture} has {layout.num_kv_heads} key"
-            " heads and recurrent states, which can be handed over by that many ranks at most; use fewer"
-            " ranks, or --mode mixed"
-        )
-    return replace(layout, tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)
+    """Layout of one rank's pages. Digests are sums, so those of all ranks add up to the page's."""
+    shard = runner.communicator.shard
+    return replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank, digest=SUM64)

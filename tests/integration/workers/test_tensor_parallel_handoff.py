@@ -73,7 +73,10 @@ _THOROUGH: Final = pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "prefill", "decode"),
     [
-        ("qwen3.5", 2, 2),
+        pytest.param("qwen3.5", 2, 2, marks=_THOROUGH),
+        ("qwen3.5", 1, 2),
+        pytest.param("qwen3.5", 4, 1, marks=_THOROUGH),
+        ("qwen3-next", 2, 1),
         pytest.param("deepseek v3", 1, 2, marks=_THOROUGH),
         ("deepseek v3", 2, 1),
         ("gpt-oss", 1, 2),
@@ -83,7 +86,7 @@ _THOROUGH: Final = pytest.mark.thorough
 async def test_states_latent_kv_and_windows_are_handed_from_ranks_to_ranks(
     family: str, prefill: int, decode: int, tmp_path: Path
 ) -> None:
-    """Pages of windows are cut by heads, and ranks have copies of latent KV. States are not cut."""
+    """Pages of windows are cut by heads, ranks have copies of latent KV, and states are cut row by row."""
     model = reference(family, num_heads=4)
     model.save_pretrained(tmp_path)
     oracle = Oracle(model.eval())

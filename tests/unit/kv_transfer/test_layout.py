@@ -8,6 +8,7 @@ import pytest
 
 from common.kv_groups import full_group, group_layers
 from kv_transfer import KVLayout
+from kv_transfer.state_layout import StateLayout
 
 LLAMA_8B = KVLayout(
     weights="llama", dtype="bfloat16", groups=full_group(32), num_kv_heads=8, head_dim=128, page_size=16
@@ -39,6 +40,7 @@ def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -
         {"page_size": 32},
         {"tp_size": 2},
         {"digest": "crc32"},
+        {"state": StateLayout(4, (8, 4))},
     ],
 )
 def test_the_hash_changes_with_every_field_that_changes_the_meaning_of_pages(
@@ -70,3 +72,18 @@ def test_more_ranks_than_heads_share_heads() -> None:
 def test_an_impossible_layout_is_refused_with_the_reason(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(LLAMA_8B, **change)  # type: ignore[arg-type]
+
+
+def test_ranks_share_the_heads_of_a_state_equally_also_where_they_share_kv_heads() -> None:
+    layout = replace(LLAMA_8B, num_kv_heads=2, state=StateLayout(16, (2**20, 2**10)))
+    shards = [replace(layout, tp_size=4, tp_rank=rank) for rank in range(4)]
+    assert [list(shard.state_heads) for shard in shards] == [list(range(4 * r, 4 * r + 4)) for r in range(4)]
+    assert sum(shard.state_bytes for shard in shards) == layout.state_bytes
+    assert shards[0].page_bytes * 2 == layout.page_bytes
+    assert shards[0].state_pages == 17
+    assert layout.state_pages == 33
+
+
+def test_ranks_that_cannot_share_the_heads_of_a_state_are_refused() -> None:
+    with pytest.raises(ValueError, match="a state of 6 heads cannot be shared by 4 ranks"):
+        replace(LLAMA_8B, state=StateLayout(6, (4,)), tp_size=4)

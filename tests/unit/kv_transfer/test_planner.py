@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer import KVLayout
-from kv_transfer.planner import blocks_due, coalesce, plan_shard_copies
+from kv_transfer.planner import blocks_due, coalesce, plan_shard_copies, plan_state_copies
+from kv_transfer.state_layout import StateLayout
 from tests.kv_support import LAYOUT
 
 PAGES = st.lists(st.integers(0, 63), unique=True, max_size=30)
@@ -107,3 +108,56 @@ def test_shards_of_any_parallelism_reassemble_each_others_pages(
 def test_shards_of_different_models_are_never_mixed() -> None:
     with pytest.raises(ValueError, match="more than their tensor parallelism"):
         plan_shard_copies(LAYOUT, replace(LAYOUT, page_size=8), [0], [0])
+
+
+def shard_state(layout: KVLayout) -> np.ndarray:
+    """A rank's part of one state; every byte of the whole differs from those around it."""
+    assert layout.state is not None
+    generator = np.random.default_rng(7)
+    whole = [
+        generator.integers(1, 256, (layout.state.heads, row), dtype=np.uint8) for row in layout.state.rows
+    ]
+    return np.concatenate([row[layout.state_heads].reshape(-1) for row in whole])
+
+
+@given(
+    source_size=st.sampled_from([1, 2, 4, 8]),
+    target_size=st.sampled_from([1, 2, 4, 8]),
+    rows=st.lists(st.integers(1, 40), min_size=1, max_size=7),
+    heads=st.sampled_from([8, 16]),
+    at=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_ranks_of_any_number_reassemble_a_state(
+    source_size: int, target_size: int, rows: list[int], heads: int, at: tuple[int, int]
+) -> None:
+    """There may be more ranks than KV heads: then pages are copies, and states are not."""
+    layout = replace(LAYOUT, num_kv_heads=2, state=StateLayout(heads, tuple(rows)))
+    local, remote = at
+    for target_rank in range(target_size):
+        target = shard(layout, target_size, target_rank)
+        begin = remote * target.page_bytes
+        pool = np.zeros(begin + target.state_bytes + 9, dtype=np.uint8)
+        written = np.zeros_like(pool)
+        for source_rank in range(source_size):
+            source = shard(layout, source_size, source_rank)
+            memory = np.concatenate(
+                [np.zeros(local * source.page_bytes, dtype=np.uint8), shard_state(source)]
+            )
+            for copy in plan_state_copies(source, target, local, remote):
+                pool[copy.remote : copy.remote + copy.length] = memory[copy.local : copy.local + copy.length]
+                written[copy.remote : copy.remote + copy.length] += 1
+        np.testing.assert_array_equal(pool[begin:-9], shard_state(target))
+        assert written[begin:-9].min() == written.max() == 1
+        assert written.sum() == target.state_bytes
+
+
+def test_ranks_with_the_same_heads_copy_a_state_at_once() -> None:
+    layout = replace(LAYOUT, state=StateLayout(4, (3, 5)), tp_size=2, tp_rank=1)
+    (copy,) = plan_state_copies(layout, layout, 1, 2)
+    assert (copy.local, copy.remote, copy.length) == (layout.page_bytes, 2 * layout.page_bytes, 16)
+
+
+def test_states_of_different_shapes_are_never_mixed() -> None:
+    layout = replace(LAYOUT, state=StateLayout(4, (3, 5)))
+    with pytest.raises(ValueError, match="not of the same state"):
+        plan_state_copies(layout, replace(layout, state=StateLayout(4, (5, 3))), 0, 0)

@@ -21,6 +21,7 @@ from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup, group_layers
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
 from kv_transfer import Drained, Final, HandedOff, Peer, Ready, ReceiveFailed, Reserved, SendFailed, Ticket
+from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket_pages import unneeded
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.kv_workers import LAYOUT
@@ -53,7 +54,8 @@ class Side:
         runner: Any = self.engine.runner
         self.memory = runner.memory
         state_pages = 0 if self.engine.kv.states is None else len(runner.pages_of_slot(0))
-        self.layout = replace(LAYOUT, groups=groups, page_size=SIZE, state_pages=state_pages)
+        state = StateLayout(1, (state_pages * LAYOUT.page_bytes,)) if state_pages else None
+        self.layout = replace(LAYOUT, groups=groups, page_size=SIZE, state=state)
         self.copier: FakeCopier | None = None
         if slots:
             slots *= len(groups)
@@ -92,7 +94,7 @@ class Side:
     ) -> None:
         ticket = Ticket(id, PEER, 0, "", tuple(pages), first, tokens, timeout_s, 0, "", tuple(state))
         assert len(pages) == ticket.order(self.layout).before(tokens // SIZE)
-        assert len(state) == self.layout.state_pages
+        assert bool(state) == (self.layout.state is not None)
         self.lent[id] = ticket, request_digest
         self.events.append(Reserved(id, ticket))
 

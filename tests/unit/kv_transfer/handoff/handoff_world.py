@@ -262,7 +262,7 @@ class HandoffWorld:
         tail_tokens = (job.num_tokens - 1) % self.layout.page_size + 1
         digester = HostDigester(job.target.pool.memory, self.layout)
         digests = digest_blocks(digester, self.layout, ticket.pages, tail_tokens)
-        digests += digester.digest(ticket.state, self.layout.page_size)
+        digests += digester.digest_state(ticket.state[0]) if ticket.state else []
         final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
             "push": (p, d, Push(0, len(ticket.pages), 2)),

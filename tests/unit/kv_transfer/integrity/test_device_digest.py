@@ -11,6 +11,7 @@ from kv_transfer import KVLayout
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.integrity.sum64 import HostSum64
+from kv_transfer.state_layout import StateLayout
 from tests.sum64_cases import LAYOUTS, name_of, pool_of
 
 
@@ -41,3 +42,14 @@ def test_a_pool_of_another_page_size_is_refused() -> None:
     pool = torch.from_numpy(pool_of(LAYOUTS[0]).bytes)
     with pytest.raises(ValueError, match="bytes per page"):
         DeviceDigester(pool, replace(LAYOUTS[0], page_size=8))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("rows", [(64, 12), (6, 10), (3, 5, 7)])
+def test_states_have_the_same_digests_on_a_device(rows: tuple[int, ...], ranks: int) -> None:
+    layout = replace(LAYOUTS[0], num_kv_heads=2, state=StateLayout(4, rows), tp_size=ranks)
+    pool = pool_of(layout)
+    tensor = torch.from_numpy(pool.bytes).view(getattr(torch, layout.dtype))
+    device, host = DeviceDigester(tensor, layout), HostSum64(pool.memory, layout)
+    assert device.digest_state(1) == host.digest_state(1)
+    assert len(device.digest_state(1)) == 4 // ranks

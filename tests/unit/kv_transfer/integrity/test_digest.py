@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from common.kv_groups import full_group
 from kv_transfer import KVLayout, PoolMemory, request_digest
 from kv_transfer.integrity.digest import HostDigester, PageDigester
 from kv_transfer.integrity.sum64 import HostSum64
+from kv_transfer.state_layout import StateLayout
 from tests.kv_support import LAYOUT, Pool
 
 ROWS, PAGE_SIZE, TOKEN_BYTES = LAYOUT.rows_per_page, LAYOUT.page_size, LAYOUT.token_bytes
@@ -91,3 +94,29 @@ def test_sampling_parameters_are_part_of_a_request() -> None:
         request_digest(tokens, [b"ab"]),
     ]
     assert len(set(digests)) == len(digests)
+
+
+STATEFUL = replace(LAYOUT, state=StateLayout(2, (300, 60, 28)))
+
+
+@pytest.mark.parametrize("kind", [HostDigester, HostSum64])
+def test_a_state_has_a_digest_for_each_head(kind: type[HostDigester | HostSum64]) -> None:
+    """A flipped bit changes that of its head, and behind the state none."""
+    pool = Pool(5, STATEFUL)
+    pool.fill(range(5))
+    digester = digester_of(pool, kind)
+    before = digester.digest_state(2)
+    assert len(set(before)) == 2
+    state = pool.bytes[2:4].reshape(-1)
+    assert STATEFUL.state is not None
+    starts = [*STATEFUL.state.starts(2), STATEFUL.state_bytes]
+    for byte in range(STATEFUL.state_bytes + 2):
+        state[byte] ^= 16
+        row = sum(byte >= start for start in starts) - 1
+        changed = [now != then for now, then in zip(digester.digest_state(2), before, strict=True)]
+        if byte >= STATEFUL.state_bytes:
+            assert changed == [False, False]
+        else:
+            first = byte - starts[row] < STATEFUL.state.rows[row]
+            assert changed == [first, not first]
+        state[byte] ^= 16

@@ -16,10 +16,11 @@ from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.integrity.digest import host_digester
 from kv_transfer.layout import SUM64
-from kv_transfer.planner import coalesce
+from kv_transfer.planner import coalesce, state_copy
 from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
 from kv_transfer.sharded.peers import pack_ranks, ranks_of
 from kv_transfer.sharded.writer import RankWriter
+from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket import Peer
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
@@ -27,8 +28,14 @@ from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, Write
 NUM_PAGES = 6
 
 
+STATE = StateLayout(4, (44, 8))
+"""A page of a rank has 192 bytes or more, and its part of the state 208 or fewer."""
+
+
 def layout(kv_heads: int, size: int = 1, rank: int = 0) -> KVLayout:
-    return KVLayout("m", "float32", full_group(2), kv_heads, 3, 4, tp_size=size, tp_rank=rank, digest=SUM64)
+    return KVLayout(
+        "m", "float32", full_group(2), kv_heads, 3, 4, tp_size=size, tp_rank=rank, digest=SUM64, state=STATE
+    )
 
 
 @dataclass
@@ -58,6 +65,14 @@ class Worker:
             part = layout(kv_heads, len(self.pools), rank)
             whole[:, part.first_head : part.first_head + part.heads_per_shard] = pool[page]
         return whole
+
+    def states(self, page: int, kv_heads: int) -> list[np.ndarray]:
+        """Of each rank the part of a state that begins at that page."""
+        ranks = enumerate(self.pools)
+        return [
+            pool.reshape(-1)[page * 4 * 48 * part.heads_per_shard :][: part.state_bytes]
+            for part, pool in ((layout(kv_heads, len(self.pools), rank), pool) for rank, pool in ranks)
+        ]
 
 
 def make_worker(name: str, kv_heads: int, size: int, network: LoopbackNetwork, stack: ExitStack) -> Worker:
@@ -141,6 +156,30 @@ def test_every_head_arrives_and_both_sides_digest_the_same(
     assert not any(pool[[2, 5]].any() for pool in receiver.pools)
     for tail_tokens in (4, 3):
         assert sender.digester.digest(local, tail_tokens) == receiver.digester.digest(remote, tail_tokens)
+
+
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (4, 2), (4, 4)])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_state_arrives_with_pages_and_both_sides_digest_the_same(
+    stack: ExitStack, source: int, target: int, kv_heads: int
+) -> None:
+    sender, receiver = pair(stack, kv_heads, source, target)
+    whole = np.random.default_rng(5).integers(1, 256, (2, 4, 44), dtype=np.uint8)
+    for part, heads in zip(sender.states(2, kv_heads), np.split(np.arange(4), source), strict=True):
+        part[:] = np.concatenate([whole[0, heads].reshape(-1), whole[1, heads, :8].reshape(-1)])
+    pages = coalesce([0], [3], layout(kv_heads).page_bytes)
+    sender.transport.write(receiver.peer, [*pages, state_copy(layout(kv_heads), 2, 0)], b"here")
+    sender.poll_until(WriteDone)
+    for part, heads in zip(receiver.states(0, kv_heads), np.split(np.arange(4), target), strict=True):
+        expected = np.concatenate([whole[0, heads].reshape(-1), whole[1, heads, :8].reshape(-1)])
+        np.testing.assert_array_equal(part, expected)
+    digests = sender.digester.digest_state(2)
+    assert receiver.digester.digest_state(0) == digests
+    assert receiver.digester.digest([3], 4) == sender.digester.digest([0], 4)
+    for part in receiver.states(0, kv_heads):
+        part[-1] ^= 1
+        assert receiver.digester.digest_state(0) != digests
+        part[-1] ^= 1
 
 
 def test_one_damaged_bit_on_any_rank_changes_the_digest(stack: ExitStack) -> None:
