@@ -71,11 +71,11 @@ class _AttentionKernels(Protocol):
 
 
 def _kernels(
-    pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], max_requests: int
+    pool: KVPool, num_heads: int, rules: Sequence[LayerAttention], max_requests: int
 ) -> _AttentionKernels:
-    rank = layers[0].latent_rank
+    rank = rules[0].latent_rank
     if rank is None:
-        return PagedKernels(pool, num_heads, max_requests=max_requests)
+        return PagedKernels(pool, num_heads, rules, max_requests=max_requests)
     return LatentKernels(pool, num_heads, rank, max_requests=max_requests)
 
 
@@ -105,8 +105,8 @@ class FlashInferAttention:
         self._pool = pool
         self._num_heads = num_heads
         device = pool.tensor.device
-        self._kernels = _kernels(pool, num_heads, layers, max_requests)
         without_sinks = [replace(layer, sinks=None) for layer in layers]
+        self._kernels = _kernels(pool, num_heads, without_sinks, max_requests)
         groups = [group for group, _ in pool.places]
         rules = {
             rule: _Rule(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.flashinfer_kernels import Heads, Kernel, PagedKernel, Ragged, RaggedKernel, Tables
+from engine.attention.flashinfer_kernels import (
+    Heads,
+    Kernel,
+    PagedKernel,
+    Ragged,
+    RaggedKernel,
+    Tables,
+    compile_kernels,
+)
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
@@ -20,7 +28,7 @@ from engine.kernels.attention.gather import gather_kv
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["ChunkAttention", "ChunkWorkspace"]
+__all__ = ["ChunkAttention", "ChunkWorkspace", "compile_for_chunks"]
 
 _MIN_WORKSPACE: Final = 128 << 20
 _LN_2: Final = math.log(2)
@@ -48,6 +56,8 @@ class ChunkWorkspace:
     def __init__(self, pool: KVPool, heads: Heads) -> None:
         dtype, device = pool.dtype, pool.tensor.device
         self.hopper = torch.cuda.get_device_capability(device) == (9, 0)
+        # FA3 reads pages of 8 bits only with queries of 8 bits.
+        self.pages_by_fa3 = self.hopper and pool.fp8 is None
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         # FA2 splits contexts as long as all parts fit into two thread blocks per multiprocessor.
         rows = 2 * self.multiprocessors * heads.query // heads.kv * _FA2_ROWS
@@ -56,6 +66,16 @@ class ChunkWorkspace:
         row_bytes = 2 * pool.num_kv_heads * pool.head_dim * dtype.itemsize
         max_rows = _GATHERED_BYTES // row_bytes if self.hopper else 0
         self.copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
+
+
+def compile_for_chunks(
+    pool: KVPool, heads: Heads, workspace: ChunkWorkspace, rules: Iterable[LayerAttention]
+) -> None:
+    """Compile the kernels that a `ChunkAttention` of each of `rules` loads, as far as they are missing."""
+    kernels = [(Kernel.FA2, (pool.dtype, pool.tensor.dtype))]
+    if workspace.hopper:  # of copies, in 16 bits, and of pages, if it reads them
+        kernels.append((Kernel.FA3, (pool.dtype, pool.dtype)))
+    compile_kernels(kernels, heads, rules)
 
 
 class ChunkAttention:
@@ -72,10 +92,8 @@ class ChunkAttention:
             dtypes = pool.dtype, pool.tensor.dtype
             return PagedKernel(kernel, heads, pool.page_size, dtypes, workspace.partial_results, rule)
 
-        # FA3 reads pages of 8 bits only with queries of 8 bits.
-        by_fa3 = workspace.hopper and pool.fp8 is None
         self._split = paged(Kernel.FA2)
-        self._paged = self._whole = paged(Kernel.FA3) if by_fa3 else self._split
+        self._paged = self._whole = paged(Kernel.FA3) if workspace.pages_by_fa3 else self._split
         # FA3 loads rows in bulk but has to collect pages token by token. FA2 does the same for both, and
         # would take the padding of a copy for context: without FA3 there are no copies.
         self._ragged: RaggedKernel | None = None

@@ -6,15 +6,19 @@ allocate on every call. The functions below them take finished arrays, which a s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from flashinfer.jit import gen_batch_prefill_module
 from flashinfer.prefill import get_batch_prefill_module
 
+from engine.attention.kernel_builds import KernelBuild, build_missing
 from engine.layers.layer_attention import LayerAttention
 
 __all__ = [
@@ -24,6 +28,7 @@ __all__ = [
     "Ragged",
     "RaggedKernel",
     "Tables",
+    "compile_kernels",
 ]
 
 _INT_WORKSPACE_BYTES: Final = 8 << 20
@@ -72,13 +77,26 @@ Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype]
 """Of queries, and of keys and values."""
 
 
-def _compiled(kernel: Kernel, heads: Heads, dtypes: Dtypes, rule: LayerAttention) -> Any:
-    """flashinfer's compiled functions, loaded or compiled at the first call."""
+def compile_kernels(
+    kernels: Iterable[tuple[Kernel, Dtypes]], heads: Heads, rules: Iterable[LayerAttention]
+) -> None:
+    """Compile what this machine lacks of `kernels` for `rules`, so that making them only loads them."""
+    builds: dict[str, KernelBuild] = {}
+    for rule, (kernel, dtypes) in product(rules, kernels):
+        asks = [
+            name for name, part in (("window", rule.window), ("soft cap", rule.soft_cap)) if part is not None
+        ]
+        stored = str(dtypes[1]).removeprefix("torch.")
+        name = ", ".join([kernel.name, f"{heads.dim} features in {stored}", *asks])
+        builds[name] = gen_batch_prefill_module(*_variant(kernel, heads, dtypes, rule))
+    build_missing(builds)
+
+
+def _variant(kernel: Kernel, heads: Heads, dtypes: Dtypes, rule: LayerAttention) -> tuple[Any, ...]:
+    """What is known when a kernel is compiled, as flashinfer's arguments."""
     q, kv = dtypes
-    windowed, capped = rule.window is not None, rule.soft_cap is not None  # known when it is compiled
-    return get_batch_prefill_module(
-        kernel.value, q, kv, q, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
-    )
+    windowed, capped = rule.window is not None, rule.soft_cap is not None
+    return kernel.value, q, kv, q, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
 
 
 _UNSCALED: Final = (None, None, None)
@@ -140,7 +158,7 @@ class _Kernel:
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._rule = rule
-        self._module = _compiled(kernel, heads, dtypes, rule)
+        self._module = get_batch_prefill_module(*_variant(kernel, heads, dtypes, rule))
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
