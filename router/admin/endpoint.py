@@ -27,7 +27,7 @@ from router.admin.drain import (
     WorkerDrainer,
 )
 from router.admin.scaling import CannotScale, Scaling
-from router.frontend.http.local_names import RequireLocalName
+from router.frontend.http.middleware import RequireLocalName
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
 from router.workers.registry import Registry

@@ -24,8 +24,7 @@ from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.config.choices import Dtype
 from router.config.settings import RouterConfig
-from router.frontend.access import Access
-from router.frontend.api_keys import BadKeyFile
+from router.frontend.access import Access, BadKeyFile
 from router.worker_config.machine import Machine, PlanError
 from router.worker_config.plan_warnings import warnings_of
 from router.worker_config.worker_plan import WorkerPlan, plan_workers

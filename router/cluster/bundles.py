@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from router.worker_config.accelerators import resource_of
+from router.worker_config.machine import resource_of
 from router.worker_config.worker_plan import WorkerPlan
 
 Bundle = Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Maps failures of workers to a retry or to an error for the client."""
+"""Maps failures of workers to a retry or to an error for the client, and keeps the state of retries."""
 
 from __future__ import annotations
 

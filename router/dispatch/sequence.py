@@ -1,4 +1,4 @@
-"""A sequence over all its attempts."""
+"""A sequence over all its attempts, and the identity of the request that it belongs to."""
 
 from __future__ import annotations
 

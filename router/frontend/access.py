@@ -1,20 +1,160 @@
-"""Loads and checks the frontends' access settings: API keys, TLS and CORS. Reloads files that change."""
+"""Access to the frontends: API keys, TLS and CORS, loaded, checked, and reloaded when their files change."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import secrets
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from router.config.flags.text_settings import origins_of
 from router.config.settings import RouterConfig
-from router.frontend.api_keys import ApiKeys, BadKeyFile
+from router.errors import Unauthenticated
+from router.processing.clients import Client, Share
 from rpc.tls import BadCertificate, TlsFiles
 from worker.network import is_loopback
 
 _log = logging.getLogger(__name__)
+
+_MIN_CHARACTERS: Final = 16
+_SCHEME: Final = "bearer"
+
+
+class BadKeyFile(Exception):
+    """The key file cannot be used. The message says why, and contains no key."""
+
+
+class ApiKeys:
+    """Identifies clients by their keys. `reload` reads the file again.
+
+    Keys are looked up by a digest keyed with a random secret, so response times reveal nothing about valid
+    keys. The keys themselves are not kept in memory.
+    """
+
+    def __init__(
+        self,
+        names: Mapping[str, str],
+        max_requests: int | None = None,
+        priorities: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`names`: client names by key. `max_requests`: concurrent requests per client. `priorities`:
+        priority limits by key, for clients that may set a priority.
+        """
+        self._salt: Final = secrets.token_bytes(32)
+        self._max_requests: Final = max_requests
+        self.share: Final = Share()
+        """This router's part of each client's limit."""
+        self._clients: dict[bytes, Client] = {}
+        self._file: _KeyFile | None = None
+        self._set(names, priorities)
+
+    @classmethod
+    def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
+        """One key per line; empty lines and lines that begin with # are ignored. `KEY priority=N` allows
+        priorities from -N to N; requests of other keys have priority 0.
+
+        Raises BadKeyFile, which names `flag`.
+        """
+        file = _KeyFile(path, flag)
+        names, priorities = file.read()
+        keys = cls(names, max_requests, priorities)
+        keys._file = file
+        return keys
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return () if self._file is None else (self._file.path,)
+
+    def __str__(self) -> str:
+        return "API keys" if self._file is None else f"{self._file.flag} {self._file.path}"
+
+    def reload(self) -> None:
+        """Read the file again; no effect without a file. Requests of a removed key that run go on.
+
+        Raises BadKeyFile, and keeps the keys as they were.
+        """
+        if self._file is not None:
+            self._set(*self._file.read())
+
+    def _set(self, names: Mapping[str, str], priorities: Mapping[str, int]) -> None:
+        clients: dict[bytes, Client] = {}
+        for key, name in names.items():
+            digest = self._digest(key)
+            # A client that stays is the same object: its running requests count against its limit.
+            client = clients[digest] = self._clients.get(digest) or self._client(name)
+            client.name, client.max_priority = name, priorities.get(key, 0)
+        self._clients = clients
+
+    def _client(self, name: str) -> Client:
+        return Client(name, self._max_requests, share=self.share)
+
+    def identify(self, authorization: str | None) -> Client:
+        """The client of an `Authorization` header. Raises Unauthenticated."""
+        if authorization is None:
+            raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
+        client = self.find(authorization)
+        if client is None:
+            raise Unauthenticated("The API key is wrong.")
+        return client
+
+    def find(self, authorization: str | None) -> Client | None:
+        """The client of an `Authorization` header; None if it has none of these keys."""
+        scheme, _, key = (authorization or "").partition(" ")
+        return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
+
+    def _digest(self, key: str) -> bytes:
+        return hashlib.blake2b(key.encode(), key=self._salt).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFile:
+    path: Path
+    flag: str
+
+    def read(self) -> tuple[dict[str, str], dict[str, int]]:
+        """Names and priority limits by key. Raises BadKeyFile."""
+        path, flag = self.path, self.flag
+        try:
+            text = path.read_text(encoding="ascii")
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise BadKeyFile(f"{flag} {path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise BadKeyFile(f"{flag} {path}: a key may have ASCII characters only") from None
+        names: dict[str, str] = {}
+        priorities: dict[str, int] = {}
+        for number, line in enumerate(text.splitlines(), start=1):
+            key, priority = _with_priority(line.strip())
+            if not key or key.startswith("#"):
+                continue
+            if len(key) < _MIN_CHARACTERS or not key.isprintable() or " " in key:
+                raise BadKeyFile(
+                    f"{flag} {path}, line {number}: a key has at least {_MIN_CHARACTERS} printable"
+                    " characters and no space; `openssl rand -hex 32` makes a good one"
+                )
+            names.setdefault(key, f"key-{number}")
+            priorities.setdefault(key, priority)
+        if not names:
+            raise BadKeyFile(f"{flag} {path} has no key in it; without one, no client could connect")
+        if mode & stat.S_IROTH:
+            _log.warning("%s %s can be read by every user of this machine", flag, path)
+        return names, priorities
+
+
+def _with_priority(line: str) -> tuple[str, int]:
+    """The key of a line and its priority limit. A line in any other form is returned whole."""
+    key, blank, limit = line.partition(" ")
+    number = limit.strip().removeprefix("priority=")
+    if blank and limit.strip().startswith("priority=") and number.isdecimal():
+        return key, int(number)
+    return line, 0
+
 
 _LOOK_S: Final = 10.0
 """Interval of looking for changed files."""

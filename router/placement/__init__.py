@@ -17,8 +17,7 @@ from router.placement.policy import (
     QuarantinedPages,
     Why,
 )
-from router.placement.reach import EVERYTHING, Reach
-from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.step_time import EVERYTHING, PRIOR, Reach, StepTime, StepTimeFit, StepWork
 from router.placement.view import (
     ClusterView,
     Demand,

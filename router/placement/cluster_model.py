@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from router.placement.account.decaying_rate import DecayingRate
 from router.placement.account.load import WorkerLoad
-from router.placement.reach import EVERYTHING, Reach
-from router.placement.step_time import PRIOR, StepTime, StepWork
-from router.placement.transfer_rate import TransferRates
+from router.placement.measured import StepTimes, TransferRates
+from router.placement.step_time import EVERYTHING, PRIOR, Reach, StepTime, StepWork
 from router.placement.view import (
     ClusterView,
     Demand,
@@ -22,7 +21,6 @@ from router.placement.view import (
     WorkerId,
     WorkerView,
 )
-from router.placement.worker_step_times import StepTimes
 
 _TIER: Final = Link(bytes_per_s=10e9, latency_s=0.002)
 """Assumed between a worker's tiers and its pool until promotions show the bandwidth."""

@@ -10,8 +10,7 @@ from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
-from router.placement.reach import EVERYTHING, Reach
-from router.placement.step_time import StepTime
+from router.placement.step_time import EVERYTHING, Reach, StepTime
 
 WorkerId: TypeAlias = str
 

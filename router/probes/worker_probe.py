@@ -20,7 +20,7 @@ from router.dispatch.routing.selector import Pick
 from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
-from router.workers.circuit_breaker import CircuitState
+from router.workers.liveness import CircuitState
 from router.workers.member import Member, WorkerState
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from router.workers.circuit_breaker import CircuitBreaker, CircuitState
-from router.workers.heartbeat_monitor import Liveness
+from router.workers.liveness import CircuitBreaker, CircuitState, Liveness
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 from common.version import build
 from router.workers.fencing import Fencing
-from router.workers.heartbeat_monitor import HeartbeatMonitor
+from router.workers.liveness import HeartbeatMonitor
 from router.workers.member import (
     Member,
     WorkerBroken,

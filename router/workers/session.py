@@ -22,9 +22,8 @@ import grpc
 from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
-from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Listener, Loss, Message, WorkerLost
-from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
+from router.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
 from rpc.session import BEAT_S, ROUTER_METADATA

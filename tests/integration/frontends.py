@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.frontend.page.routes import page_routes

@@ -45,7 +45,11 @@ _ucx_log: _UcxLog | None = None
 
 
 def keep_ucx_log() -> None:
-    """Make UCX log its choices. Call it before UCX is loaded."""
+    """Make UCX log its choice of transports, for which NIXL has no API. Call it before UCX is loaded.
+
+    The log goes to a file of this process. If the user has configured UCX's log, that is left alone, and the
+    transports stay unknown.
+    """
     global _ucx_log
     if _ucx_log is None and not os.environ.keys() & {"UCX_PROTO_INFO", "UCX_LOG_FILE"}:
         _ucx_log = _UcxLog(*tempfile.mkstemp(prefix="baton-ucx-", suffix=".log"))

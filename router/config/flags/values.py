@@ -89,7 +89,11 @@ class NamedSettings:
 
 
 def named_settings(values: Mapping[str, object]) -> NamedSettings:
-    """Dashes and underscores mean the same. A value of another type than the setting's is a problem."""
+    """Settings of a YAML file, or keyword arguments of `baton.LLM`. Dashes and underscores mean the same.
+
+    They become the words of a command line, so names of other servers are translated by the one table. A
+    value of another type than the setting's is a problem.
+    """
     words: list[str] = []
     unknown: list[str] = []
     problems: list[str] = []

@@ -86,7 +86,7 @@ _MOST_PENDING: Final = 32
 
 
 class Gaps(Collector):
-    """A Prometheus histogram.
+    """A Prometheus histogram of inter-token latencies, at the price of a dictionary's entry for each token.
 
     All tokens of a worker's step arrive together, so most of them have the same gap to the token before.
     Equal gaps are counted first, and observed together.

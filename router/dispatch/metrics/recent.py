@@ -1,4 +1,4 @@
-"""Statistics of the last minute, for the live page. Prometheus has the history."""
+"""Statistics of the last minute, in constant memory, for the live page. Prometheus has the history."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ from router.placement import (
 )
 from router.placement.policies.by_load import least_loaded, pick
 from router.placement.view import WorkerId
-from router.workers.circuit_breaker import CircuitState
-from router.workers.heartbeat_monitor import Liveness
+from router.workers.liveness import CircuitState, Liveness
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession, request_pages
 from rpc.baton.v1 import worker_pb2

@@ -9,8 +9,8 @@ from typing import Any, Final
 import orjson
 
 from router.errors import RouterError
-from router.frontend.anthropic.answers import ContentBlock, Message, MessageUsage
 from router.frontend.anthropic.errors import error_body
+from router.frontend.anthropic.schemas import ContentBlock, Message, MessageUsage
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run

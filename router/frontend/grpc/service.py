@@ -5,15 +5,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import timedelta
 from typing import Any, Final, NoReturn
 
 import grpc
+from google.protobuf.message import Message
 
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
-from router.frontend.grpc.status import trailing_metadata
 from router.frontend.openai.answers.chat_parts import new_call_id
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
@@ -23,7 +24,41 @@ from router.processing.output.parts import Arguments, Call, Content, Part, Reaso
 from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
-from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, worker_pb2
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, status_pb2, worker_pb2
+
+DETAILS_KEY: Final = "grpc-status-details-bin"
+_TYPE: Final = "type.googleapis.com/google.rpc."
+
+
+def trailing_metadata(
+    error: RouterError, message: str, request_id: str
+) -> tuple[tuple[str, str | bytes], ...]:
+    """The rich status, and its fields as plain metadata for clients that cannot decode it."""
+    plain = [("baton-code", error.code), ("baton-param", error.param)]
+    if error.retry_after_s is not None:
+        plain.append(("retry-after", f"{error.retry_after_s:g}"))
+    details = (DETAILS_KEY, _status(error, message, request_id).SerializeToString())
+    return (*((key, value) for key, value in plain if value is not None), details)
+
+
+def _status(error: RouterError, message: str, request_id: str) -> status_pb2.RpcStatus:
+    status = status_pb2.RpcStatus(code=error.grpc_status.value[0], message=message)
+    reason = (error.code or error.openai_type).upper()
+    info = status_pb2.RpcErrorInfo(reason=reason, domain="baton", metadata={"request_id": request_id})
+    _add(status, "ErrorInfo", info)
+    if error.param is not None:
+        violation = status_pb2.RpcBadRequest.FieldViolation(field=error.param, description=message)
+        _add(status, "BadRequest", status_pb2.RpcBadRequest(field_violations=[violation]))
+    if error.retry_after_s is not None:
+        retry = status_pb2.RpcRetryInfo()
+        retry.retry_delay.FromTimedelta(timedelta(seconds=error.retry_after_s))
+        _add(status, "RetryInfo", retry)
+    return status
+
+
+def _add(status: status_pb2.RpcStatus, name: str, detail: Message) -> None:
+    status.details.add(type_url=_TYPE + name, value=detail.SerializeToString())
+
 
 _MAX_ID_CHARACTERS: Final = 128
 

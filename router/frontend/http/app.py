@@ -25,13 +25,11 @@ from router.errors import (
     RouterError,
     Unavailable,
 )
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from router.frontend.disclosure import as_router_error
-from router.frontend.http.auth import RequireApiKey
-from router.frontend.http.disconnect import ClientGone
+from router.frontend.http.event_stream import ClientGone
 from router.frontend.http.generation_routes import GenerationRoutes, json_response
-from router.frontend.http.local_names import RequireLocalName
-from router.frontend.http.paths import IgnoreTrailingSlash
+from router.frontend.http.middleware import IgnoreTrailingSlash, RequireApiKey, RequireLocalName
 from router.frontend.http.refusal import error_response, new_request_id
 from router.frontend.openai.answers.schemas import Model
 from router.frontend.openai.errors import REQUEST_ID_HEADER

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
 from router.frontend.anthropic.writer import MessageWriter
 from router.frontend.http.body import read_json_body
-from router.frontend.http.disconnect import ends_with_client
-from router.frontend.http.event_stream import EventStream
+from router.frontend.http.event_stream import EventStream, ends_with_client
 from router.frontend.openai.answers.completion_stream import Answer, EventWriter
 from router.frontend.openai.answers.schemas import Rendered
 from router.frontend.openai.answers.serializers import ChatSerializer, CompletionSerializer, Serializer

@@ -16,12 +16,36 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
 from router.frontend.http.refusal import error_response
-from router.frontend.http.until_close import until_close
+
+
+def until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """`app` for one request of HTTP/1.0, whose `cycle` would send chunks (RFC 9112, 6.1, forbids it).
+
+    uvicorn closes the connection after every response to HTTP/1.0.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = False
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if has_length else False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return answer
+
 
 _HEAD_BYTES: Final = 64 << 10
 _ARRIVAL_S: Final = 30.0

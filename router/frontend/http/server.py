@@ -24,12 +24,12 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from router.frontend.http.app import build_app
-from router.frontend.http.local_names import is_loopback
 from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
 from router.processing.models import Models
 from rpc.tls import TlsFiles
+from worker.network import is_loopback
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 120.0

@@ -14,15 +14,13 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from common.version import VERSION
-from router.frontend.anthropic.answers import Message, MessageError
-from router.frontend.anthropic.events import MessageEvent
 from router.frontend.anthropic.requests import CountTokensBody, MessagesBody
+from router.frontend.anthropic.schemas import Message, MessageError, MessageEvent
 from router.frontend.openai.answers import schemas
-from router.frontend.openai.answers.chunks import ChatCompletionChunk, CompletionChunk
+from router.frontend.openai.answers.schemas import ChatCompletionChunk, CompletionChunk
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
-from router.frontend.openai.responses_api.answers import Response
-from router.frontend.openai.responses_api.events import ResponseEvent
 from router.frontend.openai.responses_api.requests import ResponsesBody
+from router.frontend.openai.responses_api.schemas import Response, ResponseEvent
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.params.bounds import ServedBounds, resolved
 

@@ -1,10 +1,14 @@
-"""Fields that decide how a conversation is rendered, the same in several APIs."""
+"""Fields about the prompt and the expected answer: effort, how the prompt ends, the prediction."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, Tag
 
 from router.errors import InvalidRequest
+from router.frontend.fields import TEXT_OR_LIST
+from router.processing.params.validation import STRICT
 from router.processing.text.chat_template import PromptEnd
 
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -26,3 +30,27 @@ def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool 
             )
         return PromptEnd.LAST_MESSAGE
     return PromptEnd.CONVERSATION if add_generation_prompt is False else PromptEnd.ANSWER
+
+
+class PredictedText(BaseModel):
+    model_config = STRICT
+
+    type: Literal["text"]
+    text: str
+
+
+class PredictionBody(BaseModel):
+    """Tokens of it are verified several at a time. The answer is the same without it."""
+
+    model_config = STRICT
+
+    type: Literal["content"]
+    content: Annotated[
+        Annotated[str, Tag("text")] | Annotated[list[PredictedText], Tag("list")],
+        TEXT_OR_LIST,
+    ]
+
+    @property
+    def text(self) -> str:
+        parts = self.content
+        return parts if isinstance(parts, str) else "".join(part.text for part in parts)

@@ -17,8 +17,7 @@ from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.answers.completion_stream import StreamedUsage
 from router.frontend.openai.messages import MessageBody, for_template
-from router.frontend.openai.prediction import PredictionBody
-from router.frontend.openai.prompting import ReasoningEffort, prompt_end, with_effort
+from router.frontend.openai.prompting import PredictionBody, ReasoningEffort, prompt_end, with_effort
 from router.frontend.openai.structured_output import ConstrainedBody
 from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
 from router.processing.generation_request import Chat, GenerationRequest, Prompt

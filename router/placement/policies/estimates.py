@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.placement.policies.predict import Pace, miss, pace_of, prefill_times
-from router.placement.policies.slots import running_answers, slot_wait
+from router.placement.policies.predict import Pace, miss, pace_of, prefill_times, running_answers, slot_wait
 from router.placement.policy import Candidate
 from router.placement.sources import Source, best_source
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView

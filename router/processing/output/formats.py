@@ -9,8 +9,7 @@ from typing import Any
 
 from router.errors import InvalidRequest
 from router.processing.output import harmony
-from router.processing.output.first_call import FirstCallOnly
-from router.processing.output.forced import NamedCallParser, RequiredCallsParser
+from router.processing.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
 from router.processing.output.hermes import HermesParser
 from router.processing.output.llama import LlamaJsonParser
 from router.processing.output.mistral import MARKERS, MistralParser, with_short_ids

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from engine.loader.checkpoint import resolve
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from router.frontend.page.routes import PAGE_PATHS
 from router.request_limits import RequestLimits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest

@@ -15,7 +15,7 @@ import pytest
 
 from engine.loader.checkpoint import resolve
 from router.dispatch.token_stream import Delta
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from tests.integration.frontends import Call, Frontends, open_frontends
 
 ASK = json.dumps({"prompt": "hi", "max_tokens": 4}).encode()

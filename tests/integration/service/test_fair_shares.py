@@ -23,7 +23,7 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.frontend.api_keys import ApiKeys
+from router.frontend.access import ApiKeys
 from router.frontend.http.server import HttpConfig, HttpServer
 from router.processing.generation import Generation
 from router.processing.history import History

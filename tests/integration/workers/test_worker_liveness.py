@@ -13,8 +13,7 @@ import pytest
 
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner, PreparedStep
-from router.workers.circuit_breaker import CircuitBreaker
-from router.workers.heartbeat_monitor import HeartbeatMonitor
+from router.workers.liveness import CircuitBreaker, HeartbeatMonitor
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint

@@ -1,4 +1,4 @@
-"""Types of the answers of OpenAI's API.
+"""Types of the answers of OpenAI's API, whole and as events.
 
 The code that writes answers is checked against them, and the OpenAPI document is generated from them.
 """
@@ -277,3 +277,73 @@ class ErrorDetail(TypedDict):
 @_closed
 class Error(TypedDict):
     error: ErrorDetail
+
+
+@_closed
+class CompletionChunkChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[list[int]]
+    """In the first event of a choice."""
+
+
+@_closed
+class CompletionChunk(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    """Empty in the last event, which has the usage."""
+    usage: NotRequired[Usage | None]
+    timings: NotRequired[Timings]
+
+
+@_closed
+class CalledFunctionDelta(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+@_closed
+class CallDelta(TypedDict):
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunctionDelta
+
+
+@_closed
+class MessageDelta(TypedDict):
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[CallDelta]]
+
+
+@_closed
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
+
+
+@_closed
+class ChatCompletionChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    """Empty in the last event, which has the usage."""
+    prompt_token_ids: NotRequired[list[int]]
+    """In the first events."""
+    usage: NotRequired[Usage | None]
+    timings: NotRequired[Timings]

@@ -18,8 +18,8 @@ from router.errors import RouterError
 from router.frontend.disclosure import disclosed
 from router.frontend.openai.answers.chat_parts import new_call_id
 from router.frontend.openai.answers.logprobs import chat_logprobs
-from router.frontend.openai.responses_api.answers import Item, Response, ResponseUsage
 from router.frontend.openai.responses_api.requests import ResponsesBody
+from router.frontend.openai.responses_api.schemas import Item, Response, ResponseUsage
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run

@@ -28,7 +28,7 @@ from router.placement import (
     WorkerView,
 )
 from router.placement.account.load import Phase, Task
-from router.workers.heartbeat_monitor import Liveness
+from router.workers.liveness import Liveness
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession

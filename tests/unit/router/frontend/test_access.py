@@ -10,8 +10,7 @@ import pytest
 
 from router.config.settings import RouterConfig
 from router.config.table import configured
-from router.frontend.access import Access
-from router.frontend.api_keys import BadKeyFile
+from router.frontend.access import Access, BadKeyFile
 from rpc.tls import BadCertificate
 from tests.certificates import Authority
 

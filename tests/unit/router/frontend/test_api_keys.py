@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequest, Overloaded, Unauthenticated
-from router.frontend.api_keys import ApiKeys, BadKeyFile
+from router.frontend.access import ApiKeys, BadKeyFile
 from router.processing.clients import Client, Share
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"

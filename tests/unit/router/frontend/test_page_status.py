@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from router.frontend.page.status import _worker
-from router.frontend.page.worker_stats import WorkerFigures
+from router.frontend.page.status import WorkerFigures, _worker
 from rpc.baton.v1 import worker_pb2
 
 

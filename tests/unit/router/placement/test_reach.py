@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from common.kv_groups import group_layers, window_shares
 from router.placement import EVERYTHING, PRIOR, Reach, StepWork
+from router.placement.measured import StepTimes
 from router.placement.policies.predict import pace_of
-from router.placement.worker_step_times import StepTimes
 from simulator.device import H200_8B
 from tests.unit.router.placement.views import loaded
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.placement import PRIOR, StepTime, StepWork
-from router.placement.worker_step_times import StepTimes
+from router.placement.measured import StepTimes
 
 TRUE = StepTime(
     step=0.9e-3, weights=4.2e-3, row=22e-6, decode=1e-6, context=33e-9, prompts=1.5e-3, pair=1.1e-9

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.processing.output.first_call import FirstCallOnly
-from router.processing.output.forced import NamedCallParser, RequiredCallsParser
+from router.processing.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
 from router.processing.output.harmony import HarmonyParser
 from router.processing.output.hermes import HermesParser
 from router.processing.output.llama import LlamaJsonParser

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.workers.circuit_breaker import CircuitBreaker, CircuitState
+from router.workers.liveness import CircuitBreaker, CircuitState
 
 
 def failing(times: int) -> CircuitBreaker:

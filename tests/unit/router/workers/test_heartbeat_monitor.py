@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.workers.heartbeat_monitor import HeartbeatMonitor, Liveness
+from router.workers.liveness import HeartbeatMonitor, Liveness
 
 
 def test_silence_makes_a_worker_late_and_then_lost() -> None:

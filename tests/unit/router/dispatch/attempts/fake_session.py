@@ -10,9 +10,8 @@ from itertools import count
 
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
-from router.workers.circuit_breaker import CircuitBreaker
 from router.workers.events import Listener, Loss, Message, WorkerLost
-from router.workers.heartbeat_monitor import Liveness
+from router.workers.liveness import CircuitBreaker, Liveness
 from rpc.baton.v1 import worker_pb2
 
 __all__ = ["FakeSession", "ManualClockLoop"]

@@ -24,8 +24,8 @@ from router.placement import (
 )
 from router.placement.account.load import Phase, WorkerLoad
 from router.placement.policies.by_load import prefix_aware
+from router.placement.policies.predict import running_answers, slot_wait
 from router.placement.policies.prefill_split import expected_misses
-from router.placement.policies.slots import running_answers, slot_wait
 from simulator.simulation import ClusterSpec, Simulation
 from simulator.traffic import Arrival
 from simulator.worker import WorkerSettings

@@ -1,4 +1,4 @@
-"""Answers of Anthropic's Messages API as types; see router/frontend/openai/answers/schemas.py."""
+"""Types of the answers and events of Anthropic's Messages API; see openai/answers/schemas.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
+
+__all__ = []
 
 _closed = with_config(ConfigDict(extra="forbid"))
 
@@ -74,3 +76,70 @@ class MessageError(TypedDict):
     type: Literal["error"]
     error: MessageErrorDetail
     request_id: str
+
+
+@_closed
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: Message
+
+
+@_closed
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+@_closed
+class TextPiece(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+@_closed
+class ThinkingPiece(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+@_closed
+class ArgumentsPiece(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+@_closed
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextPiece | ThinkingPiece | ArgumentsPiece
+
+
+@_closed
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+@_closed
+class Stop(TypedDict):
+    stop_reason: Any
+    stop_sequence: str | None
+
+
+@_closed
+class MessageEnd(TypedDict):
+    type: Literal["message_delta"]
+    delta: Stop
+    usage: MessageUsage
+
+
+@_closed
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+MessageEvent: TypeAlias = (
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageEnd | MessageStop | MessageError
+)

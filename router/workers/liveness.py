@@ -1,0 +1,103 @@
+"""Whether a worker may be used: its heartbeats, and the circuit breaker after failures."""
+
+from __future__ import annotations
+
+import time
+from enum import Enum, IntEnum
+from typing import Final
+
+_MAX_FAILURES: Final = 3
+
+
+class CircuitState(IntEnum):
+    """Ordered: smaller is better."""
+
+    CLOSED = 0
+    SUSPECT = 1
+    """Several requests in a row failed: used only if no other worker is available."""
+    OPEN = 2
+    """A probe failed too: no requests until a probe succeeds."""
+
+
+class CircuitBreaker:
+    """State of a worker over all its incarnations.
+
+    Failed requests make it suspect; only a failed probe opens the circuit: a failed request may be its own
+    fault or that of another worker. A suspect worker is therefore only avoided, and probed at once.
+    """
+
+    def __init__(self) -> None:
+        self.state = CircuitState.CLOSED
+        self.proved_at = time.monotonic()
+        """Time of the last success; initially the time of creation."""
+        self.failures = 0
+        """Consecutive failed requests."""
+
+    def request_done(self) -> None:
+        """Record that the worker completed its part of a request."""
+        self.failures = 0
+        self.proved_at = time.monotonic()
+        if self.state is CircuitState.SUSPECT:
+            self.state = CircuitState.CLOSED
+
+    def request_failed(self) -> None:
+        """Record a failure that may be the worker's fault."""
+        self.failures += 1
+        if self.failures >= _MAX_FAILURES and self.state is CircuitState.CLOSED:
+            self.state = CircuitState.SUSPECT
+
+    def probe_succeeded(self) -> None:
+        self.state = CircuitState.CLOSED
+        self.request_done()
+
+    def probe_failed(self) -> None:
+        self.state = CircuitState.OPEN if self.state is not CircuitState.CLOSED else CircuitState.SUSPECT
+
+
+class Liveness(Enum):
+    GOOD = "good"
+    LATE = "late"
+    """Gets no new requests and is probed; its streams are kept."""
+    LOST = "lost"
+    """Its streams are retried on other workers."""
+
+
+class HeartbeatMonitor:
+    """Decides when a worker without heartbeats is late, and when it is lost. Takes durations; has no clock.
+
+    A busy machine, or a thread that holds the GIL, can delay a healthy worker's heartbeats for a second or
+    more. Dropping the worker means a second prefill for each of its streams, while new requests can go to
+    others. So there are two timeouts: late (no new requests, and a probe) and lost.
+    """
+
+    def __init__(self, timeout_s: float, grace_s: float) -> None:
+        """Late after `timeout_s` without a message, lost `grace_s` later."""
+        self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._silent_s = 0.0
+        self.has_answered = False
+        """Whether a probe was answered since the last message."""
+
+    @property
+    def liveness(self) -> Liveness:
+        if self._silent_s < self._timeout_s:
+            return Liveness.GOOD
+        return Liveness.LATE if self._silent_s < self._timeout_s + self._grace_s else Liveness.LOST
+
+    def heard(self) -> None:
+        """Record a message over the stream."""
+        self._silent_s, self.has_answered = 0.0, False
+
+    def answered(self) -> None:
+        """Record an answered probe.
+
+        It restarts the timeouts, but only once until the next message over the stream: a process that answers
+        probes while its stream stays silent is lost after twice the time.
+        """
+        if not self.has_answered:
+            self._silent_s, self.has_answered = 0.0, True
+
+    def passed(self, seconds: float) -> Liveness:
+        """Advance by `seconds` without a message."""
+        self._silent_s += seconds
+        return self.liveness
