@@ -201,13 +201,17 @@ class ClusterDispatcher:
         return waterfall.timings(ended)
 
     async def _delivered(self, sequence: Sequence) -> int:
-        """Compute the sequence and wait until its reader has all tokens; returns the finish reason."""
+        """Compute the sequence and wait until its reader has all tokens; returns the finish reason.
+
+        A reader that is slow has until the deadline. Raises RouterError.
+        """
         try:
             finish = await self._with_retries(sequence)
         except RouterError:
-            await sequence.stream.drained()
+            await sequence.stream.drained(sequence.deadline)
             raise
-        await sequence.stream.drained()
+        if not await sequence.stream.drained(sequence.deadline):
+            raise deadline_exceeded()
         return finish
 
     def _prefilled(self, grant: AdmissionGrant, want: AdmissionRequest, prompt_tokens: int) -> None:

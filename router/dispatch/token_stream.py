@@ -9,6 +9,7 @@ or when a reader is slow, the tokens of a stream that arrive meanwhile are merge
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -93,7 +94,7 @@ class TextEnded(Exception):
 class TokenStream:
     """Create it with `deliver`, and pass it to `Dispatcher.generate`."""
 
-    __slots__ = ("deliver", "delta", "interrupt", "is_paused", "is_queued", "queue", "waiter")
+    __slots__ = ("deliver", "delta", "due", "interrupt", "is_paused", "is_queued", "queue", "waiter")
 
     def __init__(self, deliver: Deliver = lambda _delta: False) -> None:
         """An error of `deliver` ends the sequence."""
@@ -106,12 +107,15 @@ class TokenStream:
         self.deliver: Final = deliver
         self.is_paused = False
         self.is_queued = False
-        self.waiter: asyncio.Future[None] | None = None
-        """Of `drained`."""
+        self.waiter: asyncio.Future[bool] | None = None
+        """Of `drained`, which waits for a slow reader until `due`."""
+        self.due = math.inf
 
     def pause(self) -> None:
         """The reader is slow: keep new tokens until `resume`."""
         self.is_paused = True
+        if self.due < math.inf:
+            self._give_up_if_due()
 
     def resume(self) -> None:
         self.is_paused = False
@@ -124,11 +128,27 @@ class TokenStream:
             self.is_queued = True
             self.queue.add(self)
 
-    async def drained(self) -> None:
-        """Wait until all tokens are delivered."""
-        if self._has_news:
-            self.waiter = asyncio.get_running_loop().create_future()
-            await self.waiter
+    async def drained(self, due: float = math.inf) -> bool:
+        """Wait until all tokens are delivered; for a slow reader, at most until `due` on the loop's clock.
+
+        Returns whether they are delivered.
+        """
+        if not self._has_news:
+            return True
+        loop = asyncio.get_running_loop()
+        self.waiter, self.due = loop.create_future(), due
+        if due == math.inf:
+            return await self.waiter
+        reminder = loop.call_at(due, self._give_up_if_due)
+        try:
+            return await self.waiter
+        finally:
+            reminder.cancel()
+
+    def _give_up_if_due(self) -> None:
+        is_due = asyncio.get_running_loop().time() >= self.due
+        if is_due and self.is_paused and self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(False)
 
     def close(self) -> None:
         """Deliver nothing more."""
@@ -169,7 +189,7 @@ class DeliveryQueue:
                     if stream.deliver(delta):
                         stream.end(TextEnded())
                     elif stream.waiter is not None and not stream.waiter.done():
-                        stream.waiter.set_result(None)
+                        stream.waiter.set_result(True)
                 except Exception as error:
                     stream.end(error)
             streams.popleft()  # only now: `add` schedules a turn when the queue is empty

@@ -325,6 +325,10 @@ def tokens(
     message = worker_pb2.Tokens(
         request_id=work.request_id, ids=[token], finish=finish, cached_tokens=3, position=position
     )
+    if work.sampling.HasField("logprobs"):
+        most_likely = range(token, token + work.sampling.logprobs)
+        falling = [-1.0 - rank for rank in range(len(most_likely))]
+        message.logprobs.add(logprob=-1.0, rank=1, top_ids=most_likely, top_logprobs=falling)
     return worker_pb2.EventBatch(tokens=[message])
 
 

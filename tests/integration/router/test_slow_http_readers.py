@@ -169,9 +169,28 @@ async def test_clients_that_never_read_cost_a_few_bytes_a_token_and_no_other_cli
 
 
 async def test_the_deadline_of_a_request_ends_it_although_its_client_does_not_read() -> None:
-    """It is still computed then: what is computed may fit in the buffers of the connection, and ends well."""
+    """It is still computed then, and what is computed fits in the buffers of the connection."""
     async with served(token_s=0.005) as router:
         with asking(router.http.port, timeout=1.0) as connection:
             await router.until_nothing_runs()
             events = await rest_of(connection)
         assert "error" in events[-1], events[-1]
+
+
+@pytest.mark.parametrize("token_s", [0.0, 0.002], ids=["computed", "being computed"])
+async def test_the_deadline_ends_a_paused_stream(token_s: float) -> None:
+    """Log-probabilities make what is computed larger than all buffers, however its tokens share events."""
+    tokens = 2_500
+    async with served(token_s=token_s) as router:
+        with asking(router.http.port, timeout=3.0, max_tokens=tokens, logprobs=20) as connection:
+            await asyncio.sleep(0.2)
+            if not token_s:
+                await router.computed()
+            assert router.running == 1
+            await router.until_nothing_runs()
+            events = await rest_of(connection)
+        *answered, last = events
+        assert last["error"]["code"] == "deadline_exceeded"
+        received = sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in answered)
+        assert 0 < received < tokens
+        assert len(json.dumps(events)) * tokens / received > 4 * WRITE_BUFFER_BYTES

@@ -95,6 +95,32 @@ async def test_draining_waits_for_a_finish_without_tokens_too() -> None:
     assert [delta.finish for delta in reader.deltas] == [FINISH_REASON_LENGTH]
 
 
+async def test_draining_gives_up_a_paused_reader_when_it_is_due() -> None:
+    reader = Reader(DeliveryQueue())
+    reader.stream.pause()
+    reader.arrive(0)
+    now = asyncio.get_running_loop().time()
+    assert not await reader.stream.drained(now + 0.01)
+    assert asyncio.get_running_loop().time() >= now + 0.01
+    assert not reader.deltas
+
+
+async def test_draining_waits_for_a_reader_that_is_not_paused_when_it_is_due_and_until_it_pauses() -> None:
+    queue = DeliveryQueue()
+    others = [Reader(queue) for _ in range(100)]
+    for each in others:
+        each.arrive(0)
+    readers = [Reader(queue) for _ in range(2)]
+    for each in readers:
+        each.arrive(1)
+    waits = [asyncio.create_task(each.stream.drained(0.0)) for each in readers]
+    await turns(4)
+    assert not any(wait.done() for wait in waits)
+    readers[1].stream.pause()
+    assert [await wait for wait in waits] == [True, False]
+    assert [each.tokens for each in readers] == [[[1]], []]
+
+
 @pytest.mark.parametrize("error", [None, ValueError("broken")])
 async def test_a_reader_that_ends_or_fails_gets_nothing_more(error: Exception | None) -> None:
     calls = 0
