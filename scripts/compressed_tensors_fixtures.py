@@ -9,23 +9,28 @@ library makes of the checkpoint again.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from compressed_tensors import ModelCompressor
+from compressed_tensors.compressors.nvfp4 import base as nvfp4
 from compressed_tensors.quantization import (
     QuantizationConfig,
     apply_quantization_config,
     preset_name_to_scheme,
 )
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests/unit/engine/loader/compressed_tensors"
-PRESETS = ("W4A16", "W4A16_ASYM", "FP8_DYNAMIC", "FP8_BLOCK")
+PRESETS = ("W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4")
 IDS = torch.arange(20) * 7 % 32
+
+# By default the library rounds the values of 4-bit floats to bfloat16.
+nvfp4.unpack_fp4_from_uint8 = partial(nvfp4.unpack_fp4_from_uint8, dtype=torch.float32)
 
 
 def random_llama() -> Any:
@@ -46,16 +51,21 @@ def random_llama() -> Any:
 
 def calibrate(module: Any, arguments: Any) -> None:
     """Fill in a layer's scales and zero points from the range of its weights."""
-    weight = module.weight.data
+    weight, factor = module.weight.data, None
     match arguments.strategy:
-        case "group":
+        case "group" | "tensor_group":
             grouped, axes = weight.unflatten(1, (-1, arguments.group_size)), (2,)
         case "channel":
             grouped, axes = weight.unflatten(1, (1, -1)), (2,)
+        case "tensor":
+            grouped, axes = weight.view(1, -1), (1,)
         case _:
             rows, columns = arguments.block_structure
             grouped, axes = weight.unflatten(0, (-1, rows)).unflatten(2, (-1, columns)), (1, 3)
-    scale, zero = calculate_qparams(grouped.amin(axes), grouped.amax(axes), arguments)
+    if hasattr(module, "weight_global_scale"):
+        factor = generate_gparam(weight.min(), weight.max())
+        module.weight_global_scale.data.copy_(factor)
+    scale, zero = calculate_qparams(grouped.amin(axes), grouped.amax(axes), arguments, factor)
     module.weight_scale.data.copy_(scale)
     if hasattr(module, "weight_zero_point"):
         module.weight_zero_point.data.copy_(zero)

@@ -43,29 +43,35 @@ class Layers:
         """Builds layers whose names in a checkpoint begin with `prefix`."""
         return replace(self, prefix=self.prefix + prefix)
 
-    def linear(self, *sources: str, in_features: int, out_features: int, bias: bool) -> Linear:
+    def linear(
+        self, *sources: str, in_features: int, out_features: int, bias: bool, shares: int = 1
+    ) -> Linear:
         """A column-parallel linear layer: `out_features` is this rank's share.
 
-        `sources`: the modules of the checkpoint that it merges.
+        `sources`: the modules of the checkpoint that it merges. `shares`: see `_method`.
         """
-        return Linear(in_features, out_features, bias=bias, method=self._method(*sources))
+        method = self._method(*sources, shares=shares)
+        return Linear(in_features, out_features, bias=bias, method=method)
 
     def sum_linear(self, source: str, *, in_features: int, out_features: int, bias: bool) -> Linear:
         """A row-parallel linear layer: `in_features` is this rank's share."""
-        method = self._method(source)
+        method = self._method(source, shares=self.communicator.shard.size)
         if self.communicator.shard.size == 1:
             return Linear(in_features, out_features, bias=bias, method=method)
         return SumLinear(in_features, out_features, bias=bias, communicator=self.communicator, method=method)
 
-    def _method(self, *sources: str) -> LinearMethod:
-        """The format of the merged modules `sources`. Raises UnsupportedModel if they have different ones."""
+    def _method(self, *sources: str, shares: int = 1) -> LinearMethod:
+        """The format of the merged modules `sources`, whose input features are divided among `shares` ranks.
+
+        Raises UnsupportedModel if they have different formats.
+        """
         if self.quantization is None:
             return PLAIN
         covered = {source: self.quantization.covers(self.prefix + source) for source in sources}
         if len(set(covered.values())) > 1:
             plain = ", ".join(self.prefix + source for source in sources if not covered[source])
             raise UnsupportedModel(f"{plain} is not quantized, but the projections merged with it are")
-        return method_of(self.quantization) if all(covered.values()) else PLAIN
+        return method_of(self.quantization, shares) if all(covered.values()) else PLAIN
 
     def stored_method(self, source: str) -> LinearMethod:
         """The format in which the checkpoint has `source`, which is not quantized at load."""
@@ -91,13 +97,16 @@ class Layers:
     def _experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
         hidden, inner = spec.hidden_size, experts.intermediate_size
         shard = self.communicator.shard
+        within = shard.within_experts(experts)
         shared = None
         if size := experts.shared_size:
             of_shared = names.shared
             shared = GatedMLP(
                 self._gate_up(spec, size, of_shared, bias=False),
                 # Not summed over ranks: that is done for all experts' outputs together.
-                self.linear(of_shared.down, in_features=size, out_features=hidden, bias=False),
+                self.linear(
+                    of_shared.down, in_features=size, out_features=hidden, bias=False, shares=shard.size
+                ),
             )
         first = names.expert(0)
         return ExpertMLP(
@@ -107,8 +116,8 @@ class Layers:
                 experts,
                 inner,
                 hidden,
-                self._method(first.down),
-                adds_bias=shard.within_experts(experts).is_first_rank,  # once, not once per rank
+                self._method(first.down, shares=within.size),
+                adds_bias=within.is_first_rank,  # once, not once per rank
             ),
             activation=spec.activation,
             shared=shared,

@@ -28,6 +28,10 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
         generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
         if "scale" in name.rpartition(".")[2]:
             parameter.fill_(_STD if parameter.is_floating_point() else _E8M0_STD)
+        elif name.endswith(".order"):
+            continue  # of input features: their own
+        elif parameter.dtype == torch.int8:
+            parameter.random_(-128, 128, generator=generator)
         elif parameter.dtype == torch.int32:
             parameter.random_(-(1 << 31), (1 << 31) - 1, generator=generator)
         elif parameter.dtype == torch.uint8:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from threading import Lock
+from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from engine.layers.linear.linear_layer import Slot, slots_of
@@ -14,6 +17,9 @@ from engine.models.base import CausalLM
 from engine.models.weight_table import ParamSlice
 
 __all__ = ["Place", "places_of"]
+
+_FILLING: Final = Lock()
+"""Held while merged projections, on several threads, fill the same target."""
 
 
 def places_of(model: CausalLM) -> dict[str, list[Place]]:
@@ -44,6 +50,8 @@ class Place:
     def fill(self, tensor: Tensor, name: str) -> None:
         """Raises WeightsError if the tensor has another shape than expected."""
         value = tensor.t() if self.transposed else tensor
+        if self.slot.tile[0] is None:
+            value = tensor.unsqueeze(0)
         self._require_shape(value, name)
         if self.slot.single:
             self.target.copy_(value.reshape(()))
@@ -51,7 +59,10 @@ class Place:
         for target, part in self._parts(value):
             if self.slot.convert is not None:
                 part = self.slot.convert(part.to(target.device))
-            target.copy_(part)
+            if self.slot.tile[0] is None:
+                _fill_once(target, part, name)
+            else:
+                target.copy_(part)
 
     def _parts(self, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each stretch of the tensor, with the part of the target that it fills."""
@@ -80,9 +91,17 @@ class Place:
             raise WeightsError(f"{name} has shape {list(value.shape)}, but config.json asks for {shape}")
 
 
+def _fill_once(target: Tensor, value: Tensor, name: str) -> None:
+    """Raises WeightsError if another projection has filled `target` with other values."""
+    with _FILLING:
+        if bool((target >= 0).all()) and not torch.equal(target, value.to(target)):
+            raise WeightsError(f"{name} differs from that of the projections that are merged with it here")
+        target.copy_(value)
+
+
 def _place(name: str, part: ParamSlice, slot: Slot) -> Place:
     target = slot.target if part.expert is None else slot.target[part.expert]
-    if part.rows is not None:
+    if part.rows is not None and slot.tile[0] is not None:
         (rows,) = _entries(name, slot, 0, [range(part.start, part.start + part.rows)])
         target = target.narrow(0, rows.start, len(rows))
     cut = part.cut

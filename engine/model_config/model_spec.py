@@ -126,7 +126,7 @@ class ModelSpec:
         return self._layer_parameters(features) + self.vocab_size * self.hidden_size
 
     def weight_bytes(self, value_bytes: int) -> float:
-        """Bytes of all matrices, where those that are not quantized have values of `value_bytes`."""
+        """Bytes of all matrices on a GPU, where those that are not quantized have values of `value_bytes`."""
         embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
         experts = 0 if self.experts is None else self.experts.count * self.expert_parameters
         others = self.parameters - embeddings - experts
@@ -135,7 +135,8 @@ class ModelSpec:
 
     def bytes_per_weight(self, value_bytes: int) -> float:
         """Of the matrices of routed experts; in a model without them, of all in the layers."""
-        return value_bytes if self.quantization is None else self.quantization.bytes_per_weight
+        stays = self.quantization is not None and self.quantization.stays_on_gpus
+        return self.quantization.bytes_per_weight if self.quantization and stays else value_bytes
 
     def bytes_per_dense_weight(self, value_bytes: int) -> float:
         """Of the layers' other matrices."""

@@ -11,7 +11,6 @@ from engine.config import SchedulerConfig
 from engine.kv_cache.slot_count import wanted_slots
 from engine.loader.checkpoint import Checkpoint
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.quantization import WeightFormat
 from router.config.choices import Dtype, KVCacheDtype
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError
@@ -136,8 +135,7 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, device: s
     """
     if spec.quantization is not None:
         values = _BYTES_PER_VALUE[dtype]
-        stays = device == "cuda" and spec.quantization.format is not WeightFormat.GGUF
-        return int(spec.weight_bytes(values) if stays else spec.parameters * values)
+        return int(spec.weight_bytes(values) if device == "cuda" else spec.parameters * values)
     stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 

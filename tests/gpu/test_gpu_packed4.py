@@ -105,7 +105,7 @@ def each_expert(x: torch.Tensor, routes: Routes, weights: torch.Tensor) -> torch
 
 def mxfp4(*shape: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """The parameters of MXFP4 weights [..., out, in], and their values."""
-    from engine.layers.formats.mxfp4 import Mxfp4
+    from engine.layers.formats.fp4 import Mxfp4
 
     torch.manual_seed(0)
     blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=CUDA)
@@ -117,7 +117,7 @@ def mxfp4(*shape: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 @pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
 @pytest.mark.parametrize(("depth", "features"), [(1024, 256), (2880, 5760)])
 def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
-    from engine.layers.formats.mxfp4 import Mxfp4
+    from engine.layers.formats.fp4 import Mxfp4
 
     parts, values = mxfp4(features, depth)
     method = Mxfp4(torch.bfloat16).on_device(parts)
@@ -129,7 +129,7 @@ def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tok
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
 def test_mxfp4_experts_equal_those_of_the_values(tokens: int) -> None:
-    from engine.layers.formats.mxfp4 import Mxfp4
+    from engine.layers.formats.fp4 import Mxfp4
 
     depth = 2880
     parts, values = mxfp4(8, 5760, depth)

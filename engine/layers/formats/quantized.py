@@ -22,7 +22,7 @@ from engine.layers.linear.linear_layer import (
     Slot,
 )
 
-__all__ = ["CodesOnCpu", "PackedMethod", "QuantizedWeight"]
+__all__ = ["CodesOnCpu", "PackedMethod", "QuantizedWeight", "taken"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +56,30 @@ class QuantizedWeight(LinearMethod):
         return None
 
     def pack(self, layer: Linear) -> LinearMethod:
-        stored = _taken(layer)
+        stored = taken(layer)
+        return self.packed(stored) or self.pack_dense(layer, stored)
+
+    def packed(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
+        """The method that multiplies weights in their format; None: dense ones are faster."""
         method = self.on_device(stored)
-        if method is not None:
-            return method
-        if panels := self._panels(stored):
+        if method is None and (panels := self._panels(stored)):
             return CodesOnCpu(panels[0])
+        return method
+
+    def pack_dense(self, layer: Linear, stored: Mapping[str, Tensor]) -> LinearMethod:
         self._set_dense(layer, stored)
         return PLAIN.pack(layer)
 
     def dequantize(self, layer: nn.Module) -> None:
         """Replace the parameters of a layer by its `weight`."""
-        layer.weight = nn.Parameter(self.dense(_taken(layer)), requires_grad=False)
+        layer.weight = nn.Parameter(self.dense(taken(layer)), requires_grad=False)
 
     def _set_dense(self, layer: nn.Module, stored: Mapping[str, Tensor]) -> None:
         _note_dequantized(self.NAME, str(self.dtype).removeprefix("torch."))
         layer.weight = nn.Parameter(self.dense(stored), requires_grad=False)
 
     def pack_stack(self, layer: nn.Module) -> GroupedProduct:
-        stored = _taken(layer)
+        stored = taken(layer)
         product = self.grouped_on_device(stored)
         if product is not None:
             return product
@@ -118,7 +123,7 @@ class CodesOnCpu(PackedMethod):
         return self.panels.product(x, bias)
 
 
-def _taken(layer: nn.Module) -> dict[str, Tensor]:
+def taken(layer: nn.Module) -> dict[str, Tensor]:
     """The parameters of a layer, which loses them; its bias stays."""
     names = [name for name, _ in layer.named_parameters(recurse=False) if name != "bias"]
     stored = {name: layer.get_parameter(name).detach() for name in names}

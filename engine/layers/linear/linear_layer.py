@@ -49,7 +49,11 @@ class Slot:
     target: Tensor
     """[out, in] or [out]; for experts with their number in front."""
     tile: tuple[int | None, int | None] = (1, 1)
-    """Features (out, in) that one entry of the tensor stands for; None: all."""
+    """Features (out, in) that one entry of the tensor stands for; None: all.
+
+    If all output features have one entry, the tensor is [in] and its target [1, in], which merged projections
+    fill with the same values.
+    """
     transposed: bool = False
     """Whether checkpoints store the tensor as [in, out]."""
     single: bool = False

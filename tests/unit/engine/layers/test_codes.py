@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import cpu_kernels
-from engine.layers.formats.mxfp4 import Mxfp4
+from engine.layers.formats.fp4 import Mxfp4
 from engine.layers.linear import codes
 from engine.layers.linear.codes import SIGNED4, Codes, faster_code_panels
 from engine.layers.linear.panels import faster_panels

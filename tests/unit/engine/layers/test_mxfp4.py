@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from engine.layers.formats.mxfp4 import Mxfp4
+from engine.layers.formats.fp4 import Mxfp4
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import route
 from engine.model_config.expert_spec import ExpertSpec

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
     """Groups of the last step may be fewer than the kernel takes at once."""
     from engine.kernels.matmul.mxfp4 import mxfp4_matmul, pack_mxfp4
-    from engine.layers.formats.mxfp4 import Mxfp4
+    from engine.layers.formats.fp4 import Mxfp4
 
     torch.manual_seed(0)
     experts = 3

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["FP8_FORMATS", "INT4_FORMATS", "Format", "rewrite"]
+__all__ = ["FP8_FORMATS", "INT4_FORMATS", "INT8_FORMATS", "NVFP4_FORMATS", "Format", "rewrite"]
 
 FP8 = torch.float8_e4m3fn
 _LINEAR = re.compile(r"(self_attn|mlp|block_sparse_moe).*\.(\w+_proj|kv_a_proj_with_mqa|w[123])\.weight$")
@@ -58,6 +58,16 @@ def _tensor(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": stored, "weight_scale": scale}, stored.float() * scale
 
 
+def _with_static_scales(split: Split) -> Split:
+    """And with scales of activations, of which nothing may depend."""
+
+    def also(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts, values = split(weight)
+        return parts | {"input_scale": torch.tensor(7.0)}, values
+
+    return also
+
+
 def _blocks(name: str) -> Split:
     def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows, columns = weight.shape
@@ -91,6 +101,18 @@ def _compressed(weights: Mapping[str, Any], activations: Mapping[str, Any]) -> d
 FP8_FORMATS: Mapping[str, Format] = {
     "fp8 per channel": Format(_compressed({"strategy": "channel"}, {"strategy": "token"}), _rows),
     "fp8 per tensor": Format({"quant_method": "fp8", "activation_scheme": "dynamic"}, _tensor),
+    "fp8 per tensor with static activations": Format(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "mlp.gate"]},
+        _with_static_scales(_tensor),
+    ),
+    "fp8 per channel with static activations": Format(
+        _compressed({"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),
+        _with_static_scales(_rows),
+    ),
+    "fp8 of modelopt": Format(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.mlp.gate"]},
+        _with_static_scales(_tensor),
+    ),
     "fp8 in blocks": Format(
         {
             "quant_method": "fp8",
@@ -110,27 +132,31 @@ FP8_FORMATS: Mapping[str, Format] = {
 }
 
 
-def _integers(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Values 0 to 15 [out, in], zero points and scales [out, groups], and the weight that they stand for."""
-    grouped = weight.unflatten(1, (-1, group))
+def _integers(
+    weight: Tensor, group: int, symmetric: bool, bits: int = 4
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Unsigned values [out, in], zero points and scales [out, groups], and the weight that they stand for."""
+    grouped, largest = weight.unflatten(1, (-1, group)), (1 << bits) - 1
     if symmetric:
-        scale = grouped.abs().amax(2, keepdim=True) / 7
-        zero = torch.full_like(scale, 8)
+        scale = grouped.abs().amax(2, keepdim=True) / (largest // 2)
+        zero = torch.full_like(scale, 1 << bits - 1)
     else:
         low, high = grouped.amin(2, keepdim=True).clamp(max=0), grouped.amax(2, keepdim=True).clamp(min=0)
-        scale = (high - low) / 15
-        zero = (-low / scale).round().clamp(1, 15)  # GPTQ's first format stores no 0
+        scale = (high - low) / largest
+        zero = (-low / scale).round().clamp(1, largest)  # GPTQ's first format stores no 0
     scale = scale.half().float()
-    values = (grouped / scale + zero).round().clamp(0, 15)
+    values = (grouped / scale + zero).round().clamp(0, largest)
     exact = ((values - zero) * scale).flatten(1)
     return values.flatten(1).int(), zero.squeeze(2).int(), scale.squeeze(2), exact
 
 
-def _words(values: Tensor, positions: Sequence[int] = range(8)) -> Tensor:
-    """[..., 8 n] -> [..., n] int32; `positions`: which value is in each place, lowest bits first."""
-    words = torch.zeros(*values.shape[:-1], values.shape[-1] // 8, dtype=torch.int64)
-    for place, position in enumerate(positions):
-        words |= values[..., position::8].long() << (4 * place)
+def _words(values: Tensor, positions: Sequence[int] = range(8), bits: int = 4) -> Tensor:
+    """[..., n * m] -> [..., n] int32, m values in each; `positions`: which one is in each place, lowest bits
+    first."""
+    count = 32 // bits
+    words = torch.zeros(*values.shape[:-1], values.shape[-1] // count, dtype=torch.int64)
+    for place, position in enumerate(positions[:count]):
+        words |= values[..., position::count].long() << (bits * place)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
 
 
@@ -144,38 +170,60 @@ def _awq(group: int) -> Split:
     return split
 
 
-def _gptq(group: int, symmetric: bool, offset: int) -> Split:
+def _gptq(group: int, symmetric: bool, offset: int, *, bits: int = 4, act_order: bool = False) -> Split:
     def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        values, zero, scale, exact = _integers(weight, group, symmetric)
-        tensors = {"qweight": _words(values).t(), "qzeros": _words(zero.t() - offset)}
-        order = torch.arange(weight.shape[1]).div(group, rounding_mode="floor").int()
-        return tensors | {"scales": scale.t().half(), "g_idx": order}, exact
+        features = weight.shape[1]
+        order = torch.arange(features)
+        if act_order:  # the same for all projections of an input
+            order = torch.randperm(features, generator=torch.Generator().manual_seed(features))
+        back = order.argsort()
+        values, zero, scale, exact = _integers(weight[:, order], group, symmetric, bits)
+        tensors = {
+            "qweight": _words(values[:, back], bits=bits).t(),
+            "qzeros": _words(zero.t() - offset, bits=bits),
+            "scales": scale.t().half(),
+            "g_idx": back.div(group, rounding_mode="floor").int(),
+        }
+        return tensors, exact[:, back]
 
     return split
 
 
-def _packed(group: int, symmetric: bool) -> Split:
+def _packed(group: int, symmetric: bool, bits: int) -> Split:
     def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        values, zero, scale, exact = _integers(weight, group or weight.shape[1], symmetric)
-        tensors = {"weight_packed": _words(values), "weight_scale": scale}
+        values, zero, scale, exact = _integers(weight, group or weight.shape[1], symmetric, bits)
+        tensors = {"weight_packed": _words(values, bits=bits), "weight_scale": scale}
         if not symmetric:
-            tensors["weight_zero_point"] = _words(zero.t()).t()
+            tensors["weight_zero_point"] = _words(zero.t(), bits=bits).t()
         return tensors | {"weight_shape": torch.tensor(weight.shape)}, exact
 
     return split
 
 
-def _compressed_int4(group: int, symmetric: bool) -> Format:
-    weights = {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": "group", "group_size": group}
-    if not group:
-        weights |= {"strategy": "channel", "group_size": None}
-    config = {
+def _signed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """8 bits per channel, as llm-compressor stores them for integer activations."""
+    values, _, scale, exact = _integers(weight, weight.shape[1], symmetric=True, bits=8)
+    return {"weight": (values - 128).to(torch.int8), "weight_scale": scale}, exact
+
+
+def _compressed_integers(
+    group: int, symmetric: bool, bits: int = 4, split: Split | None = None, **config: Any
+) -> Format:
+    weights = {
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group" if group else "channel",
+        "group_size": group or None,
+    }
+    scheme = {"targets": ["Linear"], "weights": weights, "input_activations": None}
+    whole = {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "ignore": ["lm_head", "re:.*gate$"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "config_groups": {"group_0": scheme},
     }
-    return Format(config, _packed(group, symmetric))
+    return Format(whole | config, split or _packed(group, symmetric, bits))
 
 
 _AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
@@ -189,7 +237,63 @@ INT4_FORMATS: Mapping[str, Format] = {
     "gptq of the second format": Format(
         _GPTQ | {"group_size": 32, "checkpoint_format": "gptq_v2"}, _gptq(32, False, offset=0)
     ),
-    "int4 packed": _compressed_int4(128, symmetric=True),
-    "int4 packed with zero points": _compressed_int4(32, symmetric=False),
-    "int4 packed per channel": _compressed_int4(0, symmetric=True),
+    "gptq with act-order": Format(
+        _GPTQ | {"group_size": 64, "desc_act": True}, _gptq(64, False, 1, act_order=True)
+    ),
+    "int4 packed": _compressed_integers(128, symmetric=True),
+    "int4 packed with zero points": _compressed_integers(32, symmetric=False),
+    "int4 packed per channel": _compressed_integers(0, symmetric=True),
+}
+
+INT8_FORMATS: Mapping[str, Format] = {
+    "gptq in 8 bits": Format(
+        _GPTQ | {"bits": 8, "group_size": 128, "sym": True}, _gptq(128, True, 1, bits=8)
+    ),
+    "gptq in 8 bits with act-order": Format(
+        _GPTQ | {"bits": 8, "group_size": 32, "desc_act": True}, _gptq(32, False, 1, bits=8, act_order=True)
+    ),
+    "int8 packed": _compressed_integers(128, symmetric=True, bits=8),
+    "int8 packed with zero points": _compressed_integers(64, symmetric=False, bits=8),
+    "int8 per channel": _compressed_integers(
+        0, symmetric=True, bits=8, split=_signed, format="int-quantized"
+    ),
+}
+
+_FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def _nvfp4(names: tuple[str, str, str], *, divided: bool) -> Split:
+    def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        grouped = weight.unflatten(1, (-1, 16))
+        factor = weight.abs().max() / 448 / 6
+        factor = 1 / factor if divided else factor
+        scale = grouped.abs().amax(2, keepdim=True) / 6
+        scale = (scale * factor if divided else scale / factor).to(FP8)
+        exact = scale.float() / factor if divided else scale.float() * factor
+        magnitudes = (grouped.abs() / exact).unsqueeze(3)
+        codes = (magnitudes - _FP4).abs().argmin(3)
+        values = torch.where(grouped < 0, -_FP4[codes], _FP4[codes]) * exact
+        codes = (codes + 8 * (grouped < 0)).flatten(1).to(torch.uint8)
+        stored = codes[:, ::2] | codes[:, 1::2] << 4, scale.squeeze(2), factor
+        return dict(zip(names, stored, strict=True)), values.flatten(1)
+
+    return split
+
+
+_NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+
+NVFP4_FORMATS: Mapping[str, Format] = {
+    "nvfp4, compressed": Format(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "ignore": ["lm_head", "re:.*gate$"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": _NVFP4}},
+        },
+        _nvfp4(("weight_packed", "weight_scale", "weight_global_scale"), divided=True),
+    ),
+    "nvfp4 of modelopt": Format(
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.mlp.gate"]},
+        _nvfp4(("weight", "weight_scale", "weight_scale_2"), divided=False),
+    ),
 }

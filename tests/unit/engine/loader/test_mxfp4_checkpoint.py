@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GptOssConfig, GptOssForCausalLM, Mxfp4Config
 
-from engine.layers.formats.mxfp4 import Mxfp4
+from engine.layers.formats.fp4 import Mxfp4
 from engine.loader.model_loader import load_model
 from engine.parallel import TorchCommunicator
 from tests.ranks import together

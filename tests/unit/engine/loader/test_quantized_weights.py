@@ -32,7 +32,14 @@ from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.loader.quantizing import FP8_FORMATS, INT4_FORMATS, Format, rewrite
+from tests.unit.engine.loader.quantizing import (
+    FP8_FORMATS,
+    INT4_FORMATS,
+    INT8_FORMATS,
+    NVFP4_FORMATS,
+    Format,
+    rewrite,
+)
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -45,7 +52,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.1,
 }
-FORMATS = {**FP8_FORMATS, **INT4_FORMATS}
+CODES = {**INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
+FORMATS = {**FP8_FORMATS, **CODES}
 IDS = torch.arange(40) * 7 % 97
 
 
@@ -95,9 +103,9 @@ def test_where_dense_products_are_faster_the_values_are_computed_with(
 
 
 @pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="the kernels cannot be compiled here")
-@pytest.mark.parametrize("format", INT4_FORMATS)
+@pytest.mark.parametrize("format", CODES)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_weights_that_stay_in_4_bits_give_the_logits_of_their_values(
+def test_weights_that_stay_packed_give_the_logits_of_their_values(
     name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: True)
@@ -105,7 +113,7 @@ def test_weights_that_stay_in_4_bits_give_the_logits_of_their_values(
 
     model = load_model(quantized)
 
-    assert not [name for name, _ in model.named_parameters() if "proj" in name]
+    assert not hasattr(model.get_submodule("layers.0.attention.qkv"), "weight")
     torch.testing.assert_close(logits(model), logits(load_model(dense)), atol=1e-4, rtol=1e-4)
 
 
@@ -168,10 +176,13 @@ def test_modules_that_are_left_out_stay_as_they_are(tmp_path: Path) -> None:
     ("change", "named"),
     [
         ({"quant_method": "bitnet"}, "bitnet"),
-        ({"quant_method": "fp8", "activation_scheme": "static"}, "activation_scheme='static'"),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]},
+            "activation_scheme='static'",
+        ),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, r"weight_block_size=\[64, 64\]"),
-        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "desc_act=True"),
-        ({"quant_method": "gptq", "bits": 8}, "gptq with bits=8"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq with bits=3"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "modelopt with quant_algo='W4A8_AWQ'"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version='gemv'"),
         ({"kv_cache_scheme": {"num_bits": 4, "type": "float"}}, "kv_cache_scheme with num_bits=4"),
     ],
@@ -195,6 +206,16 @@ def test_act_order_that_config_json_denies_is_refused(tmp_path: Path) -> None:
     save_file(tensors | {name: tensors[name].flip(0).contiguous()}, folder / "model.safetensors")
 
     with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj\.g_idx reorders .* act-order"):
+        load_model(folder)
+
+
+def test_projections_that_are_merged_need_one_order(tmp_path: Path) -> None:
+    folder, _ = write("llama", FORMATS["gptq with act-order"], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.self_attn.v_proj.g_idx"
+    save_file(tensors | {name: tensors[name].flip(0).contiguous()}, folder / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=r"layers\.1\.self_attn\.\w_proj\.g_idx differs .* merged"):
         load_model(folder)
 
 
