@@ -17,8 +17,6 @@ from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
 
-__all__ = ["OfflineSequence", "Runner"]
-
 _NAMES: Final[dict[int, str]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",

@@ -35,8 +35,6 @@ from router.worker_config.machine import Machine, device_for
 from router.worker_config.plan_warnings import warnings_of
 from router.worker_config.worker_plan import plan_workers
 
-__all__ = ["LLM"]
-
 _log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]

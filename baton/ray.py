@@ -24,8 +24,6 @@ from router.config.flags.command_line import configs_of
 from router.frontend.access import Access
 from router.frontend.http.asgi_streams import AsgiStreams
 
-__all__ = ["LLMServer", "Router", "build_openai_app"]
-
 _REQUESTS: Final = 1_000_000
 """At a replica at once: Serve's default of 5 would hold requests back, which the router queues itself."""
 _ENDS_S: Final = 150.0

@@ -10,8 +10,6 @@ from router.errors import InvalidRequest
 from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions
 
-__all__ = ["SamplingParams"]
-
 _CONVERTED: Final = frozenset({"logit_bias", "stop", "stop_token_ids"})
 
 

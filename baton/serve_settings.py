@@ -8,8 +8,6 @@ from typing import Any, Final
 from router.config.flags.command_line import configs_of
 from router.config.flags.values import ConfigError
 
-__all__ = ["settings_of"]
-
 _CONFIGS: Final = "llm_configs"
 _SERVES: Final = (
     *("host", "http-port", "grpc-port", "admin-port", "frontends", "http-keep-alive"),

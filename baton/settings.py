@@ -13,8 +13,6 @@ from router.config.option import flag_name
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS, configured
 
-__all__ = ["ARGUMENTS", "config_of"]
-
 _GROUPS: Final = ("device and memory", "batching", "scheduling")
 ARGUMENTS: Final = frozenset(
     {name for name, setting in SETTINGS.items() if setting.option.group in _GROUPS}

@@ -53,8 +53,6 @@ from benchmarks.lib.run_log import RunLog
 from engine.config import Batching, EngineConfig, Policy
 from engine.presets import Preset
 
-__all__ = ["main", "make_parser"]
-
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
 _QUICK: Final[dict[str, dict[str, Any]]] = {
     "cuda": {

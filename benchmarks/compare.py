@@ -28,8 +28,6 @@ from benchmarks.lib.report import Summary
 from benchmarks.lib.servers.systems import Comparison, Outcome, baton, transformers, vllm
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
-__all__ = ["comparison_table", "make_parser"]
-
 _RESULTS = Path(__file__).parent / "results"
 
 

@@ -30,8 +30,6 @@ from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles
 from benchmarks.lib.servers.server import BatonServer
 
-__all__ = ["Figures", "figures_of", "replay"]
-
 _USUAL: Final = {
     "turns": "3",
     "gap_ms": "200",

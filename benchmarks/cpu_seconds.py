@@ -23,8 +23,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 
-__all__ = ["tokens_per_cpu_second"]
-
 
 def tokens_per_cpu_second(
     engine: Engine,

@@ -27,8 +27,6 @@ from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.plots import plot_long_prefill
 from benchmarks.lib.servers.server import BatonServer
 
-__all__ = ["interrupt"]
-
 _RESULTS = Path(__file__).parent / "results"
 _POLL_S = 0.005
 _SHORT_PROMPT = 32

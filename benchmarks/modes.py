@@ -51,8 +51,6 @@ from benchmarks.lib.report import Objective, summarize
 from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
 from benchmarks.lib.servers.server import ServerFailed
 
-__all__ = ["WARM_UP_SEED", "Results", "make_parser", "measure_modes", "rates_table"]
-
 _RESULTS = Path(__file__).parent / "results"
 WARM_UP_SEED = 1_000_003
 _FILE_WIDTH = 160

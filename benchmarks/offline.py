@@ -28,8 +28,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.engine import Engine
 
-__all__ = ["run"]
-
 
 def run(
     engine: Engine,

@@ -35,8 +35,6 @@ from simulator.objective import Objective
 from simulator.outcome import Outcome
 from simulator.traffic import Arrival
 
-__all__ = ["Figures", "Replayed", "deployment_of", "make_parser", "replay"]
-
 _RESULTS: Final = Path(__file__).parent / "results"
 _PAUSE_S: Final = 60.0
 """Between the warm-up and the run: all queues are empty by then."""

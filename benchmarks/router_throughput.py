@@ -38,8 +38,6 @@ from engine.loader.checkpoint import Checkpoint, resolve
 from router.frontend.http.server import listen
 from router.processing.text.tokenizer import Tokenizer
 
-__all__ = ["Outcome", "Setting", "measure", "stage"]
-
 _RESULTS: Final = Path(__file__).parent / "results"
 _LOADS: Final = ((1, 10.0), (32, 12.5), (128, 12.5), (256, 12.5), (512, 12.5))
 """Streams at a time, and milliseconds a step."""

@@ -35,8 +35,6 @@ from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, summarize
 from benchmarks.lib.scheduler_plots import plot_schedulers
 
-__all__ = ["main", "make_parser"]
-
 _LONG: Final = 100_000
 _DECODES: Final = 20
 _BEHIND: Final = 20

@@ -27,8 +27,6 @@ from rich.table import Table
 
 from benchmarks.lib.provenance import provenance
 
-__all__ = ["StartUp", "measure"]
-
 _INTERVAL_S: Final = 0.02
 _READY: Final = re.compile(r" is ready after ")
 _TIMEOUT_S: Final = 600.0

@@ -30,8 +30,6 @@ from benchmarks.lib.model_folder import model_folder
 from engine.model_config.model_spec import ModelSpec
 from router.processing.text.tokenizer import Tokenizer
 
-__all__ = ["Teacher", "windows_of"]
-
 _TEXTS: Final = ("docs/*.md", "engine/**/*.py", "router/**/*.py", "worker/**/*.py", "kv_transfer/**/*.py")
 _HELD_OUT: Final = 8
 

@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
 
-__all__ = ["BlockHash", "block_hashes"]
-
 BlockHash: TypeAlias = int
 """64 bits, unsigned."""
 

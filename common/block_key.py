@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
-__all__ = ["PAGE_KEY_BYTES", "BlockKey", "PageKey", "block_keys", "page_key", "part_of", "root_key"]
-
 BlockKey: TypeAlias = bytes
 PageKey: TypeAlias = bytes
 """A block's key, and the number of the part."""

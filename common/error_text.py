@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["first_line"]
-
 
 def first_line(error: BaseException) -> str:
     """The first line of the error's message; its type if there is none."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-__all__ = ["freeze_gc", "tune_gc"]
-
 _MIDDLE_GENERATION: Final = 2
 """Collections of generation 0 before one of generation 1, which visits all that they left."""
 _OLD_GENERATION: Final = 1_000_000

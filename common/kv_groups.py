@@ -12,18 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "NO_PAGE",
-    "ONE_GROUP",
-    "KVGroup",
-    "RequestPages",
-    "full_group",
-    "group_layers",
-    "kept_pages",
-    "kept_places",
-    "window_shares",
-]
-
 _MOST_GROUPS: Final = 8
 """More groups would waste fewer layers, but make pages small and block tables long."""
 

@@ -7,8 +7,6 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Final
 
-__all__ = ["TEXT", "data", "formatter"]
-
 TEXT: Final = "text"
 _FIELD: Final = "baton_data"
 

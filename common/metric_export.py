@@ -12,8 +12,6 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-__all__ = ["VLLM", "MetricNames", "Source", "exported"]
-
 
 class MetricNames(Enum):
     BATON = "baton"

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-__all__ = ["LEAST_PORTS", "NoPortLeft", "PortRange", "bind_within"]
-
 T = TypeVar("T")
 
 LEAST_PORTS: Final = 8

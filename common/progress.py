@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Progress", "StageTimes", "silent"]
-
 Progress: TypeAlias = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: `stage` is a short phrase for a person, `done` of `total` are bytes.
 Where it is not known how far work is, both are 0."""

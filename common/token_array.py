@@ -10,8 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["token_array"]
-
 
 def token_array(tokens: Sequence[int]) -> array[int]:
     """`tokens` as an array; itself if it is one. Copies O(tokens). Raises OverflowError beyond 64 bits."""

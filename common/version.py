@@ -8,8 +8,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["VERSION", "build", "digest_of"]
-
 _DISTRIBUTION: Final = "baton-llm"
 _PACKAGES: Final = (
     "common",

@@ -19,8 +19,6 @@ from worker.session.jobs import Job
 from worker.session.refusal import CommandRefused
 from worker.session.request_digest import digest_of
 
-__all__ = ["IncomingHandoffs"]
-
 _NO_PAGES_NOW: Final = "no pages are free, and this handoff must not wait"
 
 

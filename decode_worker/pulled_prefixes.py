@@ -22,8 +22,6 @@ from worker.session.answers import Answers
 from worker.session.convert import peer_from_proto, ticket_to_proto
 from worker.session.jobs import Job
 
-__all__ = ["PullOutcome", "PulledPrefixes", "Start"]
-
 log = logging.getLogger(__name__)
 
 Start = Callable[[], None]

@@ -2,17 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "DeadlineUnreachable",
-    "EngineError",
-    "GrammarError",
-    "InvalidRequest",
-    "NotFinite",
-    "PageLeak",
-    "QueueFull",
-    "RankLost",
-]
-
 
 class EngineError(Exception):
     """Base class of the engine's errors."""

@@ -7,8 +7,6 @@ from typing import Protocol
 
 from engine.core.request import Request
 
-__all__ = ["NO_HOOKS", "Hooks"]
-
 
 class Hooks(Protocol):
     """Callbacks of a worker. All are called on the engine's thread."""

@@ -10,8 +10,6 @@ from engine.core.request import Request
 from engine.executor.base import StepInFlight
 from engine.kv_cache.page_needs import PageNeeds
 
-__all__ = ["InFlight", "Launched"]
-
 
 @dataclass(slots=True)
 class Launched:

@@ -15,8 +15,6 @@ from typing import Final
 
 from engine.config import Batching, Forecast, Policy, SchedulerConfig, Victim
 
-__all__ = ["PRESETS", "Preset", "PresetSettings"]
-
 
 class Preset(Enum):
     BATON = "baton"

@@ -14,8 +14,6 @@ from engine.in_flight import InFlight
 from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
-__all__ = ["Requests"]
-
 
 class Requests:
     def __init__(

@@ -14,8 +14,6 @@ from engine.sched.scheduler import Scheduler
 from engine.sched.timing.plan_timing import PlanTiming
 from engine.sched.timing.prefill_rate import PrefillRate
 
-__all__ = ["StepClock"]
-
 _MEASURE_S: Final = 0.05
 """Interval between two steps measured for `StepOutput.measured`, which costs O(chunks)."""
 

@@ -16,8 +16,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
 
-__all__ = ["WarmupPlan", "warm_up", "warmup_plan_for"]
-
 _SHORT: Final = 8
 """Prompt length of the concurrent requests."""
 _LARGEST_CROWD: Final = 256

@@ -21,8 +21,6 @@ import numpy as np
 
 from kv_transfer.errors import BadMessage
 
-__all__ = ["block", "pack", "pack_one_of", "unpack", "unpack_one_of"]
-
 _T = TypeVar("_T")
 _LENGTH: Final = struct.Struct("<I")
 _NUMBER: Final = struct.Struct("<Q")

@@ -8,8 +8,6 @@ import threading
 
 from kv_transfer.memory import PoolMemory
 
-__all__ = ["Caller", "NoContext", "enter"]
-
 
 class NoContext(RuntimeError):
     """The calling thread has no CUDA context after setting one."""

@@ -2,18 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BadMessage",
-    "BadTicket",
-    "LayoutMismatch",
-    "PeerFenced",
-    "PeerUnreachable",
-    "RankGone",
-    "RightsRemain",
-    "TransferError",
-    "TransportMissing",
-]
-
 
 class TransferError(Exception):
     """Base class of the errors of this package."""

@@ -9,8 +9,6 @@ from typing import Final
 from common.kv_groups import KVGroup
 from kv_transfer.state_layout import StateLayout
 
-__all__ = ["SUM64", "XXH3", "KVLayout"]
-
 XXH3: Final = "xxh3-64"
 """For CPUs: 14 GB/s per core, where sum64 reaches 1.5."""
 SUM64: Final = "sum64"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from kv_transfer.errors import PeerFenced
 from kv_transfer.ticket import Peer
 
-__all__ = ["PeerBook"]
-
 
 class PeerBook:
     """Fences are permanent: an epoch is never reused, and takes a few bytes."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from kv_transfer.layout import KVLayout
 
-__all__ = ["Copy", "blocks_due", "coalesce", "plan_shard_copies", "plan_state_copies", "state_copy"]
-
 
 @dataclass(frozen=True, slots=True)
 class Copy:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["StateLayout"]
-
 _WORDS: Final = (4, 2, 1)
 
 

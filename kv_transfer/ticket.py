@@ -9,8 +9,6 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
 from kv_transfer.ticket_pages import TicketPages
 
-__all__ = ["Final", "Peer", "Ticket"]
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:

@@ -11,8 +11,6 @@ from common.kv_groups import KVGroup, kept_places
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import KVLayout
 
-__all__ = ["TicketPages", "digest_blocks", "unneeded"]
-
 
 class TicketPages:
     """The receiver knows `num_tokens` tokens, and computes the last of them or a later one next."""

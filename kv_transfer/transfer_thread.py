@@ -15,8 +15,6 @@ from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Final, Peer, Ticket
 
-__all__ = ["ReceiverCommands", "SenderCommands", "TransferThread"]
-
 _Post: TypeAlias = Callable[[Callable[[float], None]], None]
 """Queues a command, which the transfer thread calls with the current time."""
 

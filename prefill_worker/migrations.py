@@ -20,8 +20,6 @@ from prefill_worker.page_sender import PageSender, final_state
 from worker.session.answers import Answers
 from worker.session.jobs import Job
 
-__all__ = ["Migrations"]
-
 _LONGEST_PAUSE_S: Final = 1.0
 """Timeout of the pause, after which the request continues here. A pause normally takes one message, one page
 write and one step; a longer one means that the receiver or the network has a problem."""

@@ -15,8 +15,6 @@ from worker.session.answers import Answers
 from worker.session.jobs import Job
 from worker.session.request_digest import digest_of
 
-__all__ = ["OutgoingHandoffs"]
-
 
 @dataclass(slots=True, eq=False)
 class _Sending:

@@ -13,8 +13,6 @@ from worker.session.jobs import Job
 from worker.session.metrics import Outcome
 from worker.session.request_digest import digest_of
 
-__all__ = ["PageSender", "final_state", "span_of"]
-
 
 class PageSender:
     """Commands of a KVSender in terms of requests. One per worker, for all its outgoing handoffs."""

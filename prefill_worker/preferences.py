@@ -6,8 +6,6 @@ from dataclasses import replace
 
 from engine.config import EngineConfig
 
-__all__ = ["prefill_engine_config"]
-
 
 def prefill_engine_config(engine: EngineConfig) -> EngineConfig:
     """No CUDA graphs of decode batches, since every step has prompts."""

@@ -22,8 +22,6 @@ from worker.session.convert import ticket_from_proto
 from worker.session.outbox import Outbox
 from worker.session.router_session import RouterSession
 
-__all__ = ["SharedPrefixes"]
-
 
 @dataclass(slots=True, eq=False)
 class _Share:

@@ -9,8 +9,6 @@ import grpc
 
 from rpc.tls import NAME
 
-__all__ = ["CLIENT_OPTIONS", "MAX_MESSAGE_BYTES", "SERVER_OPTIONS", "Endpoint", "connect"]
-
 Options: TypeAlias = tuple[tuple[str, int], ...]
 
 MAX_MESSAGE_BYTES: Final = 64 << 20

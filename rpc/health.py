@@ -6,8 +6,6 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2
 
-__all__ = ["HealthService"]
-
 
 class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
     """Adds List, which grpc_health declares and does not implement."""

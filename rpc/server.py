@@ -12,8 +12,6 @@ from grpc_reflection.v1alpha import reflection
 from rpc.channel import SERVER_OPTIONS
 from rpc.health import HealthService
 
-__all__ = ["GrpcServer", "PortTaken"]
-
 _OVERALL: Final = ""
 """The health service's name for the whole process."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["BEAT_S", "LEASE_S", "ROUTER_METADATA"]
-
 ROUTER_METADATA: Final = "baton-router"
 """Metadata key under which a router names itself to a worker."""
 BEAT_S: Final = 1.0

@@ -6,8 +6,6 @@ from typing import Final
 
 import grpc
 
-__all__ = ["RpcError", "RpcRefused", "RpcTimeout", "RpcUnreachable", "translate"]
-
 
 class RpcError(Exception):
     """A call failed. `code`: the status that the peer or the transport reported."""

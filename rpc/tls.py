@@ -20,8 +20,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-__all__ = ["NAME", "BadCertificate", "Identity", "TlsFiles"]
-
 NAME: Final = "baton"
 """Common name of every generated certificate; processes are distinguished by their keys."""
 

@@ -14,8 +14,6 @@ from simulator.device import H200_8B, DeviceCosts
 from simulator.simulation import NVLINK, ClusterSpec, LinkCosts, Simulation
 from simulator.worker import WorkerSettings
 
-__all__ = ["TUNED_STEP_SHARE", "Deployment"]
-
 _DEFAULT_STEP_S: Final = 0.020
 _MIXED_CHUNK: Final = 16_384
 TUNED_STEP_SHARE: Final = 0.95

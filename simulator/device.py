@@ -10,8 +10,6 @@ from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
 from router.placement import EVERYTHING, Reach, StepWork
 
-__all__ = ["ENGINE_H200_8B", "H200_8B", "DeviceCosts", "StepCosts"]
-
 
 class StepCosts(Protocol):
     """What a step costs, in seconds."""

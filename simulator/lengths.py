@@ -8,8 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-__all__ = ["Fixed", "Lengths", "LogNormal", "Uniform", "parse_lengths"]
-
 
 class Lengths(Protocol):
     """A distribution of lengths in tokens."""

@@ -11,8 +11,6 @@ import numpy as np
 
 from simulator.objective import Objective
 
-__all__ = ["GOOD", "STRICT", "Outcome", "Result", "result_of"]
-
 GOOD = Objective(ttft_s=1.0, tpot_s=0.030, pause_s=0.1)
 STRICT = Objective(ttft_s=0.5, tpot_s=0.015)
 

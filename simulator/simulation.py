@@ -38,8 +38,6 @@ from simulator.outcome import Outcome
 from simulator.traffic import Arrival
 from simulator.worker import SimWorker, StepReport, WorkerSettings
 
-__all__ = ["NVLINK", "ClusterSpec", "LinkCosts", "Simulation"]
-
 
 @dataclass(frozen=True, slots=True)
 class LinkCosts:

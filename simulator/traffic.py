@@ -15,8 +15,6 @@ import numpy as np
 from router.placement import Targets
 from simulator.lengths import Lengths
 
-__all__ = ["Arrival", "bursts", "chats", "day", "last_deadline", "merged", "mooncake", "poisson"]
-
 _BLOCK: Final = 512
 """Tokens per hash id in Mooncake's format."""
 

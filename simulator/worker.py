@@ -26,8 +26,6 @@ from rpc.baton.v1 import worker_pb2
 from simulator.device import StepCosts
 from simulator.runner import Clock, FormulaRunner
 
-__all__ = ["COSTLY_CONTEXT", "Listener", "SimWorker", "StepReport", "WorkerSettings"]
-
 _LOAD_INTERVAL_S: Final = 0.1
 """As in `worker/process/engine_loop.py`."""
 

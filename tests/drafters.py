@@ -10,8 +10,6 @@ from engine.core.draft_source import Wanted
 from engine.core.request import Request, RequestId, TokenId
 from engine.speculation.kinds import DrafterKind
 
-__all__ = ["Random", "RandomModel"]
-
 
 @dataclass(frozen=True)
 class Random:

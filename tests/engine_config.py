@@ -8,8 +8,6 @@ from typing import Any
 
 from engine.config import EngineConfig, SchedulerConfig
 
-__all__ = ["engine_config", "scheduler_config"]
-
 _OF_SCHEDULER = {field.name for field in fields(SchedulerConfig)}
 
 

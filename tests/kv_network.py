@@ -13,8 +13,6 @@ from kv_transfer.planner import Copy
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
 from tests.kv_support import Pool
 
-__all__ = ["InFlightMessage", "InFlightWrite", "Network", "NetworkTransport"]
-
 
 @dataclass(slots=True, eq=False)
 class InFlightWrite:

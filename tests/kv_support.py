@@ -15,8 +15,6 @@ from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.transports import Transport
 
-__all__ = ["LAYOUT", "REQUEST", "Half", "Pool", "expect_handed_off", "final_for", "receiver_on", "sender_on"]
-
 LAYOUT = KVLayout(
     weights="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=4
 )

@@ -15,8 +15,6 @@ from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_process import run_rank
 from worker.tensor_parallel.rank_processes import RankProcesses
 
-__all__ = ["LocalRankProcesses"]
-
 
 class LocalRankProcesses(RankProcesses):
     def __init__(self) -> None:

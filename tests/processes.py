@@ -11,8 +11,6 @@ import engine.executor.runner
 import tests.kv_support
 import worker.tensor_parallel.rank_process
 
-__all__ = ["starting"]
-
 _PRELOADED = (torch, engine.executor.runner, worker.tensor_parallel.rank_process, tests.kv_support)
 """What most of them import. Nothing that starts threads or opens devices: neither survives a fork."""
 

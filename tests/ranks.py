@@ -10,8 +10,6 @@ import torch
 
 from engine.parallel import RendezvousServer, TorchCommunicator, join
 
-__all__ = ["together"]
-
 T = TypeVar("T")
 
 TIMEOUT_S = 20.0

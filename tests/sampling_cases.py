@@ -21,16 +21,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.sampling.token_masks import TokenMasks
 
-__all__ = [
-    "any_sampling",
-    "assert_follows",
-    "chunks_of",
-    "constrained",
-    "masks_for",
-    "say_pending",
-    "warped",
-]
-
 
 def any_sampling(rng: random.Random, vocab: int) -> SamplingParams:
     """Every parameter is off about half of the time."""

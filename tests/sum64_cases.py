@@ -12,8 +12,6 @@ from kv_transfer.integrity.sum64 import MASK, HostSum64, Words
 from kv_transfer.layout import SUM64
 from tests.kv_support import Pool
 
-__all__ = ["LAYOUTS", "as_words", "jobs_for", "name_of", "pool_of", "reference", "unsigned"]
-
 _LLAMA = KVLayout(
     weights="m",
     dtype="bfloat16",

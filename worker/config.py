@@ -11,8 +11,6 @@ from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
 
-__all__ = ["TierConfig", "WorkerConfig", "WorkerRole"]
-
 
 class WorkerRole(Enum):
     PREFILL = "prefill"

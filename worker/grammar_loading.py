@@ -11,8 +11,6 @@ from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from worker.session.inbox import Inbox
 
-__all__ = ["GrammarLoading"]
-
 _THREADS: Final = 2
 """More than one, so that a slow grammar does not block the others."""
 

@@ -13,8 +13,6 @@ from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.shared_prefixes import SharedPrefixes
 from worker.session.jobs import Job
 
-__all__ = ["Handoffs"]
-
 
 @dataclass(frozen=True, slots=True)
 class Handoffs:

@@ -21,8 +21,6 @@ from worker.session.metrics import Outcome
 from worker.session.refusal import CommandRefused
 from worker.session.router_session import RouterSession
 
-__all__ = ["JobStarter"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,16 +17,6 @@ from kv_transfer.state_layout import StateLayout
 from kv_transfer.transports import LoopbackTransport, Transport
 from worker.config import WorkerConfig
 
-__all__ = [
-    "REOPENABLE",
-    "UnknownTransport",
-    "digester_of",
-    "layout_of",
-    "memory_of",
-    "open_transport",
-    "worker_name",
-]
-
 
 class UnknownTransport(ValueError):
     """The configured transport does not exist."""

@@ -17,8 +17,6 @@ from worker.kv_pool_access import (
 from worker.parts import Parts
 from worker.tensor_parallel.rank_kv import open_ranks
 
-__all__ = ["open_port"]
-
 
 def open_port(parts: Parts) -> KVPort:
     """Register the pool with the configured transport, under a name unique to this incarnation.

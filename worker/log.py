@@ -6,8 +6,6 @@ import logging
 
 from common.log_format import TEXT, formatter
 
-__all__ = ["log_to_stderr"]
-
 
 def log_to_stderr(level: int, style: str = TEXT) -> None:
     """`style`: "text" or "json"."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import socket
 from ipaddress import ip_address, ip_network
 
-__all__ = ["NoAddress", "is_loopback", "own_address"]
-
 
 class NoAddress(OSError):
     """This machine is not part of the network; the message says which."""

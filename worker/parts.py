@@ -13,8 +13,6 @@ from worker.session.inbox import Inbox
 from worker.session.metrics import WorkerMetrics
 from worker.session.outbox import Outbox
 
-__all__ = ["Parts"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:

@@ -19,8 +19,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.lib.load.client import Record
 
-__all__ = ["generate"]
-
 
 class _Stopwatch(StoppingCriteria):
     """Never stops anything; it is what `generate` calls after each token."""

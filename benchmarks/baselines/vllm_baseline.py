@@ -11,8 +11,6 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["answer"]
-
 
 def answer(engine: Any, prompts: list[list[int]], params: Any) -> list[dict[str, Any]]:
     """Greedy answers to all prompts at once; fields of a `Record` for each, with the time of every token."""

@@ -28,8 +28,6 @@ from simulator.objective import Objective
 from simulator.outcome import GOOD, Outcome, result_of
 from simulator.traffic import Arrival, mooncake
 
-__all__ = ["main", "make_parser"]
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)

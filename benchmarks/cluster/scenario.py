@@ -8,8 +8,6 @@ from typing import Final
 from simulator.lengths import LogNormal, Uniform
 from simulator.traffic import Arrival, bursts, chats, day, merged, poisson
 
-__all__ = ["LOADS"]
-
 _TABLE: Final = (LogNormal(2048, 0.8, 16_384), Uniform(128, 512))
 _SUMMARY: Final = (LogNormal(4096, 0.7, 16_384), Uniform(32, 128))
 _STORY: Final = (LogNormal(256, 0.8, 2048), Uniform(512, 1024))

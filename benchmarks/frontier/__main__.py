@@ -38,8 +38,6 @@ from benchmarks.lib.servers.mode_servers import ModeServers, mode_arguments
 from benchmarks.lib.servers.server import ServerFailed
 from router.config.choices import Mode
 
-__all__ = ["make_parser"]
-
 _RESULTS = Path(__file__).parents[1] / "results"
 
 

@@ -13,8 +13,6 @@ from simulator.lengths import Lengths, LogNormal, Uniform
 from simulator.objective import Objective
 from simulator.traffic import Arrival
 
-__all__ = ["REGIMES", "WORKLOADS", "Regime", "Workload", "scaled"]
-
 _Choose: TypeAlias = Callable[[np.ndarray, np.ndarray, int], np.ndarray]
 
 

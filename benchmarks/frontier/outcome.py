@@ -13,8 +13,6 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from rich.table import Table
 
-__all__ = ["PARITY", "Cell", "Found", "cells_of", "frontier_table", "plot_frontiers"]
-
 PARITY: Final = 0.98
 """Rate relative to the better fixed mode below which adaptive placement is marked."""
 _COLORS: Final = {"mixed": "#2563eb", "disagg": "#0d9488", "adaptive": "#d97706"}

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-__all__ = ["WANTED", "Frontier", "Search", "ShareAt", "best_of", "find_frontier"]
-
 ShareAt: TypeAlias = Callable[[float], float]
 """From requests per second to the share of good answers."""
 

@@ -20,8 +20,6 @@ from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, require
 from simulator.deployment import TUNED_STEP_SHARE
 from simulator.traffic import Arrival
 
-__all__ = ["served_variants", "serving"]
-
 _FIRST_ID, _LAST_ID = 1_000, 30_000
 
 

@@ -11,8 +11,6 @@ from router.config.choices import Mode
 from simulator.deployment import TUNED_STEP_SHARE, Deployment
 from simulator.traffic import Arrival, last_deadline
 
-__all__ = ["good_share", "simulated_variants"]
-
 
 def simulated_variants(
     mode: Mode,

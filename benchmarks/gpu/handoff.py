@@ -28,8 +28,6 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.servers.server import BatonServer
 from router.dispatch.waterfall import busy_seconds
 
-__all__ = ["Handoff"]
-
 _RESULTS: Final = Path(__file__).parents[1] / "results"
 _OUTPUT: Final = 8
 """Tokens; the prefill worker has reported by the time the last one comes."""

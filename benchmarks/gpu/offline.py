@@ -15,8 +15,6 @@ import torch
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.engine import Engine
 
-__all__ = ["measure"]
-
 _WARM_UP = 32
 """Requests of the same shape that are answered first, untimed."""
 

@@ -27,8 +27,6 @@ from engine.kv_tiers.jobs import Demote, Job, Promote
 from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.kv_pool_access import layout_of
 
-__all__ = ["Bench", "tier_arguments"]
-
 _STEPS = 250
 _QUEUED_BYTES = 1 << 30
 """More than the link copies during a step: the copies never wait for the engine."""

@@ -14,8 +14,6 @@ from matplotlib import pyplot as plt
 from benchmarks.lib.engines.chunk_engines import Setting
 from benchmarks.lib.report import Percentiles
 
-__all__ = ["Mark", "plot_chunks"]
-
 _METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 
 

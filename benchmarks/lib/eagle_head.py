@@ -12,8 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["HeadShape", "TrainableHead"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["describe_machine"]
-
 
 def describe_machine() -> str:
     """ "2 cores of Intel Xeon …", or the GPUs if there are any."""

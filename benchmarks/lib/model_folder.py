@@ -7,8 +7,6 @@ from pathlib import Path
 
 from engine.loader.checkpoint import CheckpointError, resolve
 
-__all__ = ["model_folder"]
-
 
 def model_folder(name: str) -> Path:
     """As `router --model` takes it. Ends the process with one line if there is no such model."""

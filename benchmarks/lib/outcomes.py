@@ -11,8 +11,6 @@ from typing import Any
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.report import Percentiles, Summary
 
-__all__ = ["Interruption", "Point", "Run", "Spread", "arrival_rate", "points_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -16,8 +16,6 @@ from matplotlib.figure import Figure
 from benchmarks.lib.outcomes import Interruption, Point, Run
 from benchmarks.lib.servers.systems import Outcome
 
-__all__ = ["plot_comparison", "plot_long_prefill", "plot_modes"]
-
 _COLORS: Final = ("#2563eb", "#0d9488", "#d97706", "#94a3b8")
 _DPI: Final = 150
 

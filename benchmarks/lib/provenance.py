@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from benchmarks.lib.machine import describe_machine
 
-__all__ = ["provenance"]
-
 _PACKAGES: Final = ("torch", "transformers", "flashinfer-python", "ray", "numpy")
 
 

@@ -12,8 +12,6 @@ from benchmarks.lib.engines.chunk_engines import Alone
 from benchmarks.lib.load.client import Record
 from engine.core.events import StepMeasured
 
-__all__ = ["OtherOptions", "RunLog"]
-
 
 class OtherOptions(Exception):
     """The file holds runs that were made with other options."""

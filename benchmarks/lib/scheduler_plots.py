@@ -11,8 +11,6 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-__all__ = ["plot_schedulers"]
-
 _COLORS: Final = ("#94a3b8", "#d97706", "#0d9488", "#2563eb", "#7c3aed")
 _DPI: Final = 150
 

@@ -16,8 +16,6 @@ from multiprocessing.connection import Connection
 
 from benchmarks.lib.servers.mock_worker import MockWorker
 
-__all__ = ["Heard", "Load", "first_token", "play"]
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

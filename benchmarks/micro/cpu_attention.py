@@ -31,8 +31,6 @@ from engine.kernels.cpu.library import attention_products, cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["main"]
-
 _PAGE_SIZE: Final = 16
 
 

@@ -30,8 +30,6 @@ from engine.batch.block_tables import BlockTables, starts_of
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["measure"]
-
 _HEADS: Final = Heads(32, 8, 128)
 _PAGE_SIZE: Final = 16
 _NUM_PAGES: Final = 8192

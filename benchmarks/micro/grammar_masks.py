@@ -28,8 +28,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.sampling.sampler import Sampler
 from engine.sampling.token_masks import constrained_rows, masks_of
 
-__all__ = ["main"]
-
 SCHEMA: Final = {
     "type": "object",
     "properties": {

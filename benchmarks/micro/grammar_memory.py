@@ -28,8 +28,6 @@ from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import source_of
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["main"]
-
 _OUTPUTS: Final = 3
 _LONGEST: Final = 150
 _rng: Final = random.Random(1)

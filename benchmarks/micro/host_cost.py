@@ -30,8 +30,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
-__all__ = ["HostCost", "measure"]
-
 _PAGE_SIZE: Final = 16
 _BUDGET: Final = 16384
 _TOKEN: Final = 5

@@ -22,8 +22,6 @@ from engine.core.request import PENDING, Request
 from engine.core.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 
-__all__ = ["main"]
-
 _DRAWN: Final = SamplingParams(max_tokens=1000, temperature=1.0)
 _NUCLEUS: Final = replace(_DRAWN, top_p=0.95)
 _PENALISED: Final = {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1}

@@ -34,8 +34,6 @@ from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.kv_manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
-__all__ = ["measure"]
-
 _PAGE_SIZE: Final = 16
 _PROMPT: Final = 2048
 _BUDGET: Final = 2048

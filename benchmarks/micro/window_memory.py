@@ -16,8 +16,6 @@ from rich.table import Table
 from common.kv_groups import group_layers, kept_pages
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["held_bytes"]
-
 _PAGE_SIZE = 16
 
 

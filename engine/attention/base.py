@@ -9,8 +9,6 @@ import torch
 from engine.batch.batch import Batch
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["AttentionBackend", "GraphableAttention", "PiecewiseAttention"]
-
 
 class AttentionBackend(Protocol):
     """Attention over the paged pool for a batch that may mix prompt chunks and decodes.

@@ -13,8 +13,6 @@ from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.cpu_ops import TableRotation
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["CpuAttention"]
-
 
 class CpuAttention:
     """One call a layer: rotates queries and keys, writes keys and values into the pool, and attends."""

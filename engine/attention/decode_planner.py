@@ -16,8 +16,6 @@ from engine.batch.block_tables import starts_of
 from engine.batch.decode_plan import DecodePlan, Decodes
 from engine.batch.step_inputs import Ints
 
-__all__ = ["DecodePlanner"]
-
 _SMALLEST_TOKENS: Final = 128
 """Below this, starting and merging a part costs more than it saves."""
 _BLOCKS_PER_MULTIPROCESSOR: Final = 4

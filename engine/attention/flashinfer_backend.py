@@ -25,8 +25,6 @@ from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["FlashInferAttention"]
-
 
 class _Chunks(Protocol):
     """Attention of prompt chunks, for the layers that attend by one rule: see `ChunkAttention`."""

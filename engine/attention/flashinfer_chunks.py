@@ -28,8 +28,6 @@ from engine.kernels.attention.gather import gather_kv
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["ChunkAttention", "ChunkWorkspace", "compile_for_chunks"]
-
 _MIN_WORKSPACE: Final = 128 << 20
 _LN_2: Final = math.log(2)
 _FA2_ROWS: Final = 128

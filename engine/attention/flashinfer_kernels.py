@@ -21,16 +21,6 @@ from flashinfer.prefill import get_batch_prefill_module
 from engine.attention.kernel_builds import KernelBuild, build_missing
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = [
-    "Heads",
-    "Kernel",
-    "PagedKernel",
-    "Ragged",
-    "RaggedKernel",
-    "Tables",
-    "compile_kernels",
-]
-
 _INT_WORKSPACE_BYTES: Final = 8 << 20
 
 _NHD, _HND = 0, 1  # flashinfer's TensorLayout: [token, head, feature] and [page, head, token, feature]

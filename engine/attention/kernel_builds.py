@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Final, Protocol
 
-__all__ = ["KernelBuild", "build_missing"]
-
 logger = logging.getLogger(__name__)
 
 _SOURCES: Final = 8

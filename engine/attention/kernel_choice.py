@@ -6,8 +6,6 @@ from typing import Final
 
 from engine.batch.batch import Ints
 
-__all__ = ["splits_contexts"]
-
 _FA3_ROWS: Final = 128
 """Queries of one head in an FA3 tile; one multiprocessor computes the tile over its whole context."""
 _FA3_GAIN: Final = 2.2

@@ -27,8 +27,6 @@ from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["LatentKernels", "latent_shape"]
-
 _PLANNED_AS: int = 2
 """A multiprocessor holds two thread blocks of a decode, half as many as of those for keys and values."""
 

@@ -17,8 +17,6 @@ from engine.batch.step_inputs import Ints
 from engine.kernels.attention.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["DecodeAttention", "DecodeKernel", "PagedDecodes"]
-
 
 class DecodeKernel(Protocol):
     """Attends with q `[R, heads, ..]`, a token of each request, to one layer of the pool; into `out`."""

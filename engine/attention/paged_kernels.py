@@ -17,8 +17,6 @@ from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.flashinfer_ops import Positions
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["PagedKernels"]
-
 
 class PagedKernels:
     """For a pool of keys and values. `AttentionKernels` of the GPU backend."""

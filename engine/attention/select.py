@@ -18,8 +18,6 @@ from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
-__all__ = ["UnsupportedBackend", "attention_for"]
-
 logger = logging.getLogger(__name__)
 
 FLASHINFER: Final = "0.6.14"

@@ -25,8 +25,6 @@ from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["TorchAttention"]
-
 QUERY_BLOCK: Final = 64
 """Query rows of a chunk per SDPA call. SDPA also computes masked scores, so small blocks waste less."""
 GROUP_BYTES: Final = 32 << 20

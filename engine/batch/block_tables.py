@@ -12,8 +12,6 @@ import numpy as np
 
 from engine.batch.step_inputs import Ints
 
-__all__ = ["BlockTables", "starts_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class BlockTables:

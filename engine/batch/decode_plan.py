@@ -12,8 +12,6 @@ import numpy.typing as npt
 from engine.batch.block_tables import BlockTables
 from engine.batch.step_inputs import Ints
 
-__all__ = ["DecodePlan", "Decodes", "PlanLayout"]
-
 A = TypeVar("A")
 
 _ALIGNMENT: Final = 4

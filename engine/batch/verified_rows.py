@@ -10,8 +10,6 @@ import torch
 from engine.batch.step_inputs import Ints
 from engine.device.staging import send
 
-__all__ = ["VerifiedRows"]
-
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRows:

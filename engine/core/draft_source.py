@@ -8,8 +8,6 @@ from typing import NamedTuple, Protocol
 from engine.core.request import Request, RequestId, TokenId
 from engine.core.sampling_params import SamplingParams
 
-__all__ = ["DraftSource", "Wanted", "guessing"]
-
 
 class Wanted(NamedTuple):
     """Guesses of the tokens behind the last known one of a request that has a slot."""

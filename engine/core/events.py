@@ -14,8 +14,6 @@ from engine.kv_cache.pages import PageCounts
 from engine.kv_tiers.stats import TierStats
 from engine.speculation.counts import DraftCounts
 
-__all__ = ["EngineStats", "Occupancy", "StepMeasured", "StepOutput", "TokenOut", "Verified"]
-
 
 class TokenOut(NamedTuple):
     """A new token of one request. A tuple, as `Chunk` is one."""

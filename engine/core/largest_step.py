@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from engine.config import EngineConfig
 
-__all__ = ["Span", "largest_step"]
-
 
 class Span(NamedTuple):
     """Tokens [start, start + length) of one request."""

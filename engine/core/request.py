@@ -21,8 +21,6 @@ from engine.kv_cache.retention import Retention
 from engine.kv_tiers.stats import Tier
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
-__all__ = ["PENDING", "PageId", "PromotionWait", "Request", "RequestId", "TokenId"]
-
 RequestId: TypeAlias = int
 TokenId: TypeAlias = int
 PageId: TypeAlias = int

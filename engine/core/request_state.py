@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-__all__ = ["NO_SLOT", "RequestState", "Save"]
-
 NO_SLOT: Final = -1
 
 

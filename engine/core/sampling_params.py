@@ -8,15 +8,6 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar
 
-__all__ = [
-    "MAX_LOGIT_BIASES",
-    "MAX_LOGPROBS",
-    "FinishReason",
-    "PromptLogprobs",
-    "SamplingParams",
-    "TokenLogprobs",
-]
-
 MAX_LOGPROBS: Final = 20
 """Largest number of top log-probabilities per position."""
 MAX_LOGIT_BIASES: Final = 1024

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from engine.core.waits import WaitMark
 
-__all__ = ["SchedulingState"]
-
 
 @dataclass(slots=True)
 class SchedulingState:

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TypeAlias
 
-__all__ = ["WaitClock", "WaitMark", "WaitReason"]
-
 WaitMark: TypeAlias = tuple[float, ...]
 
 

@@ -12,8 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-__all__ = ["preferred_cpu_dtype"]
-
 logger = logging.getLogger(__name__)
 
 _DTYPES: Final = ("bfloat16", "float32")

@@ -13,8 +13,6 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["in_parallel"]
-
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["enter_device"]
-
 
 def enter_device(name: str) -> torch.device:
     """The device called `name` ("cpu", "cuda" or "cuda:N"), from now on the calling thread's current one.

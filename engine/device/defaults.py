@@ -11,8 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["GPU_TOKEN_TILE", "PREFILL_CHUNK", "DeviceDefaults", "defaults_for"]
-
 GPU_TOKEN_TILE: Final = 128
 """Rows in a tile of most of cuBLAS's kernels."""
 PREFILL_CHUNK: Final = 2048

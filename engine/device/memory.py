@@ -10,8 +10,6 @@ import torch
 
 from engine.errors import EngineError
 
-__all__ = ["OutOfDeviceMemory", "Probe", "advising"]
-
 GIB: Final = 1 << 30
 
 

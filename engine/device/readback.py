@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Readback"]
-
 
 class Readback:
     """Copies enqueued right behind the kernels that produce the data: later work does not delay them."""

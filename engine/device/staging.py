@@ -14,8 +14,6 @@ from typing import Any, Final, TypeAlias
 import numpy.typing as npt
 import torch
 
-__all__ = ["aligned_offsets", "pack", "send", "upload", "views"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 _ALIGNMENT: Final = 16

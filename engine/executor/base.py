@@ -11,8 +11,6 @@ from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 from engine.errors import EngineError
 from engine.model_config.served_model import ServedModel
 
-__all__ = ["Runner", "StepInFlight", "StepResult"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepResult:

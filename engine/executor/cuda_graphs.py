@@ -19,8 +19,6 @@ from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
 from engine.models.base import CausalLM
 
-__all__ = ["GRAPH_BYTES", "DecodeGraphs", "graph_sizes"]
-
 GRAPH_BYTES: Final = 1 << 30
 """Upper bound of the memory of all graphs: activations of the largest step, and the graphs' nodes."""
 

@@ -32,8 +32,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.models.eagle3 import Eagle3Head
 
-__all__ = ["EagleDrafts", "companion_of"]
-
 _ITEMSIZE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 

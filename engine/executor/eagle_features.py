@@ -11,8 +11,6 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request, RequestId
 from engine.models.eagle3 import Eagle3Head
 
-__all__ = ["HeadRows", "TargetFeatures"]
-
 
 @dataclass(slots=True)
 class _Computed:

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from engine.device.readback import Readback
 from engine.layers.experts import Router
 
-__all__ = ["ExpertLoad"]
-
 _STEPS: Final = 32
 """From one copy of the counts to the next."""
 

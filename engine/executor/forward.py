@@ -11,8 +11,6 @@ from engine.attention.base import AttentionBackend
 from engine.batch.batch import Batch
 from engine.models.base import CausalLM
 
-__all__ = ["Eager", "Enqueuing", "Forward"]
-
 Enqueuing: TypeAlias = Generator[None, None, torch.Tensor]
 """Enqueues a forward pass on the device; returns its hidden states.
 

@@ -19,8 +19,6 @@ from torch.nn import functional
 from engine.layers.linear.linear_layer import Linear, PlainWeight
 from engine.models.base import CausalLM
 
-__all__ = ["faster_library", "sample_weights"]
-
 _WEIGHTS: Final = 16
 """More than any cache holds, so that they are read from memory as in a model."""
 _ROUNDS: Final = 3

@@ -25,8 +25,6 @@ from engine.layers.ops.ops import Rotation
 from engine.models.base import CausalLM
 from engine.parallel.communicator import Communicator
 
-__all__ = ["PiecewiseGraphs", "token_sizes"]
-
 _GAIN: Final = 0.985
 """A size is kept if it takes less than this part of the next larger size's time."""
 _LEAD: Final = 8

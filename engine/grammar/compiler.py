@@ -17,8 +17,6 @@ from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import LIMITS, rejected, source_of
 from engine.model_config.served_model import ServedModel
 
-__all__ = ["GrammarCompiler"]
-
 _CAPACITY: Final = 64 << 20
 """Bytes of compiled grammars that are kept, as estimated: 300 small ones, or ten of the largest schemas."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["MAX_GRAMMAR_BYTES", "Grammar", "GrammarKind"]
-
 MAX_GRAMMAR_BYTES: Final = 128 << 10
 """Of `Grammar.text` in UTF-8."""
 

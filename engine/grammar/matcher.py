@@ -13,8 +13,6 @@ from llguidance import LLExecutor, LLMatcher
 
 from engine.errors import GrammarError
 
-__all__ = ["Matcher", "Words", "fill_masks"]
-
 Words = npt.NDArray[np.int32]
 """Bit i % 32 of word i // 32 is set where token i is allowed."""
 

@@ -12,8 +12,6 @@ from typing import Final
 from engine.grammar.grammar import Grammar
 from engine.grammar.source import divisors_of
 
-__all__ = ["estimated_bytes"]
-
 _BASE: Final = 180_000
 """Lexer states that every grammar of the vocabulary has."""
 _PER_SOURCE_BYTE: Final = 200

@@ -17,8 +17,6 @@ from engine.grammar.json_schema.document import children
 from engine.grammar.json_schema.patterns import ascii_classes
 from engine.grammar.json_schema.rewriting import rewritten
 
-__all__ = ["LIMITS", "check_grammar", "divisors_of", "source_of"]
-
 LIMITS: Final = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 """On what one grammar may cost: 100 MB of lexer states, and by the library's defaults 15 ms a mask."""
 

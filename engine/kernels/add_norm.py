@@ -12,8 +12,6 @@ import triton.language as tl
 
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["add_norm"]
-
 
 def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
     """`residual` becomes x + residual, and `x` that scaled to unit mean square, times `weight`.

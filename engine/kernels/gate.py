@@ -11,8 +11,6 @@ import triton.language as tl
 from engine.kernels.pdl import pdl_wait, supports_pdl
 from engine.model_config.layer_options import Activation
 
-__all__ = ["gate"]
-
 _BLOCK: Final = 2048
 
 

@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["pdl_wait", "supports_pdl"]
-
 
 @cache
 def supports_pdl(device: torch.device) -> bool:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from common.block_hash import BlockHash
 
-__all__ = ["CacheChange", "CacheJournal"]
-
 
 @dataclass(frozen=True, slots=True)
 class CacheChange:

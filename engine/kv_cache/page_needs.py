@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from common.kv_groups import NO_PAGE, KVGroup, RequestPages, kept_places
 
-__all__ = ["PageNeeds", "Windowed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Windowed:

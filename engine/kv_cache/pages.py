@@ -13,8 +13,6 @@ from typing import Final
 
 from engine.errors import EngineError
 
-__all__ = ["NOBODY", "OutOfPages", "PageCounts", "PageError", "PagePool", "PageState"]
-
 NOBODY: Final = -1
 
 

@@ -12,8 +12,6 @@ from engine.kv_cache.state_pool import StatePool
 from engine.kv_cache.stored import FP8, Fp8KV
 from engine.model_config.delta_spec import DeltaSpec
 
-__all__ = ["KVPool"]
-
 
 class KVPool:
     """`num_pages` pages of `page_size` tokens each, all layers of a page side by side.

@@ -6,8 +6,6 @@ from typing import Final
 
 from engine.errors import EngineError
 
-__all__ = ["share_out", "wanted_slots"]
-
 _SLOTS_PER_REQUEST: Final = 2
 """One for the request, and one for a checkpoint at the end of its prompt."""
 

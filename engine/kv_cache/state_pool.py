@@ -7,8 +7,6 @@ from torch import Tensor
 
 from engine.model_config.delta_spec import DeltaSpec
 
-__all__ = ["StatePool"]
-
 
 class StatePool:
     """Views of `num_slots` slots, and of one more behind them, which padding of CUDA graphs reads and writes.

@@ -12,8 +12,6 @@ from typing import Final, TypeAlias
 
 import torch
 
-__all__ = ["FP8", "Fp8KV", "KVScales", "fp8"]
-
 FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
 """Of e4m3; larger values are cut to it."""

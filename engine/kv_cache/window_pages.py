@@ -13,8 +13,6 @@ import numpy as np
 
 from common.kv_groups import NO_PAGE, KVGroup
 
-__all__ = ["WindowPages"]
-
 N = TypeVar("N")
 """A node of the cache."""
 

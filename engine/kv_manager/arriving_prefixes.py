@@ -22,8 +22,6 @@ from engine.kv_manager.lacking import Lacking
 from engine.kv_manager.prefix_holds import Hold, PrefixHolds
 from engine.kv_manager.state_slots import StateSlots
 
-__all__ = ["Adopted", "ArrivingPrefix", "ArrivingPrefixes", "TakePages", "patience_s"]
-
 _LEAST_PATIENCE_S: Final = 0.5
 _FIRST_PATIENCE_S: Final = 5.0
 

@@ -10,8 +10,6 @@ from engine.core.request import Request
 from engine.kv_cache.pages import PagePool, PageState
 from engine.kv_cache.radix import RadixCache
 
-__all__ = ["GroupPages", "pages_by_kind"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupPages:

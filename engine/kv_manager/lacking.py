@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from common.kv_groups import NO_PAGE, kept_places
 from engine.kv_cache.page_needs import PageNeeds
 
-__all__ = ["Lacking", "lacking"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lacking:

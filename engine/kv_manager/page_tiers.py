@@ -26,8 +26,6 @@ from engine.kv_tiers.jobs import Copier, Job, Promote
 from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
 
-__all__ = ["PageTiers"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Promotion:

@@ -14,8 +14,6 @@ from engine.kv_manager.lacking import Lacking
 from engine.kv_manager.prefix_holds import Hold, PrefixHolds
 from engine.kv_manager.state_slots import StateSlots
 
-__all__ = ["PeerPrefixes", "SharedPrefix"]
-
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:

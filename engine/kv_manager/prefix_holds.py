@@ -14,8 +14,6 @@ from engine.kv_cache.radix import RadixCache
 from engine.kv_cache.radix_node import RadixNode
 from engine.kv_manager.state_slots import StateSlots
 
-__all__ = ["Hold", "PrefixHolds"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:

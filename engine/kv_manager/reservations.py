@@ -8,8 +8,6 @@ from engine.core.request import Request
 from engine.kv_cache.pages import PagePool
 from engine.kv_manager.state_slots import StateSlots
 
-__all__ = ["Reservation", "Reservations"]
-
 
 @dataclass(slots=True, eq=False)
 class Reservation:

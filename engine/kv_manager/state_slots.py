@@ -19,8 +19,6 @@ from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match
 from engine.kv_cache.radix_node import RadixNode
 
-__all__ = ["CheckpointCopies", "StateSlots"]
-
 
 class CheckpointCopies(Protocol):
     """Of checkpoints on tiers."""

@@ -26,8 +26,6 @@ from xxhash import xxh3_64_intdigest
 from common.block_hash import BlockHash
 from common.block_key import PAGE_KEY_BYTES, PageKey
 
-__all__ = ["BlockFiles", "DirectoryInUse"]
-
 log = logging.getLogger(__name__)
 
 _MAGIC: Final = b"BatonKV2"

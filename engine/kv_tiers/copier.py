@@ -16,8 +16,6 @@ from engine.kv_tiers.block_files import BlockFiles
 from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 
-__all__ = ["BackgroundCopier", "Digest"]
-
 log = logging.getLogger(__name__)
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from common.block_key import PageKey
 
-__all__ = ["GoingDown"]
-
 
 @dataclass(slots=True)
 class GoingDown:

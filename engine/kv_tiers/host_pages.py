@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["HostPages", "runs"]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 _SEGMENT_BYTES: Final = 1 << 30

@@ -8,8 +8,6 @@ from typing import Protocol, TypeAlias
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 
-__all__ = ["Copier", "Demote", "Done", "Job", "Load", "Promote", "Remove", "Save"]
-
 
 @dataclass(frozen=True, slots=True)
 class Demote:

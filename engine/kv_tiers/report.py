@@ -6,8 +6,6 @@ from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.kv_cache.journal import CacheChange, CacheJournal
 
-__all__ = ["PlaceReport"]
-
 
 class PlaceReport:
     """A block is where its page of the first full group is: every prefix through the block needs that one."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Fault", "Tier", "TierCounts", "TierStats"]
-
 
 class Tier(Enum):
     """Memory below the KV pool."""

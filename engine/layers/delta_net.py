@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from engine.layers.linear.linear_layer import weight
 from engine.layers.ops.ops import Ops
 
-__all__ = ["Convolution", "Decay", "GatedNorm"]
-
 
 class Convolution(nn.Module):
     """The weight [features, 1, tokens] of a causal convolution; the state's memory applies it."""

@@ -15,8 +15,6 @@ from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import Activation
 from engine.parallel.communicator import Communicator
 
-__all__ = ["ExpertMLP", "ExpertStack", "LiveRows", "Router"]
-
 
 class LiveRows:
     """How many of a step's rows are tokens; those behind them pad a CUDA graph and go to no expert."""

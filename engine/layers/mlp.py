@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.modules import GateUp
 
-__all__ = ["GatedMLP", "MlpNames"]
-
 
 @dataclass(frozen=True, slots=True)
 class MlpNames:

@@ -11,8 +11,6 @@ from engine.layers.ops.ops import Ops
 from engine.model_config.layer_options import Activation
 from engine.parallel.communicator import Communicator
 
-__all__ = ["AllHeadsNorm", "Embedding", "GateUp", "HeadNorm", "LayerNorm", "NoNorm", "RMSNorm"]
-
 
 class GateUp(Linear):
     """The first half of a gated MLP: x [T, d] -> the activation, [T, I]. The gate's rows come first."""

@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from engine.model_config.rope_spec import RopeScaling, RopeSpec
 
-__all__ = ["rope_table"]
-
 
 def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.device) -> Tensor:
     """cos and sin of every angle: float32 [max_position, head_dim], cos in the first half, sin in the second.

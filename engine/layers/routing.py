@@ -9,8 +9,6 @@ from torch import Tensor
 
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 
-__all__ = ["Routes", "route", "scores_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Routes:

@@ -8,8 +8,6 @@ from engine.layers.linear.linear_layer import Linear, LinearMethod
 from engine.layers.modules import Embedding
 from engine.parallel.communicator import Communicator
 
-__all__ = ["SumLinear", "VocabularyHead"]
-
 
 class SumLinear(Linear):
     """Row-parallel: every rank has a share of the input features, and the products are summed over ranks."""

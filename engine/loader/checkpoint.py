@@ -21,8 +21,6 @@ from typing import Final
 from common.progress import Progress, silent
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
-
 _CONVERTER_VERSION: Final = 1
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
 _KEPT: Final = "-codes"

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import Q4_K
 
-__all__ = ["GROUPS", "WITH_OFFSETS", "CodedTensor", "coded"]
-
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
 

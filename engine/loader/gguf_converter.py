@@ -23,8 +23,6 @@ from engine.loader.gguf_codes import GROUPS, WITH_OFFSETS, coded
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["convert"]
-
 Array: TypeAlias = npt.NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]
 

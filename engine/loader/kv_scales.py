@@ -10,8 +10,6 @@ from typing import Final
 from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.model_config.errors import WeightsError
 
-__all__ = ["kv_scales"]
-
 _SCALE: Final = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:k_proj\.|v_proj\.|attn\.)?([kv])_scale$")
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from engine.model_config.errors import WeightsError
 
-__all__ = ["read_tensors", "weight_files"]
-
 _INDEX: Final = "model.safetensors.index.json"
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-__all__ = ["same_vocabulary"]
-
 
 def same_vocabulary(one: Path, other: Path) -> bool:
     """Whether equal token ids mean equal text in both folders, by their tokenizer.json.

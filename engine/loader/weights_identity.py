@@ -11,8 +11,6 @@ from typing import Any, BinaryIO, Final
 
 from engine.loader.safetensors_reader import weight_files
 
-__all__ = ["weights_identity"]
-
 _SAMPLE_BYTES: Final = 4096
 _NUM_SAMPLES: Final = 3
 _HEADER_LENGTH: Final = struct.Struct("<Q")

@@ -11,8 +11,6 @@ from engine.model_config.eagle_spec import EAGLE3, eagle3
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families import delta, dense, experts, latent
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:

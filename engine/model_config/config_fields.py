@@ -13,8 +13,6 @@ from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.rope_spec import RopeScaling, RopeSpec
 
-__all__ = ["Config", "dense_layers", "llama", "require", "windows"]
-
 Config: TypeAlias = Mapping[str, Any]
 
 

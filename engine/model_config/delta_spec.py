@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from engine.model_config.errors import UnsupportedModel
 
-__all__ = ["DeltaSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSpec:

@@ -11,8 +11,6 @@ from typing import Any, Final
 from engine.model_config.config_fields import Config, llama, require
 from engine.model_config.errors import UnsupportedModel
 
-__all__ = ["EAGLE3", "EagleSpec", "eagle3"]
-
 EAGLE3: Final = "LlamaForCausalLMEagle3"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnsupportedModel", "WeightsError"]
-
 
 class UnsupportedModel(ValueError):
     """The checkpoint needs a feature that Baton does not support; the message names it."""

@@ -7,8 +7,6 @@ from enum import Enum
 
 from engine.model_config.errors import UnsupportedModel
 
-__all__ = ["ExpertSpec", "Scoring"]
-
 
 class Scoring(Enum):
     """How a router's logits become the weights of experts."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Activation", "Norms", "QKNorm"]
-
 
 class QKNorm(Enum):
     """What queries and keys are normalised over, before rotation."""

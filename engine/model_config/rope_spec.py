@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from engine.model_config.errors import UnsupportedModel
 
-__all__ = ["RopeScaling", "RopeSpec", "mscale"]
-
 _DEFAULT_THETA: Final = 10000.0
 _OLD_NAMES: Final = {"su": "longrope"}
 

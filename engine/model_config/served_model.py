@@ -7,8 +7,6 @@ from typing import Protocol
 
 from common.kv_groups import KVGroup
 
-__all__ = ["ServedModel"]
-
 
 class ServedModel(Protocol):
     @property

@@ -14,8 +14,6 @@ from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["Cut", "Shard", "sizes_for"]
-
 _USUAL_SIZES: Final = range(1, 9)
 
 

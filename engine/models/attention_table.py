@@ -9,8 +9,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Cut, Shard
 from engine.models.weight_table import ParamSlice
 
-__all__ = ["attention_table", "norm_table", "projections"]
-
 _FUSED: Final = frozenset({"Phi3ForCausalLM"})
 """Architectures whose checkpoints have queries, keys and values in one tensor."""
 _NORMS: Final = {

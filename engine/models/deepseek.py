@@ -22,8 +22,6 @@ from engine.models.base import Attention
 from engine.models.llama import LlamaModel
 from engine.models.weight_table import ParamSlice
 
-__all__ = ["DeepseekModel"]
-
 _EPS: Final = 1e-6
 """Of the norms of latents, whatever the others have."""
 

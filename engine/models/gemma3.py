@@ -6,8 +6,6 @@ from typing import Final
 
 from engine.models.llama import LlamaModel
 
-__all__ = ["Gemma3Model"]
-
 _NESTED: Final = {
     "model.language_model.": "model.",  # transformers from 4.52 on
     "language_model.model.": "model.",  # before

@@ -13,8 +13,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.base import Attention, CausalLM
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 
-__all__ = ["GPT2Model"]
-
 _CAUSAL_MASK: Final = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 """Old checkpoints carry the causal mask as a tensor."""
 

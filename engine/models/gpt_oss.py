@@ -8,8 +8,6 @@ from torch import Tensor
 
 from engine.models.llama import LlamaModel
 
-__all__ = ["GptOssModel"]
-
 
 class GptOssModel(LlamaModel):
     def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:

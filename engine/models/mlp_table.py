@@ -9,8 +9,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
 from engine.models.weight_table import ParamSlice
 
-__all__ = ["mlp_names", "mlp_table"]
-
 _MIXTRAL: Final = MlpNames(
     "block_sparse_moe",
     "block_sparse_moe.w1",

@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from engine.model_config.shard import Cut
 
-__all__ = ["ParamSlice", "WeightTable", "per_layer"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParamSlice:

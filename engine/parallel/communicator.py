@@ -8,8 +8,6 @@ from torch import Tensor
 
 from engine.model_config.shard import Shard
 
-__all__ = ["SINGLE_RANK", "Communicator"]
-
 
 class Communicator(Protocol):
     """Every rank makes the same calls in the same order; nothing else synchronizes them.

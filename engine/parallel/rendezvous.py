@@ -19,8 +19,6 @@ from engine.errors import RankLost
 from engine.model_config.shard import Shard
 from engine.parallel.torch_communicator import TorchCommunicator
 
-__all__ = ["Rendezvous", "RendezvousServer", "join"]
-
 _LOOPBACK: Final = "127.0.0.1"
 _CONNECT_S: Final = 60.0
 _POLL_S: Final = 0.05

@@ -10,8 +10,6 @@ from engine.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.errors import RankLost
 from engine.parallel.communicator import Communicator
 
-__all__ = ["StepChannel"]
-
 
 class StepChannel:
     """Two broadcasts per step: a header with the sizes, then the arrays. With one rank nothing is sent."""

@@ -20,8 +20,6 @@ from torch.nn import functional
 from engine.errors import RankLost
 from engine.model_config.shard import Shard
 
-__all__ = ["TorchCommunicator"]
-
 _FIRST_RANK: Final = 0
 _NO_TIMEOUT: Final = timedelta(days=3650)
 """For waits that end with rank 0's next step, or with its process: the kernel closes its connections."""

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["CHUNK", "DeltaInputs", "chunked_delta_rule", "convolve", "recurrent_delta_rule", "unit_keys"]
-
 CHUNK: Final = 64
 """Tokens that the chunked form takes at once. The result depends on it only by rounding."""
 _EPS: Final = 1e-6

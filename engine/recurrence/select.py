@@ -11,8 +11,6 @@ from engine.kv_cache.state_pool import StatePool
 from engine.recurrence.stateful_attention import GraphableStateful, StatefulAttention
 from engine.recurrence.torch_recurrence import TorchRecurrence
 
-__all__ = ["with_states"]
-
 logger = logging.getLogger(__name__)
 
 

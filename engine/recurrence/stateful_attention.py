@@ -10,8 +10,6 @@ from engine.attention.base import AttentionBackend, GraphableAttention
 from engine.batch.batch import Batch
 from engine.layers.ops.ops import Rotation
 
-__all__ = ["GraphableRecurrence", "GraphableStateful", "Recurrence", "StatefulAttention"]
-
 
 class Recurrence(Protocol):
     """The layers with a state; a step calls `prepare` once, then `recur` once a layer."""

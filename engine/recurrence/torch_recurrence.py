@@ -27,8 +27,6 @@ from engine.recurrence.delta_rule import (
     unit_keys,
 )
 
-__all__ = ["TorchRecurrence"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:

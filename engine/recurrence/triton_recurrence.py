@@ -30,8 +30,6 @@ from engine.kernels.delta_net.single_rows import SingleRows
 from engine.kv_cache.state_pool import StatePool
 from engine.model_config.delta_spec import DeltaSpec
 
-__all__ = ["TritonRecurrence", "suits_kernels"]
-
 
 def suits_kernels(spec: DeltaSpec, dtype: torch.dtype) -> bool:
     """Whether this computes such layers, with activations in `dtype`."""

@@ -17,8 +17,6 @@ from engine.sampling.penalties import Penalties
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_masks import TokenMasks
 
-__all__ = ["TorchSampling"]
-
 Rows: TypeAlias = list[int]
 
 

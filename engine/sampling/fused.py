@@ -25,8 +25,6 @@ from engine.sampling.sampled import Sampled
 from engine.sampling.token_marks import TokenMarks
 from engine.sampling.token_masks import TokenMasks
 
-__all__ = ["FusedSampling"]
-
 _Launch: TypeAlias = dict[str, Any]
 
 # Sums and products are not contracted to FMAs, so that rounding is the same as on a CPU.

@@ -22,15 +22,6 @@ import torch
 
 from engine.sampling.noise import exponential, exponential_bound, hashed
 
-__all__ = [
-    "all_finite",
-    "coldest",
-    "greedy_sample",
-    "gumbel_sample",
-    "gumbel_sample_truncated",
-    "min_p_limit",
-]
-
 _Floats: TypeAlias = npt.NDArray[np.float32]
 _Ints: TypeAlias = npt.NDArray[np.int32]
 

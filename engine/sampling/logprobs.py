@@ -9,8 +9,6 @@ import torch
 
 from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 
-__all__ = ["LogprobTensors", "measure"]
-
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:

@@ -16,8 +16,6 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exponential", "exponential_bound", "gumbel", "hashed", "keys"]
-
 _UInts: TypeAlias = npt.NDArray[np.uint32]
 _Floats: TypeAlias = npt.NDArray[np.float32]
 

@@ -9,8 +9,6 @@ import torch
 
 from engine.core.plan import Chunk, ChunkKind
 
-__all__ = ["Penalties"]
-
 
 class Penalties:
     """Token counts of each slot's request, and the penalties that follow from them.

@@ -8,8 +8,6 @@ import torch
 
 from engine.sampling.logprobs import LogprobTensors
 
-__all__ = ["Sampled"]
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:

@@ -19,8 +19,6 @@ from engine.device.staging import send
 from engine.sampling.gumbel_sample import all_finite
 from engine.sampling.logprobs import LogprobTensors, measure
 
-__all__ = ["SCORE_TENSORS", "Scored", "Scores", "logit_blocks", "score"]
-
 SCORE_TENSORS: Final = 5
 """Length of `Scores.tensors`."""
 _BLOCK_ROWS: Final = 128

@@ -14,8 +14,6 @@ from engine.device.staging import upload
 from engine.kernels.sampling.tiles import BIAS_SHIFT, COUNT_SHIFT, MARK_END, MARK_PROMPT, MAX_BIASES
 from engine.sampling.token_masks import TokenMasks
 
-__all__ = ["TokenMarks"]
-
 _MOST_COUNTED: Final = (1 << (31 - COUNT_SHIFT.value)) - 1
 
 

@@ -12,8 +12,6 @@ from engine.core.request import TokenId
 from engine.errors import GrammarError
 from engine.grammar.matcher import Matcher, Words, fill_masks
 
-__all__ = ["TokenMasks", "constrained_rows", "masks_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:

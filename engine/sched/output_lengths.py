@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from engine.core.request import Request
 
-__all__ = ["OutputLengths", "allowed_tokens", "produced_tokens"]
-
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
 """Weight of the newest answer in the running mean, which covers about the last hundred."""

@@ -6,8 +6,6 @@ import logging
 
 from engine.core.plan import StepPlan
 
-__all__ = ["log_chunks"]
-
 _log = logging.getLogger(__name__)
 
 

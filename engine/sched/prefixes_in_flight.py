@@ -7,8 +7,6 @@ from typing import TypeAlias
 
 from engine.core.request import Request
 
-__all__ = ["PrefixesInFlight"]
-
 _PageKey: TypeAlias = tuple[int, bytes]
 """A chunk's offset in its prompt, and the tokens of its first page."""
 

@@ -12,8 +12,6 @@ from engine.sched.chunk_size.token_budget import Progress
 from engine.sched.prefixes_in_flight import PrefixesInFlight
 from engine.sched.queue.queues import Queues
 
-__all__ = ["Prompts"]
-
 
 class Prompts:
     def __init__(

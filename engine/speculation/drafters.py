@@ -8,8 +8,6 @@ from typing import Final, Protocol
 from engine.speculation.kinds import DrafterKind, TokenId
 from engine.speculation.suffix_index import END, ORDER, SuffixIndex
 
-__all__ = ["Drafter", "EarlierAnswers", "NGram", "Predicted", "Suffix"]
-
 
 class Drafter(Protocol):
     """Drafts for one request."""

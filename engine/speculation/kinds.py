@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-__all__ = ["NO_HINTS", "DraftHints", "DrafterKind", "Speculation", "TokenId"]
-
 TokenId: TypeAlias = int
 
 

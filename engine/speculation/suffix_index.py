@@ -13,8 +13,6 @@ from typing import Final
 
 from engine.speculation.kinds import TokenId
 
-__all__ = ["ORDER", "Continuation", "SuffixIndex"]
-
 ORDER: Final = 3
 """Tokens that must match for a place to count."""
 _MOST_PLACES: Final = 12

@@ -14,8 +14,6 @@ from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, WriteDone, WriteFailed
 
-__all__ = ["KVEndpoint"]
-
 
 class KVEndpoint:
     """Polls the transport and dispatches its events to sender and receiver. No thread or clock of its own.

@@ -7,21 +7,6 @@ from typing import TypeAlias
 
 from kv_transfer.ticket import Final, Peer, Ticket
 
-__all__ = [
-    "CaughtUp",
-    "Drained",
-    "EndpointEvent",
-    "HandedOff",
-    "PushSpan",
-    "Ready",
-    "ReceiveFailed",
-    "ReceiverEvent",
-    "Reopened",
-    "Reserved",
-    "SendFailed",
-    "SenderEvent",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PushSpan:

@@ -17,8 +17,6 @@ from kv_transfer.codec import pack_one_of, unpack_one_of
 from kv_transfer.errors import BadMessage
 from kv_transfer.ticket import Peer
 
-__all__ = ["Body", "Confirm", "Digests", "Drain", "Finish", "Message", "Push", "Revoke", "decode", "encode"]
-
 
 @dataclass(frozen=True, slots=True)
 class Push:

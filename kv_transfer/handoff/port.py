@@ -13,8 +13,6 @@ from kv_transfer.peer_book import PeerBook
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Transport
 
-__all__ = ["KVPort"]
-
 
 class KVPort:
     """A worker's KV pool, registered once with one transport. See `KVEndpoint`, which polls it."""

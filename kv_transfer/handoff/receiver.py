@@ -18,8 +18,6 @@ from kv_transfer.handoff.state_machine import Machine
 from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks, unneeded
 
-__all__ = ["KVReceiver"]
-
 _URGENT_S: Constant = 5.0
 """A handoff aborted longer ago does not keep the endpoint busy: its sender is slow or unreachable."""
 

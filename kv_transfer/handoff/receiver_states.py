@@ -12,8 +12,6 @@ from typing import Final
 
 from kv_transfer.handoff.state_machine import Table
 
-__all__ = ["RECEIVING", "ReceiveAction", "ReceiveEvent", "Receiving"]
-
 
 class Receiving(Enum):
     RESERVED = auto()  # pages are reserved; nothing received yet

@@ -19,8 +19,6 @@ from kv_transfer.planner import blocks_due, coalesce, state_copy
 from kv_transfer.ticket import Final, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
-__all__ = ["KVSender"]
-
 _MAX_REFUSED: Constant = 65_536
 _AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from kv_transfer.handoff.state_machine import Table
 
-__all__ = ["SENDING", "SendAction", "SendEvent", "Sending"]
-
 
 class Sending(Enum):
     OPEN = auto()  # KV is being computed; no ticket yet

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["Machine", "Table"]
-
 _LONGEST: Final = 10
 """A handoff is aborted after this many times its timeout, even if it makes progress."""
 

@@ -12,8 +12,6 @@ import torch
 from kv_transfer.integrity.sum64 import MASK, Words
 from kv_transfer.layout import KVLayout
 
-__all__ = ["DeviceDigester"]
-
 _WORD_TYPES: Final = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _BATCH: Final = 1024
 """Pages per launch. Pinned memory for them is reused, since allocating it stalls the device."""

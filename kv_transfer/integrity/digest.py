@@ -17,8 +17,6 @@ from kv_transfer.integrity.sum64 import HostSum64
 from kv_transfer.layout import SUM64, XXH3, KVLayout
 from kv_transfer.memory import PoolMemory
 
-__all__ = ["HostDigester", "PageDigester", "host_digester", "request_digest"]
-
 
 class PageDigester(Protocol):
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:

@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from kv_transfer.layout import KVLayout
 
-__all__ = ["HostStates"]
-
 
 class HostStates:
     def __init__(self, pool: npt.NDArray[Any], layout: KVLayout) -> None:

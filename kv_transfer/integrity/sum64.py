@@ -30,8 +30,6 @@ from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
 from kv_transfer.state_layout import StateLayout
 
-__all__ = ["MASK", "MIX_FACTOR", "MIX_OFFSET", "SPREAD", "STIR_1", "STIR_2", "HostSum64", "Words", "weights"]
-
 Array: TypeAlias = npt.NDArray[Any]
 
 MASK: Final = 2**64 - 1

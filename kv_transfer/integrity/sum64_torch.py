@@ -10,8 +10,6 @@ import torch
 
 from kv_transfer.integrity.sum64 import MIX_FACTOR, MIX_OFFSET, SPREAD, STIR_1, STIR_2, Words
 
-__all__ = ["page_sums"]
-
 
 def page_sums(pool: torch.Tensor, jobs: torch.Tensor, words: Words) -> torch.Tensor:
     """Digests as [n] int64, for `jobs` [n, 2] int32: a page of `pool` and how many of its tokens are valid.

@@ -8,8 +8,6 @@ import triton.language as tl
 
 from kv_transfer.integrity.sum64 import MIX_FACTOR, MIX_OFFSET, SPREAD, STIR_1, STIR_2, Words
 
-__all__ = ["page_sums"]
-
 _BLOCK = 1024
 _ROUNDS = 8
 """Blocks of a page per program: 32 KiB in words of 4 bytes."""

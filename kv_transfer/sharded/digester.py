@@ -10,8 +10,6 @@ from kv_transfer.integrity.sum64 import MASK
 from kv_transfer.layout import KVLayout
 from kv_transfer.sharded.link import RankLink
 
-__all__ = ["ShardedDigester"]
-
 
 class ShardedDigester:
     """Implements `PageDigester` on rank 0. All ranks compute their digests at the same time.

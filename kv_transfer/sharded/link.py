@@ -22,8 +22,6 @@ from kv_transfer.sharded.wire import (
 )
 from kv_transfer.ticket import Peer
 
-__all__ = ["RankLink"]
-
 
 class RankLink:
     """Every method raises RankGone once the rank's process has ended; the worker must then exit."""

@@ -10,8 +10,6 @@ from kv_transfer.codec import pack, unpack
 from kv_transfer.errors import BadMessage, PeerUnreachable
 from kv_transfer.ticket import Peer
 
-__all__ = ["pack_ranks", "ranks_of"]
-
 _MAGIC: Final = b"BKVRANKS"
 
 

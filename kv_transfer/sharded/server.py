@@ -22,8 +22,6 @@ from kv_transfer.sharded.wire import (
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
-__all__ = ["serve_rank"]
-
 _BUSY_S: Final = 0.0005
 _IDLE_S: Final = 0.02
 _LINGER_S: Final = 1.0

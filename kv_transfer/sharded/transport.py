@@ -15,8 +15,6 @@ from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
 
-__all__ = ["ShardedTransport"]
-
 
 @dataclass(slots=True)
 class _Write:

@@ -9,19 +9,6 @@ from typing import Final, TypeAlias
 from kv_transfer.codec import block, pack_one_of, unpack_one_of
 from kv_transfer.ticket import Peer
 
-__all__ = [
-    "Digest",
-    "DigestState",
-    "Digests",
-    "Ended",
-    "Forget",
-    "Frames",
-    "Hello",
-    "Message",
-    "Write",
-    "pack",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:

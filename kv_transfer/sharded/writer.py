@@ -12,8 +12,6 @@ from kv_transfer.sharded.wire import Ended, Write
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Transport, TransportEvent, WriteDone, WriteFailed
 
-__all__ = ["RankWriter"]
-
 _NO_MESSAGE = b""
 """Rank 0 sends the message of a write when all ranks are done."""
 

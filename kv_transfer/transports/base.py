@@ -9,8 +9,6 @@ from typing import Protocol, TypeAlias
 from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
 
-__all__ = ["Arrival", "PeerLost", "Transport", "TransportEvent", "WriteDone", "WriteFailed"]
-
 
 @dataclass(frozen=True, slots=True)
 class WriteDone:

@@ -26,8 +26,6 @@ from typing import Final
 
 from common.ports import PortRange, bind_within
 
-__all__ = ["Lifeline"]
-
 _REDIAL_S: Final = 0.05
 _LONGEST_REDIAL_S: Final = 1.0
 """Minimum interval between two dials; doubles while they have no result. A lost connection is redialled at

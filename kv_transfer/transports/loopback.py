@@ -12,8 +12,6 @@ from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
 
-__all__ = ["LoopbackNetwork", "LoopbackTransport"]
-
 
 @dataclass(slots=True)
 class LoopbackNetwork:

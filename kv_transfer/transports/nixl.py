@@ -37,8 +37,6 @@ from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, Write
 from kv_transfer.transports.lifeline import Lifeline
 from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
 
-__all__ = ["NixlTransport"]
-
 _log = logging.getLogger(__name__)
 
 _RENDEZVOUS: Final = "UCX_RNDV_THRESH"

@@ -10,8 +10,6 @@ from common.ports import PortRange
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.ticket import Peer
 
-__all__ = ["SETTLE_S", "Link", "configure", "lifeline_of", "pack_metadata", "unpack_metadata"]
-
 SETTLE_S: Final = 1.0
 """A broken link is polled for this long before its end is reported: bytes buffered in the kernels are still
 delivered meanwhile, into pages that are not reused yet."""

@@ -31,8 +31,6 @@ from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, Write
 from kv_transfer.transports.lifeline import Lifeline
 from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
 
-__all__ = ["UcxxTransport"]
-
 _CONTROL_TAG: Final = 1
 _DATA_TAG: Final = 1 << 63
 _IN_PROGRESS: Final = 1

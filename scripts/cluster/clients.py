@@ -10,8 +10,6 @@ from typing import Final, Protocol
 import httpx
 import orjson
 
-__all__ = ["Question", "Stream", "ask"]
-
 _TIMEOUT_S: Final = 200.0
 """Between two reads: longer than any pause that a cluster is allowed."""
 

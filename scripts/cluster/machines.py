@@ -18,8 +18,6 @@ from typing import Final
 
 from scripts.cluster import namespaces
 
-__all__ = ["HOME", "USER", "Machine", "Machines", "why_not"]
-
 USER: Final = "ubuntu"
 HOME: Final = Path("/home") / USER
 _TOOLS: Final = {

@@ -8,8 +8,6 @@ import shutil
 import subprocess
 from typing import Final
 
-__all__ = ["enter_network", "ip", "why_not"]
-
 _CLONE_NEWNET: Final = 0x40000000
 
 

@@ -10,8 +10,6 @@ from router.config.choices import Mode
 from router.placement import Targets
 from simulator.planner.prediction import Prediction
 
-__all__ = ["Advice", "advise", "ranked"]
-
 _EQUAL: Final = 0.01
 """Shares of good answers that differ by less count as equal: this is the error of the simulation."""
 _SIMPLICITY: Final = {Mode.MIXED: 0, Mode.DISAGG: 1, Mode.ADAPTIVE: 2}

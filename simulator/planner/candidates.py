@@ -15,8 +15,6 @@ from simulator.deployment import TUNED_STEP_SHARE, Deployment
 from simulator.planner.costs import Basis, WorkerCosts, costs_of
 from simulator.planner.hardware import Gpu
 
-__all__ = ["Candidate", "DoesNotFit", "candidates"]
-
 _MIXED_CHUNK: Final = 16_384
 _LARGE_PREFILL_CHUNK: Final = 8192
 _DEFAULT_STEP_S: Final = 0.020

@@ -20,8 +20,6 @@ from simulator.device import H200_8B, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
 from simulator.simulation import NVLINK, LinkCosts
 
-__all__ = ["LLAMA_8B", "Basis", "WorkerCosts", "costs_of", "kv_bytes_per_token", "weight_bytes"]
-
 LLAMA_8B: Final = ModelSpec(
     architecture="LlamaForCausalLM",
     vocab_size=128_256,

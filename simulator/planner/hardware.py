@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["GPUS", "H200", "Gpu"]
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from simulator.lengths import Lengths
 from simulator.traffic import Arrival, poisson
 
-__all__ = ["Load", "drawn", "of_trace"]
-
 _SCREENED = 0.3
 """Part of a load on which all candidates are screened."""
 

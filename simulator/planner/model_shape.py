@@ -11,8 +11,6 @@ from engine.loader.checkpoint import CheckpointError, resolve
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["SHAPES", "UnknownModel", "shape_of"]
-
 _LLAMA: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_act": "silu",

@@ -15,8 +15,6 @@ from simulator.planner.candidates import Candidate
 from simulator.planner.load import Load
 from simulator.traffic import last_deadline
 
-__all__ = ["Prediction", "predict", "predictions"]
-
 _FINALISTS: Final = 6
 _OF_EACH_MODE: Final = 2
 

@@ -13,8 +13,6 @@ from tests.engine_config import engine_config
 from tests.integration.frontends import Call
 from worker.session.convert import FINISH_REASONS, sampling_from_proto
 
-__all__ = ["engine_script", "small_engine"]
-
 MAX_MODEL_LEN = 2048
 
 

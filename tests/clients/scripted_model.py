@@ -9,8 +9,6 @@ from router.dispatch.token_stream import Delta
 from router.processing.text.tokenizer import Tokenizer
 from tests.integration.frontends import Call, say
 
-__all__ = ["weather_script"]
-
 _EOS = 2
 _BERN = {"city": "Bern"}
 

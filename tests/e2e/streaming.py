@@ -9,8 +9,6 @@ import httpx
 
 from tests.e2e.router_process import RouterProcess
 
-__all__ = ["Streaming"]
-
 
 class Streaming:
     """A streamed completion, read on a thread of its own."""

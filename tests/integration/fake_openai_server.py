@@ -16,8 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-__all__ = ["FakeServer", "running"]
-
 
 @dataclass
 class FakeServer:

@@ -26,8 +26,6 @@ from worker.process.ray_contact import RayContact
 if TYPE_CHECKING:
     from worker.process.engine_loop import EngineDied
 
-__all__ = ["Listening", "LoadProgress", "WorkerActor"]
-
 log = logging.getLogger(__name__)
 
 _LAST_WORDS_S = 0.2

@@ -12,8 +12,6 @@ from common.log_format import data
 from engine.core.events import Occupancy, StepOutput
 from worker.process.pace_log import PaceLog
 
-__all__ = ["BatchLog"]
-
 log = logging.getLogger(__name__)
 
 

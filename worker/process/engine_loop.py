@@ -21,8 +21,6 @@ from worker.session.inbox import Inbox
 from worker.session.metrics import WorkerMetrics
 from worker.session.outbox import Outbox
 
-__all__ = ["EngineDied", "EngineLoop"]
-
 log = logging.getLogger(__name__)
 
 _LOAD_INTERVAL_S: Final = 0.1

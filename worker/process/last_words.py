@@ -14,8 +14,6 @@ import re
 from pathlib import Path
 from typing import Final, TextIO
 
-__all__ = ["LastWords"]
-
 _log = logging.getLogger(__name__)
 
 _VMSTAT: Final = Path("/proc/vmstat")

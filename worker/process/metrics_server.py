@@ -14,8 +14,6 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-__all__ = ["MetricsServer", "start_metrics_server"]
-
 _CONNECTIONS: Final = 16
 """Concurrent connections; further ones are closed at once."""
 _IDLE_S: Final = 5.0

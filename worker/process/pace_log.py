@@ -6,8 +6,6 @@ import logging
 
 from common.log_format import data
 
-__all__ = ["PaceLog"]
-
 log = logging.getLogger(__name__)
 
 

@@ -8,8 +8,6 @@ from typing import Any, Final
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
-__all__ = ["RayContact"]
-
 _ANSWER_S: Final = 5.0
 
 

@@ -7,8 +7,6 @@ from typing import Final
 from worker.config import WorkerRole
 from worker.process.actor import WorkerActor
 
-__all__ = ["ACTORS", "DecodeWorker", "PrefillWorker"]
-
 
 class PrefillWorker(WorkerActor):
     """Executes every command, like all workers; `prefill_worker.preferences` configures it."""

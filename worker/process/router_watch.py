@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["RouterWatch"]
-
 
 class RouterWatch:
     """Timeout without router sessions. All methods belong to one asyncio loop."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from engine.config import EngineConfig
 
-__all__ = ["settings_line"]
-
 
 def settings_line(
     config: EngineConfig, *, pool_tokens: int, context: int, free_bytes: int | None = None

@@ -8,8 +8,6 @@ import threading
 from engine.executor.base import StepInFlight
 from worker.session.inbox import Inbox
 
-__all__ = ["StepWaker"]
-
 
 class StepWaker:
     """A thread that waits for device events, since the engine thread can wait only for its inbox.

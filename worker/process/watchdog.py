@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 from worker.process.engine_loop import EngineDied, EngineLoop
 
-__all__ = ["Watchdog"]
-
 
 class Watchdog:
     """Polls the engine loop from its own thread."""

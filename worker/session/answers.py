@@ -9,8 +9,6 @@ from worker.session.jobs import Job, Jobs
 from worker.session.metrics import Outcome, WorkerMetrics
 from worker.session.outbox import Outbox
 
-__all__ = ["Answers"]
-
 log = logging.getLogger(__name__)
 
 

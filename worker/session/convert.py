@@ -20,21 +20,6 @@ from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
-__all__ = [
-    "FINISH_REASONS",
-    "load_to_proto",
-    "logprobs_to_proto",
-    "peer_from_proto",
-    "peer_to_proto",
-    "prompt_logprobs_to_proto",
-    "request_from_proto",
-    "sampling_from_proto",
-    "stats_to_proto",
-    "step_work_to_proto",
-    "ticket_from_proto",
-    "ticket_to_proto",
-]
-
 FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
     None: sampling_pb2.FINISH_REASON_UNSPECIFIED,
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["Inbox"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

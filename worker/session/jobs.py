@@ -12,8 +12,6 @@ from engine.core.request import Request, RequestId
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.router_session import RouterSession
 
-__all__ = ["Job", "Jobs"]
-
 
 @dataclass(slots=True, eq=False)
 class Job:

@@ -10,8 +10,6 @@ from typing import Final
 
 from rpc.session import LEASE_S
 
-__all__ = ["TURN_S", "Lease"]
-
 TURN_S: Final = 0.5
 """Interval of calls of `passed`."""
 _LONGEST_TURN_S: Final = 1.0

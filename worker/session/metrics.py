@@ -15,8 +15,6 @@ from engine.core.events import StepOutput
 from engine.grammar.compiler import GrammarCompiler
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["Outcome", "WorkerMetrics"]
-
 _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

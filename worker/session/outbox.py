@@ -14,8 +14,6 @@ from worker.session.convert import FINISH_REASONS, logprobs_to_proto
 from worker.session.jobs import Job
 from worker.session.router_session import RouterSession
 
-__all__ = ["Outbox"]
-
 _BLOCKS_A_BATCH: Final = 100_000
 """An entry has at most 9 bytes, so a message stays below gRPC's default limit of 4 MiB."""
 

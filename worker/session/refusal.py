@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["CommandRefused"]
-
 
 class CommandRefused(Exception):
     """The command is rejected; its request fails with `code`."""

@@ -6,8 +6,6 @@ from engine.core.request import Request
 from kv_transfer import request_digest
 from rpc.baton.v1 import sampling_pb2
 
-__all__ = ["digest_of"]
-
 
 def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
     """Digest of a request's first `num_tokens` tokens and its sampling parameters.

@@ -8,8 +8,6 @@ from rpc.baton.v1 import worker_pb2
 from worker.session.jobs import Job
 from worker.session.router_session import RouterSession
 
-__all__ = ["router_loads"]
-
 
 def router_loads(sessions: Iterable[RouterSession], jobs: Iterable[Job]) -> list[worker_pb2.RouterLoad]:
     """The part of every connected router, those without requests included. Costs O(jobs)."""

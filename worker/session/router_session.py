@@ -8,8 +8,6 @@ from typing import Final
 
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["RouterSession", "SessionBroken"]
-
 _MAX_UNSENT: Final = 4096
 """Limit of queued batches, one per step. At the limit the router counts as hung and the session ends."""
 _HEARTBEAT_S: Final = 0.2

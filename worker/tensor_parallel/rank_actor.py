@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from engine.parallel import Rendezvous
     from worker.config import WorkerConfig
 
-__all__ = ["RankActor"]
-
 
 class RankActor:
     """`run` serves for the life of the process."""

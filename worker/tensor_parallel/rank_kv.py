@@ -25,8 +25,6 @@ from worker.kv_pool_access import (
     worker_name,
 )
 
-__all__ = ["open_ranks", "serve_kv"]
-
 _LOOPBACK: Final = "127.0.0.1"
 _PATIENCE_S: Final = 60.0
 _HALF: Final = 32

@@ -9,8 +9,6 @@ from contextlib import suppress
 from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
 
-__all__ = ["RankProcesses"]
-
 
 class RankProcesses(ABC):
     """Ranks run as long as rank 0. If one ends earlier, `end` has the reason, and the worker exits."""

@@ -19,8 +19,6 @@ from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_actor import RankActor
 from worker.tensor_parallel.rank_processes import RankProcesses
 
-__all__ = ["rank_processes_of"]
-
 
 def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
     """None for a worker of one rank."""

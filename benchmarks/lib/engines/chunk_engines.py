@@ -29,20 +29,6 @@ from simulator.device import ENGINE_H200_8B, StepCosts
 from simulator.runner import Clock as SimulatedClock
 from simulator.runner import FormulaRunner
 
-__all__ = [
-    "Alone",
-    "MeasuredEngine",
-    "RealEngine",
-    "Setting",
-    "SimulatedEngine",
-    "cpu_config",
-    "cuda_config",
-    "drive",
-    "scheduler_of",
-    "simulate",
-    "with_preset",
-]
-
 _MOST_RUNNING: Final = 64
 _GRAPH_TOKENS: Final = 2048
 

@@ -14,8 +14,6 @@ from router.config.flags.values import ConfigError
 from router.worker_config.scheduler_plan import scheduler_for
 from simulator.worker import COSTLY_CONTEXT
 
-__all__ = ["FlagLineError", "config_of_flags"]
-
 _CONTEXT: Final = 131_072
 
 

@@ -15,8 +15,6 @@ from engine.core.request import Request
 from engine.device.defaults import defaults_for
 from engine.engine import Engine
 
-__all__ = ["build_engine", "engine_arguments", "random_prompts", "submit"]
-
 
 def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, required=True, help="a folder with config.json")

@@ -14,8 +14,6 @@ from engine.sched.drafts.speculator import Speculator
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 
-__all__ = ["Oracle", "speculate"]
-
 
 @dataclass(frozen=True)
 class Oracle:

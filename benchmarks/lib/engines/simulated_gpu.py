@@ -11,8 +11,6 @@ from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
 from simulator.worker import COSTLY_CONTEXT
 
-__all__ = ["CHUNK_BUDGET", "FRONT_S", "simulated_config"]
-
 CHUNK_BUDGET: Final = 16_384
 FRONT_S: Final = 7e-3
 """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""

@@ -11,8 +11,6 @@ from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
 from router.placement import EVERYTHING, Reach
 
-__all__ = ["LinearSteps"]
-
 
 @dataclass(frozen=True, slots=True)
 class LinearSteps:

@@ -13,8 +13,6 @@ import orjson
 
 from benchmarks.lib.load.workload import Work
 
-__all__ = ["Api", "Record", "Target", "only_model", "open_client", "send"]
-
 _DATA: Final = "data:"
 _DONE: Final = "[DONE]"
 

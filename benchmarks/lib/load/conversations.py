@@ -13,8 +13,6 @@ import numpy as np
 from benchmarks.lib.load.workload import words_of
 from simulator.lengths import Lengths, parse_lengths
 
-__all__ = ["Distribution", "Session", "Turn", "draw_sessions", "read_trace"]
-
 _TRACE_BLOCK: Final = 512
 """Tokens of a hash id in Mooncake's traces."""
 

@@ -15,8 +15,6 @@ from benchmarks.lib.load.client import Record, Target, open_client, send
 from benchmarks.lib.load.workload import Work
 from common.garbage_collection import freeze_gc
 
-__all__ = ["offer"]
-
 
 async def offer(
     target: Target,

@@ -7,8 +7,6 @@ from typing import Final
 
 from engine.core.sampling_params import SamplingParams
 
-__all__ = ["body_of", "sampling_arguments", "sampling_of"]
-
 _OFF: Final = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Final
 
-__all__ = ["CAN_COUNT", "allocated_bytes"]
-
 _LIBC: Final = ctypes.CDLL(None)
 CAN_COUNT: Final = hasattr(_LIBC, "mallinfo2")
 """glibc has the function since 2.33."""

@@ -9,8 +9,6 @@ from types import TracebackType
 
 import torch
 
-__all__ = ["CpuPeak", "CudaPeak"]
-
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
 

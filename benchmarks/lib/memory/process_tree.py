@@ -8,8 +8,6 @@ from typing import Self
 
 import psutil
 
-__all__ = ["PeakMemory", "tree_memory"]
-
 _INTERVAL_S = 2.0
 
 

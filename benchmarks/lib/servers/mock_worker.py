@@ -14,8 +14,6 @@ from common.version import build
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.channel import SERVER_OPTIONS, Endpoint
 
-__all__ = ["MockRequest", "MockWorker"]
-
 _Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 _GOES_ON: Final = sampling_pb2.FINISH_REASON_UNSPECIFIED
 _ENDS: Final = sampling_pb2.FINISH_REASON_LENGTH

@@ -12,8 +12,6 @@ from benchmarks.lib.load.client import Record
 from benchmarks.lib.report import Objective
 from benchmarks.lib.servers.server import BatonServer, ServerFailed
 
-__all__ = ["MODEL_NAME", "MODES", "ModeServers", "mode_arguments", "modes_in", "require_answers"]
-
 MODES: Final = ("mixed", "disagg", "adaptive")
 MODEL_NAME: Final = "model"
 """Under which requests name the model."""

@@ -25,8 +25,6 @@ from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint
 
-__all__ = ["run_router"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Handle:

@@ -16,8 +16,6 @@ from typing import IO, Self
 import httpx
 import psutil
 
-__all__ = ["BatonServer", "ServerFailed", "free_port"]
-
 _POLL_S = 0.2
 _LAST_LINES = 25
 _START_TIMEOUT_S = 600.0

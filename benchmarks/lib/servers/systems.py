@@ -21,8 +21,6 @@ from benchmarks.lib.model_folder import model_folder
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.servers.server import BatonServer
 
-__all__ = ["Comparison", "Outcome", "baton", "transformers", "vllm"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
-__all__ = ["IN_LISTS", "IN_OBJECTS", "SINGLE", "Document", "Schema", "children", "relocated"]
-
 Schema: TypeAlias = bool | dict[str, Any]
 
 SINGLE: Final = frozenset(

@@ -10,8 +10,6 @@ from typing import Any, Final
 from engine.grammar.json_schema.document import Document, Schema
 from engine.grammar.json_schema.patterns import anything_but
 
-__all__ = ["TYPES", "are_disjoint", "negation", "types_of"]
-
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 _DEPTH: Final = 12
 """Of references and combinations that are looked through."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["BUILT_IN", "FORMATS", "anything_but", "ascii_classes", "without_look_ahead"]
-
 _SPACE: Final = r"\t\n\x0B\x0C\r\x20\u00A0\u1680\u2000-\u200A\u2028\u2029\u202F\u205F\u3000\uFEFF"
 _CLASSES: Final = {"d": "0-9", "w": "0-9A-Za-z_", "s": _SPACE}
 

@@ -18,8 +18,6 @@ from engine.grammar.json_schema.negation import TYPES, are_disjoint, negation
 from engine.grammar.json_schema.patterns import BUILT_IN, FORMATS, ascii_classes, without_look_ahead
 from engine.grammar.json_schema.unevaluated import UNEVALUATED, closed
 
-__all__ = ["rewritten"]
-
 _NO_CONTROL: Final = re.compile(r"[^\x00-\x07\x0b\x0e-\x1f]*")
 _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MAX_UNIQUE: Final = 8

@@ -13,8 +13,6 @@ from typing import Any, Final
 from engine.grammar.json_schema.document import Document, Schema
 from engine.grammar.json_schema.negation import are_disjoint, negation
 
-__all__ = ["UNEVALUATED", "closed"]
-
 UNEVALUATED: Final = frozenset({"unevaluatedItems", "unevaluatedProperties"})
 _MAX_ALTERNATIVES: Final = 64
 _DEPTH: Final = 8

@@ -18,8 +18,6 @@ import triton.language as tl
 from engine.batch.decode_plan import DecodePlan
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["DecodeWorkspace", "attend"]
-
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
 _FEWEST_ROWS: Final = 16
 """Smallest number of rows for tensor cores: a key head's queries are padded to it."""

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["gather_kv"]
-
 
 def gather_kv(pages: torch.Tensor, sources: torch.Tensor, fills: torch.Tensor, out: torch.Tensor) -> None:
     """Put page `sources[i]` of one layer into rows [i * page_size, (i + 1) * page_size) of `out`.

@@ -17,16 +17,6 @@ import triton.language as tl
 from engine.batch.decode_plan import DecodePlan
 from engine.kernels.attention.decode_attention import DecodeWorkspace
 
-__all__ = [
-    "CHUNK_ROWS",
-    "ChunkPlan",
-    "LatentShape",
-    "attend_chunks",
-    "attend_decodes",
-    "decode_blocks",
-    "suits",
-]
-
 CHUNK_ROWS: Final = 64
 """Pairs of a token and a head in a thread block of a chunk."""
 _FEWEST_ROWS: Final = 16

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["latent_rows"]
-
 
 def latent_rows(
     absorbed: torch.Tensor,

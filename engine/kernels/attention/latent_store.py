@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["store_latents"]
-
 
 def store_latents(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
     """Write `rows` [T, 2 * half], of any stride between tokens, to `slots` [T]: page * page_size + offset.

@@ -13,8 +13,6 @@ import triton.language as tl
 from engine.kernels.matmul.fp8_quantize import LARGEST, quantized
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["rotate_store"]
-
 
 def rotate_store(
     qkv: torch.Tensor,

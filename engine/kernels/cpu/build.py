@@ -15,8 +15,6 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["BuildError", "built_library", "compile_library"]
-
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = (*sorted(_FOLDER.glob("*.h")), _FOLDER / "kernels.cpp")
 _COMPILERS: Final = ("g++", "c++")

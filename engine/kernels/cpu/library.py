@@ -16,8 +16,6 @@ from torch import Tensor
 from engine.kernels.cpu.build import BuildError, built_library
 from engine.model_config.layer_options import Activation
 
-__all__ = ["CpuKernels", "Products", "Quantized", "Step", "attention_products", "cpu_kernels"]
-
 logger = logging.getLogger(__name__)
 
 _ACTIVATIONS: Final = {activation: index for index, activation in enumerate(Activation)}

@@ -10,8 +10,6 @@ import triton.language as tl
 
 from engine.kernels.delta_net.single_rows import SingleRows
 
-__all__ = ["convolve_chunks", "convolve_decodes", "keep_windows"]
-
 _FEATURES: Final = 128
 
 

@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["delta_rates", "gated_norm"]
-
 
 def delta_rates(
     rates: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor

@@ -20,8 +20,6 @@ import triton.language as tl
 
 from engine.kernels.delta_net.single_rows import SingleRows
 
-__all__ = ["STRETCH", "DeltaShape", "Stretches", "delta_again", "delta_chunks", "delta_decodes", "suits"]
-
 STRETCH: Final = 64
 """Tokens of a chunk that are computed together."""
 _VALUES: Final = 32

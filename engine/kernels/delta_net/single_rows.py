@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["SingleRows"]
-
 
 class SingleRows(NamedTuple):
     """R rows, each of which is a decode, or one of several of a verify chunk: int32 tensors [R]."""

@@ -13,8 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["Routing", "route_tokens"]
-
 _TOKENS: Final = 16
 """Of a block. With 64 the scores of 128 experts do not fit into registers: 2,048 tokens take 0.17 ms."""
 _MANY_BLOCKS: Final = 128

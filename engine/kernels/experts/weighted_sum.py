@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["weighted_sum"]
-
 _BLOCK: Final = 1024
 
 

@@ -14,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["SWIZZLE", "place_of", "row_tiles", "rows_of"]
-
 SWIZZLE: Final = 8
 """Tiles of rows that are computed together, so that they find the weights in the cache."""
 

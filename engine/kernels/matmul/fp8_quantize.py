@@ -11,8 +11,6 @@ import triton.language as tl
 from engine.kernels.matmul.grouped_matmul import BLOCK
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["LARGEST", "quantize_groups", "quantize_rows", "quantized"]
-
 _FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
 """Of e4m3."""

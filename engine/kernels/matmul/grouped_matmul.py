@@ -11,8 +11,6 @@ import triton.language as tl
 
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 
-__all__ = ["BLOCK", "Scaling", "grouped_matmul"]
-
 BLOCK: Final = 128
 """Features of a row, and rows and columns of a weight, that share a scale in `Scaling.BLOCKS`."""
 

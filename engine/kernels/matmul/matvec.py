@@ -14,8 +14,6 @@ import triton.language as tl
 
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["Scales", "gated_matvec", "matvec", "suits"]
-
 _ROWS: Final = 4
 """The most rows that a program multiplies."""
 

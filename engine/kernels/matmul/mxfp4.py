@@ -15,8 +15,6 @@ import triton.language as tl
 
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 
-__all__ = ["Mxfp4Weights", "mxfp4_matmul", "pack_mxfp4"]
-
 _WIDTH: Final = 32
 """Columns of a group."""
 _INTERPRETED: Final = triton.knobs.runtime.interpret

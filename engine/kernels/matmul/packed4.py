@@ -15,9 +15,6 @@ import triton.language as tl
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
-__all__ = ["Packed4", "expand", "packed4_matmul", "packed4_matvec", "suits"]
-
-
 _FEATURES: Final = 4
 """Of a program of `packed4_matvec`; this and the following are the fastest that were tried on an H200."""
 _BYTES: Final = 512

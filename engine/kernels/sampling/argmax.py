@@ -6,8 +6,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["greedy_sample"]
-
 
 def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """For each row of `logits` [S, vocab]: index of its largest entry, the first of equals, as [S] int64; and

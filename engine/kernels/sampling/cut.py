@@ -57,8 +57,6 @@ from engine.kernels.sampling.tiles import (
     within,
 )
 
-__all__ = ["gather", "judge", "narrow", "prepare", "verify"]
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def prepare(  # type: ignore[no-untyped-def]

@@ -34,8 +34,6 @@ from engine.kernels.sampling.tiles import (
     within,
 )
 
-__all__ = ["finish"]
-
 _SHORT: Final = tl.constexpr(1024)
 """Length of a shorter list, which is faster and nearly always long enough for top-k."""
 

@@ -25,8 +25,6 @@ from engine.kernels.sampling.tiles import (
     taken,
 )
 
-__all__ = ["LANE_TOKENS", "RIVALS", "rank", "report", "rivals"]
-
 LANE_TOKENS: Final = WIDE.value * TILES.value
 RIVALS: Final = tl.constexpr(512)
 """Most tokens that are listed per row; requests may ask for at most RIVALS / LANE_TOKENS tokens."""

@@ -31,8 +31,6 @@ from engine.kernels.sampling.tiles import (
     within,
 )
 
-__all__ = ["conclude", "redraw", "rival_key", "scan"]
-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scan(  # type: ignore[no-untyped-def]

@@ -18,31 +18,6 @@ from engine.kernels.sampling.tiles import (
     within,
 )
 
-__all__ = [
-    "DONE",
-    "FAR",
-    "JOBS",
-    "LIST",
-    "MEASURE_STEPS",
-    "PASSES",
-    "PIVOTS",
-    "SEARCH",
-    "STATE",
-    "TO_GATHER",
-    "TO_REDRAW",
-    "TO_SEARCH",
-    "TO_VERIFY",
-    "WHOLE",
-    "add_job",
-    "bounds_of_list",
-    "cuts_of",
-    "deficits_of",
-    "in_steps",
-    "pivot_of",
-    "state_of",
-    "weight_of",
-]
-
 PASSES: Final = tl.constexpr(2)
 PIVOTS: Final = tl.constexpr(8)
 LIST: Final = tl.constexpr(8192)

@@ -12,31 +12,6 @@ from typing import Final
 import triton
 import triton.language as tl
 
-__all__ = [
-    "BELOW_MIN_TOKENS",
-    "BIAS_SHIFT",
-    "COUNT_SHIFT",
-    "EDITED",
-    "FLOATS",
-    "INTS",
-    "LANES",
-    "MARK_END",
-    "MARK_PROMPT",
-    "MASKED",
-    "MAX_BIASES",
-    "MEASURED",
-    "NUM_FLOATS",
-    "NUM_INTS",
-    "ONE_COUNT",
-    "RANDOM",
-    "RECORDED",
-    "SPLIT",
-    "STATS",
-    "TILES",
-    "TRUNCATED",
-    "WIDE",
-]
-
 TILES: Final = tl.constexpr(2)
 LANES: Final = tl.constexpr(256)
 WIDE: Final = tl.constexpr(8)

@@ -13,8 +13,6 @@ from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import FP8_BLOCK
 
-__all__ = ["FP8", "Fp8Blocks", "Fp8Rows", "row_scales"]
-
 FP8: Final = torch.float8_e4m3fn
 _LARGEST: Final = torch.finfo(FP8).max
 

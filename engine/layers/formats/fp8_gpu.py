@@ -15,8 +15,6 @@ from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
-__all__ = ["Fp8BlocksOnGpu", "Fp8RowsOnGpu", "GroupedFp8"]
-
 _MANY_ROWS: Final = 64
 """From which cuBLAS multiplies blocks faster than our kernel; with fewer than 16 it does not at all."""
 

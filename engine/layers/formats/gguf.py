@@ -13,8 +13,6 @@ from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.codes import SIGNED4, Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 
-__all__ = ["GgufCodes"]
-
 _WIDE: Final = 32
 """Columns of the groups of most types. Where only some tensors have narrower ones, scales come in pairs."""
 

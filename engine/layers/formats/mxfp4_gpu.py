@@ -11,8 +11,6 @@ from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
-__all__ = ["GroupedMxfp4", "Mxfp4OnGpu", "packed"]
-
 
 def packed(codes: Tensor, exponents: Tensor) -> Mxfp4Weights:
     """Of one matrix [N, K], or of experts [E, N, K]."""

@@ -14,8 +14,6 @@ from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
-__all__ = ["GroupedPacked4", "Packed4OnGpu", "interleaved"]
-
 _WIDEST: Final = 128
 """Columns of the widest group that the kernels multiply."""
 _MANY_ROWS: Final = 257

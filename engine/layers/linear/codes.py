@@ -19,8 +19,6 @@ from engine.kernels.cpu.library import CpuKernels, Quantized, cpu_kernels
 from engine.layers.linear.onednn import onednn_product, packed
 from engine.layers.linear.panels import TRIAL_ROWS, faster, faster_panels, fastest
 
-__all__ = ["SIGNED4", "CodePanels", "Codes", "code_panels_win", "faster_code_panels"]
-
 SIGNED4: Final = tuple(float(value) for value in range(-8, 8))
 
 _WIDTH: Final = 64

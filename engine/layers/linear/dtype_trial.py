@@ -15,8 +15,6 @@ import torch
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.linear.panels import fastest
 
-__all__ = ["faster_dtype"]
-
 _ROWS: Final = (1, 16, 256)
 """A single decode, a batch of decodes, a prefill chunk; all weighted equally."""
 _FEATURES: Final = (576, 3072)

@@ -9,8 +9,6 @@ from torch import Tensor
 from engine.kernels.matmul.grouped_matmul import grouped_matmul
 from engine.layers.routing import Routes
 
-__all__ = ["GroupedWeight"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:

@@ -7,8 +7,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["onednn_product", "packed"]
-
 _ONEDNN: Final[bool] = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 
 _TYPICAL_ROWS: Final = 16

@@ -27,8 +27,6 @@ from torch.nn import functional
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
 from engine.layers.linear.onednn import onednn_product, packed
 
-__all__ = ["TRIAL_ROWS", "Panels", "faster", "faster_panels", "fastest", "panels_of", "panels_win"]
-
 _WIDTH: Final = 64
 """Rows of the weight per panel."""
 TRIAL_ROWS: Final = (1, 4, 32, 256)

@@ -7,8 +7,6 @@ from torch.nn import functional
 
 from engine.layers.linear.onednn import onednn_product
 
-__all__ = ["linear"]
-
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out]."""

@@ -11,8 +11,6 @@ from engine.kernels.cpu.library import CpuKernels
 from engine.layers.ops.ops import Ops, Rotation
 from engine.model_config.layer_options import Activation
 
-__all__ = ["CpuOps", "TableRotation"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableRotation:

@@ -20,8 +20,6 @@ from engine.layers.routing import Routes, scores_of
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.layer_options import Activation
 
-__all__ = ["FlashInferOps", "Positions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Positions:

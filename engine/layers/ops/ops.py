@@ -18,8 +18,6 @@ from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import Activation
 
-__all__ = ["Ops", "Rotation"]
-
 
 class Rotation(Protocol):
     """Rotates queries and keys by their positions in a step; built once per step, for all layers."""

@@ -11,8 +11,6 @@ from engine.kernels.cpu.library import cpu_kernels
 from engine.layers.ops.cpu_ops import CpuOps
 from engine.layers.ops.ops import Ops
 
-__all__ = ["ops_for"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -9,19 +9,6 @@ from engine.model_config.config_fields import Config, llama, require, windows
 from engine.model_config.layer_options import Activation, Norms, QKNorm
 from engine.model_config.rope_spec import RopeSpec
 
-__all__ = [
-    "GEMMA3_DEFAULTS",
-    "gemma2",
-    "gemma3",
-    "gpt2",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-]
-
 GEMMA3_DEFAULTS: Final = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

@@ -20,8 +20,6 @@ from engine.sched.chunk_size.token_budget import Progress
 from engine.sched.queue.policy import PolicyRules
 from engine.sched.queue.queues import Queues
 
-__all__ = ["Admission"]
-
 _PROMOTED_AHEAD: Final = 8
 """Waiting requests, from the head of the queue, whose KV is promoted before they can be admitted."""
 

@@ -18,8 +18,6 @@ from engine.core.request import Request
 from engine.kv_manager.kv_manager import KVManager
 from engine.sched.output_lengths import OutputLengths, allowed_tokens
 
-__all__ = ["AdmissionForecast", "Forecaster", "peak_growth"]
-
 _CLIP_TOKENS: Final = 4096
 """SGLang counts at most this many output tokens per request."""
 _RETRACT_STEPS: Final = 20

@@ -11,8 +11,6 @@ from engine.sched.chunk_size.token_budget import PrefillLimits, Progress, StepRo
 from engine.sched.chunk_size.tpot_controller import TPOTController
 from engine.sched.output_lengths import OutputLengths
 
-__all__ = ["ChunkSizer"]
-
 
 class ChunkSizer:
     """Sizes chunks from the progress of prompts."""

@@ -8,8 +8,6 @@ from typing import Final
 
 from engine.core.plan import StepPlan
 
-__all__ = ["ITLController", "PromptCost", "whole_tiles"]
-
 _SMALLEST: Final = 64
 """Smallest budget, so that prompts make progress however late the decodes are."""
 _STEP: Final = 0.5

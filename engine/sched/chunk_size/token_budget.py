@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["PrefillLimits", "Progress", "StepRoom", "without_long_chunks"]
-
 _MANY_STEPS: Final = 4
 """Skipping one step costs little for a prompt that still needs this many full steps."""
 

@@ -12,8 +12,6 @@ from engine.config import STEP_SHARE
 from engine.core.request import Request
 from engine.sched.output_lengths import OutputLengths, produced_tokens
 
-__all__ = ["TPOTController"]
-
 _SMALLEST: Final = 64
 """Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
 _AT_ONCE: Final = 0.5

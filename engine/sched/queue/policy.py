@@ -11,8 +11,6 @@ from typing import TypeAlias
 from engine.config import Policy, SchedulerConfig, Victim
 from engine.core.request import Request
 
-__all__ = ["PolicyRules", "rules_for"]
-
 VictimKey: TypeAlias = tuple[float, ...]
 
 

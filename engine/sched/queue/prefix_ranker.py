@@ -11,8 +11,6 @@ from engine.core.request import Request
 from engine.kv_cache.radix import RadixCache
 from engine.kv_cache.radix_node import PageKey, RadixNode
 
-__all__ = ["PrefixRanker"]
-
 _WINDOW: Final = 128
 """Number of requests that are ranked; later ones keep their order. SGLang ranks none if more wait."""
 _SEARCHES: Final = 8

@@ -13,8 +13,6 @@ from engine.kv_manager.kv_manager import KVManager
 from engine.sched.queue.policy import PolicyRules
 from engine.sched.queue.waiting_queue import WaitingQueue
 
-__all__ = ["Queues"]
-
 
 class Queues:
     def __init__(

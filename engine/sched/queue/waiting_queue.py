@@ -12,8 +12,6 @@ from typing import NamedTuple
 from engine.core.request import Request
 from engine.sched.queue.prefix_ranker import PrefixRanker
 
-__all__ = ["WaitingQueue"]
-
 
 class _Entry(NamedTuple):
     """Sorts by the policy's key, then preempted requests first, then by arrival; numbers are unique."""

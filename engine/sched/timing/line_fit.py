@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LineFit"]
-
 _NARROW: Final = 0.1
 """Standard deviation, relative to the mean, below which costs of steps are too alike to fit a slope."""
 

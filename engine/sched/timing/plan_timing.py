@@ -11,8 +11,6 @@ from typing import Final
 
 from engine.sched.timing.line_fit import LineFit
 
-__all__ = ["PlanTiming"]
-
 _MARGIN_S: Final = 0.0003
 """An idle device delays all requests slightly; missing a step delays one request by a whole step."""
 _FORGET: Final = 0.1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-__all__ = ["PrefillRate"]
-
 _WEIGHT: Final = 0.1
 """Weight of the newest step in the running mean, which covers about the last ten."""
 

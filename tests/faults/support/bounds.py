@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["bounded"]
-
 
 def bounded(name: str, here: float, soak: float) -> Any:
     """Parametrizes a test with `here`, and with `soak` for `make soak`.

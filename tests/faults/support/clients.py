@@ -14,8 +14,6 @@ import orjson
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.small_model import Question
 
-__all__ = ["Answered", "Client", "GrpcClient", "HttpClient", "Refused", "check"]
-
 _CLEAN_STATUS = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -16,8 +16,6 @@ from worker.kv_pool_access import memory_of
 from worker.kv_port import open_port
 from worker.request_handler import RequestHandler
 
-__all__ = ["Corruption"]
-
 
 @dataclass
 class Corruption:

@@ -21,8 +21,6 @@ from tests.faults.support.two_hosts import enter
 from tests.kv_support import Pool
 from tests.processes import starting
 
-__all__ = ["LAYOUT", "NUM_PAGES", "Host", "Remote", "make_transport"]
-
 LAYOUT = KVLayout(
     weights="big", dtype="float32", groups=full_group(8), num_kv_heads=4, head_dim=64, page_size=16
 )

@@ -11,8 +11,6 @@ from types import TracebackType
 from tests.faults.support.clients import Answered, Client, GrpcClient, check
 from tests.faults.support.small_model import Question, SmallModel
 
-__all__ = ["Answers", "Load", "learn", "questions"]
-
 _PATIENCE_S = 120.0
 _AFTER_REFUSAL_S = 0.25
 _SOON_S = 2.0

@@ -32,8 +32,6 @@ from worker.config import WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied
 from worker.process.host import WorkerHost
 
-__all__ = ["LocalCluster", "local_cluster"]
-
 _ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
 _PATIENCE_S = 20.0
 

@@ -21,8 +21,6 @@ from tests.e2e.router_process import RouterProcess, router
 from tests.faults.support.clients import Client, GrpcClient, HttpClient
 from tests.faults.support.small_model import SmallModel
 
-__all__ = ["Service", "serve"]
-
 _BACK_S = 90.0
 """For a killed worker to be in service again: a Python with torch starts, beside everything else."""
 _PAGES_S = 30.0

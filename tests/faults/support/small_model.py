@@ -15,8 +15,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from router.processing.text.tokenizer import Tokenizer
 from tests.unit.router.processing.text.tokenizers import byte_level
 
-__all__ = ["Question", "SmallModel", "save_small_model"]
-
 MAX_LEN = 2048
 _SHAPE: dict[str, Any] = {
     "hidden_size": 32,

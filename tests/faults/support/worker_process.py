@@ -20,8 +20,6 @@ from tests.processes import starting
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.host import WorkerHost
 
-__all__ = ["WorkerProcess", "worker_process"]
-
 _ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
 _START_S = 60.0
 

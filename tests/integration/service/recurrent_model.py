@@ -11,8 +11,6 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from tests.integration.conftest import Oracle
 from tests.unit.tiny import VOCAB
 
-__all__ = ["folder", "oracle", "tiny"]
-
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:

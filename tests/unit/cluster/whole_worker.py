@@ -25,8 +25,6 @@ from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.worker.handlers import handled
 from worker.session.convert import peer_to_proto
 
-__all__ = ["HANDOFF_TIMEOUT_S", "PAGE", "WholeWorker"]
-
 PAGE = 4
 HANDOFF_TIMEOUT_S = 10.0
 LAYOUT = KVLayout(

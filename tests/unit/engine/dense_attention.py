@@ -12,8 +12,6 @@ from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation
 from engine.models.base import CausalLM
 
-__all__ = ["DenseAttention", "attend", "plain"]
-
 
 def plain(layers: int, head_dim: int) -> list[LayerAttention]:
     """Layers that attend to everything, as in Llama."""

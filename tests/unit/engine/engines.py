@@ -14,8 +14,6 @@ from engine.kv_manager.reservations import Reservation
 from tests.engine_config import engine_config
 from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, reference
 
-__all__ = ["deliver", "make_engine", "make_request", "run"]
-
 
 def make_engine(
     hooks: Any = NO_HOOKS,

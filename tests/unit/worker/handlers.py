@@ -19,8 +19,6 @@ from worker.session.answers import Answers
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
 
-__all__ = ["Handled", "handled"]
-
 
 @dataclass
 class Clock:

@@ -10,8 +10,6 @@ from typing import Any
 from common.block_key import PageKey
 from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
 
-__all__ = ["FakeCopier"]
-
 
 def _digest(content: Hashable) -> int:
     return hash(content)

@@ -14,8 +14,6 @@ from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
 from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
 
-__all__ = ["Tiered"]
-
 
 class Tiered:
     """An engine with tiers, and the copies between them."""

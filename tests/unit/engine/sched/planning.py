@@ -13,8 +13,6 @@ from engine.kv_manager.kv_manager import KVManager
 from engine.presets import PRESETS, Preset
 from engine.sched.scheduler import Scheduler
 
-__all__ = ["Planner", "request"]
-
 
 def request(
     id: int, tokens: int, max_tokens: int = 1, *, prefix: Sequence[int] = (), **fields: Any

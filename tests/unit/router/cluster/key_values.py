@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["KeyValues"]
-
 
 class KeyValues:
     """Implements `router.cluster.record.KeyValueStore`."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from router.placement import StepTime, WorkerView
 
-__all__ = ["loaded"]
-
 
 def loaded(name: str = "", **load: Any) -> WorkerView:
     """`load`: fields of WorkerView."""

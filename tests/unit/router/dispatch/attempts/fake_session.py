@@ -14,8 +14,6 @@ from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.liveness import CircuitBreaker, Liveness
 from rpc.baton.v1 import worker_pb2
 
-__all__ = ["FakeSession", "ManualClockLoop"]
-
 _numbers = count(1)
 
 

@@ -14,8 +14,6 @@ from typing import Any
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 
-__all__ = ["Handoff", "Job", "PlayedWorker", "Stage", "token_at"]
-
 PAGE = 4
 
 
