@@ -8,7 +8,8 @@ python -m benchmarks.speculation --tokens 256 --many 16
 * turns: a conversation whose last turn asks for the answer before it again, as a list; no prediction.
 
 Each is computed for one request and for `--many` at once, which begin at different lines of the text,
-greedily and to full length. Runs with and without drafts alternate; the answers must be the same.
+greedily and to full length. The prompts are cached before, so that all requests of a run begin together. Runs
+with and without drafts alternate; the answers must be the same.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _QUESTION: Final = "Name five rivers of Europe, with the countries that they flo
 
 @dataclass(frozen=True, slots=True)
 class Measured:
+    tokens: int
     seconds: float
     drafted: int
     accepted: int
@@ -55,7 +57,7 @@ def measure(
     predictions: Sequence[Sequence[TokenId]],
     first_id: int,
 ) -> Measured:
-    """Compute all prompts at once; the time is from the last first token to the end."""
+    """Compute all prompts at once; tokens and time are those from the last first token to the end."""
     speculate(engine, speculation)
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [
@@ -64,14 +66,19 @@ def measure(
     ]
     for request in requests:
         engine.submit(request)
-    began = time.perf_counter()
+    while any(request.num_known == len(request.prompt) for request in requests):
+        engine.step()
+    began, known = time.perf_counter(), sum(request.num_known for request in requests)
     while engine.has_work:
         engine.step()
-        if any(not request.output for request in requests):
-            began = time.perf_counter()
     counts = engine.stats().drafts
-    seconds = time.perf_counter() - began
-    return Measured(seconds, counts.drafted, counts.accepted, [request.output for request in requests])
+    return Measured(
+        tokens=sum(request.num_known for request in requests) - known,
+        seconds=time.perf_counter() - began,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        answers=[request.output for request in requests],
+    )
 
 
 def chat(tokenizer: Tokenizer, *turns: str) -> list[TokenId]:
@@ -129,8 +136,11 @@ def main() -> None:
         for count in (1, options.many):
             prompts = prompts_of(name, tokenizer, count, first_answer)
             nothing: list[Sequence[TokenId]] = [()] * count
-            seconds, drafted, accepted = {False: 0.0, True: 0.0}, 0, 0
+            seconds, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}
+            drafted = accepted = 0
             predictions = nothing
+            measure(engine, prompts, 1, None, nothing, number)  # cache the prompts
+            number += count
             for _ in range(options.repeats):
                 plain = measure(engine, prompts, options.tokens, None, nothing, number)
                 if name == "edit":
@@ -138,17 +148,18 @@ def main() -> None:
                 drafts = measure(engine, prompts, options.tokens, speculation, predictions, number + count)
                 assert drafts.answers == plain.answers, "drafts have changed an answer"
                 number += 2 * count
-                seconds[False] += plain.seconds
-                seconds[True] += drafts.seconds
+                for drafted_too, run in ((False, plain), (True, drafts)):
+                    seconds[drafted_too] += run.seconds
+                    tokens[drafted_too] += run.tokens
                 drafted, accepted = drafts.drafted, drafts.accepted
-            total = options.repeats * count * options.tokens
+            rates = {kind: tokens[kind] / seconds[kind] for kind in seconds}
             results.append(
                 {
                     "text": name,
                     "requests": count,
-                    "off_tokens_s": round(total / seconds[False], 1),
-                    "on_tokens_s": round(total / seconds[True], 1),
-                    "ratio": round(seconds[False] / seconds[True], 2),
+                    "off_tokens_s": round(rates[False], 1),
+                    "on_tokens_s": round(rates[True], 1),
+                    "ratio": round(rates[True] / rates[False], 2),
                     "drafted": drafted,
                     "accepted": accepted,
                 }

@@ -61,8 +61,11 @@ class StepResults:
             if place is not None:
                 self._deliver(request, place, result.tokens[sampled], result.logprobs[sampled], output)
         self.num_generated_tokens += len(output.tokens) - known
-        if self._scheduler.speculator is not None and not plan.prompt_tokens and since < math.inf:
-            self._scheduler.speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
+        if (speculator := self._scheduler.speculator) is not None:
+            if plan.prompt_tokens or since == math.inf:
+                speculator.interrupted()
+            else:
+                speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
 
     def _verify(self, chunk: Chunk, result: StepResult, first: int, output: StepOutput) -> int:
         """Deliver the tokens of a verify chunk; `first` is its first row. Returns how many drafts are right.

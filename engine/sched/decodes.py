@@ -85,13 +85,14 @@ class Decodes:
             output.append(PENDING)
         return chunks
 
-    def add_drafts(self, decodes: list[Chunk], speculator: Speculator, room: int) -> int:
+    def add_drafts(self, decodes: list[Chunk], speculator: Speculator, room: int, *, alone: bool) -> int:
         """Turn decodes into verify chunks, with at most `room` drafted tokens; returns how many these are.
+        `alone`: the step has no prompts.
 
         Drafts never preempt a request, and never take the last pages: each decode may need one soon.
         """
         spare, total = len(self._queues.running), 0
-        for index, draft in enumerate(speculator.draft(decodes, room)):
+        for index, draft in enumerate(speculator.draft(decodes, room, alone=alone)):
             if not draft:
                 continue
             chunk = decodes[index]

@@ -267,7 +267,7 @@ class Scheduler:
         prompts.sort(key=_is_single)
         if decodes and self.speculator is not None:
             room = self._chunks.largest - len(decodes) - sum(chunk.length for chunk in prompts)
-            step.num_drafted = self._decodes.add_drafts(decodes, self.speculator, room)
+            step.num_drafted = self._decodes.add_drafts(decodes, self.speculator, room, alone=not prompts)
         step.chunks = prompts + decodes
         if step.num_drafted:
             step.chunks.sort(key=_place)

@@ -6,8 +6,6 @@ from typing import Final
 
 __all__ = ["Acceptance"]
 
-_MEMORY: Final = 0.9
-"""Weight of a draft relative to the next one."""
 _PRIOR_WEIGHT: Final = 2.0
 """Drafted tokens that the prior counts for."""
 _FORGET: Final = 0.97
@@ -16,23 +14,32 @@ so that a drafter which was wrong is tried again."""
 
 
 class Acceptance:
-    """Estimates the probability that a drafted token is accepted, if all before it were."""
+    """Estimates the probability that a drafted token is accepted, if all before it were.
 
-    __slots__ = ("_no", "_prior", "_yes")
+    What a request's drafts show is known to the next request too: the prior of its estimate is that of its
+    tenant, whose prior is that of all requests.
+    """
 
-    def __init__(self, prior: float) -> None:
+    __slots__ = ("_memory", "_no", "_prior", "_yes")
+
+    def __init__(self, prior: Acceptance | float, memory: float = 0.9) -> None:
+        """`memory`: weight of a draft relative to the next one."""
         self._prior = prior
+        self._memory = memory
         self._yes = self._no = 0.0
 
     @property
     def probability(self) -> float:
-        yes = self._yes + _PRIOR_WEIGHT * self._prior
+        prior = self._prior
+        yes = self._yes + _PRIOR_WEIGHT * (prior if isinstance(prior, float) else prior.probability)
         return yes / (self._yes + self._no + _PRIOR_WEIGHT)
 
     def record(self, drafted: int, accepted: int) -> None:
         """Tokens behind the first wrong one say nothing."""
-        self._yes = _MEMORY * self._yes + accepted
-        self._no = _MEMORY * self._no + (accepted < drafted)
+        self._yes = self._memory * self._yes + accepted
+        self._no = self._memory * self._no + (accepted < drafted)
+        if not isinstance(self._prior, float):
+            self._prior.record(drafted, accepted)
 
     def rest(self) -> None:
         """A step without a draft."""

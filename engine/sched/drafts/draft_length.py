@@ -1,56 +1,47 @@
-"""How many tokens to draft: as many as raise the tokens per second of all decodes.
+"""How many tokens to draft: as many as raise the tokens per second of all decodes; none where drafts lose.
 
 A drafted token is one row more in a step. On a GPU with few requests a row costs next to nothing, since the
 step's time is that of reading the weights; in a large batch, which is bound by arithmetic, it costs as much
-as a decode. So times are measured: a draft is worth its row if it adds a larger share of tokens than of time.
+as a decode. So times are measured: a step drafts if its tokens grow by a larger share than its time.
+
+Both sides of that are estimates. So what drafts gained and lost is added up, in steps without drafts: while
+they have lost more than `_ALLOWED` of all steps, nothing is drafted. What they may lose is spent on trials,
+steps whose drafts are not expected to be worth their time: only these show when that has changed.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
-from engine.sched.timing.line_fit import LineFit
+from engine.sched.drafts.verify_costs import Level, VerifyCosts
 
 __all__ = ["DraftLength"]
 
-_MEMORY: Final = 0.97
-"""Weight of a step relative to the next one in the fit."""
-_NEWEST: Final = 0.2
-"""Weight of the newest step in the mean of a kind of step."""
 _LEAST: Final = 0.05
 """Probability below which a token is never drafted."""
-_GROWTH: Final = 2
-"""Rows of a step relative to those of the largest one before: how fast unknown sizes are tried."""
-_FEWEST: Final = 8
-"""Rows that are always tried."""
+_GROWTH: Final = 4
+"""Drafted tokens of a step relative to those of the largest one before: how fast more of them are tried."""
+_FIRST_SHARE: Final = 0.25
+"""Drafted tokens of a level's first such step, relative to its decodes."""
+_FIRST: Final = 4
+"""The least that this may be."""
+_MARGIN: Final = 0.02
+"""Share of a step's time by which drafts must be expected to be worth more than they cost."""
+_ALLOWED: Final = 0.01
+"""Share of all steps that drafts may cost."""
+_START: Final = 1.0
+"""Steps that they may cost at first."""
+_MOST: Final = 4.0
+"""Steps that they may cost after steps in which they gained time."""
+_RISK: Final = 1.0
+"""Steps that drafts which are expected to be worth their time may cost on top of that."""
+_COMPARE_AFTER: Final = 8
+"""Steps with drafts after which a new level is measured without."""
 _COMPARE_EVERY: Final = 64
-"""Steps of one kind, with or without drafts, after which the other is measured again."""
+"""The same for a level that was, where drafts gain little; with the square of the gain more seldom."""
 _COMPARE_FOR: Final = 4
-"""Steps of that measurement."""
-_SIMILAR: Final = 1.5
-"""A mean holds for up to this many times as many decodes, or as few."""
-
-
-@dataclass(slots=True)
-class _Mean:
-    """Steps with drafts, or without."""
-
-    decodes: float = 0.0
-    tokens: float = 0.0
-    """Per decode: 1, and accepted drafts."""
-    seconds: float = 0.0
-
-    def observe(self, decodes: int, tokens: float, seconds: float) -> None:
-        if not self.holds_for(decodes):
-            self.decodes, self.tokens, self.seconds = decodes, tokens, seconds
-        self.decodes += _NEWEST * (decodes - self.decodes)
-        self.tokens += _NEWEST * (tokens - self.tokens)
-        self.seconds += _NEWEST * (seconds - self.seconds)
-
-    def holds_for(self, decodes: int) -> bool:
-        return self.decodes / _SIMILAR <= decodes <= self.decodes * _SIMILAR
+"""Steps of that measurement, the first and the last of which are beside steps with drafts."""
 
 
 class DraftLength:
@@ -59,44 +50,77 @@ class DraftLength:
     def __init__(self, step_target_s: float | None = None) -> None:
         """`step_target_s`: longest time between two steps; None: no target."""
         self._target_s = math.inf if step_target_s is None else step_target_s
-        self._times = LineFit(_MEMORY)
-        """By rows."""
-        self._plain, self._drafted = _Mean(), _Mean()
-        self._largest = 0
-        self._since_compared = 0
+        self.costs = VerifyCosts()
+        self._credit = _START
+        """Steps that drafts may still cost."""
+        self._plain_left = _COMPARE_FOR
+        """Steps without drafts that are still due."""
 
     def observe(self, decodes: int, drafted: int, accepted: int, seconds: float) -> None:
         """A step with these decodes and no prompts took `seconds` since the one before it."""
-        self._times.observe(decodes + drafted, seconds)
-        self._largest = max(self._largest, decodes + drafted)
-        mean = self._drafted if drafted else self._plain
-        mean.observe(decodes, 1 + accepted / decodes, seconds)
+        if not drafted:
+            self._credit = min(self._credit + _ALLOWED, _MOST)
+        for step in self.costs.observe(decodes, drafted, accepted, seconds):
+            gained = step.accepted / step.decodes - step.extra / step.level.seconds
+            self._credit = min(max(self._credit + gained, -_MOST), _MOST)
+
+    def interrupted(self) -> None:
+        """A step with prompts ran, which says nothing about drafts."""
+        self.costs.interrupted()
 
     def room(self, decodes: int, limit: int) -> int:
-        """Most drafted tokens of a step with this many decodes, of at most `limit` rows in all.
-
-        0: drafts would lower the tokens per second, or the step would exceed its target.
-        """
-        room = min(limit, max(_GROWTH * max(self._largest, decodes), _FEWEST)) - decodes
-        while room > 0 and self._times.at(decodes + room) > self._target_s:
+        """Most drafted tokens of a step with this many decodes, of at most `limit` rows in all."""
+        level = self.costs.level(decodes)
+        if not level.seconds or self._credit <= 0:
+            return 0
+        room = min(limit - decodes, max(_GROWTH * level.largest, self.trial(decodes)))
+        while room > 0 and level.seconds + (level.cost(room, asked=False) or 0.0) > self._target_s:
             room //= 2
-        return room if room > 0 and self._pays(decodes) else 0
+        return max(room, 0)
+
+    def trial(self, decodes: int) -> int:
+        """Drafted tokens of a trial: a step whose drafts are not expected to be worth their time."""
+        return max(_FIRST, int(_FIRST_SHARE * decodes))
 
     def least_probability(self, decodes: int) -> float:
         """Of a draft's being right, from which one row more raises the tokens per second."""
-        drafted = self._drafted
-        if not drafted.holds_for(decodes):
+        level = self.costs.level(decodes)
+        if not level.seconds:
             return _LEAST
-        return max(_LEAST, drafted.tokens * decodes * self._times.slope / max(drafted.seconds, 1e-9))
+        a_row = level.slope(asked=False) * decodes / level.seconds
+        return max(_LEAST, a_row * max(level.gain, 1.0))
 
-    def _pays(self, decodes: int) -> bool:
-        """Whether steps with drafts bring more tokens a second; else only to measure it."""
-        plain, drafted = self._plain, self._drafted
-        if not drafted.holds_for(decodes):
+    def pays(self, decodes: int, drafted: int, expected: float, *, asked: bool, alone: bool) -> bool:
+        """Whether a step with so many drafted tokens, of which `expected` will be right, is worth its time.
+
+        `asked`: a draft model guesses, which takes time of its own. `alone`: without prompts, so that the
+        step's time will show what it cost; else that must be known.
+        """
+        level = self.costs.level(decodes)
+        cost = level.cost(drafted, asked=asked)
+        if cost is None:
+            return alone and self.affords(decodes, drafted, asked=asked, more=_RISK)
+        if not alone:
+            cost = level.most(drafted, asked=asked)
+        pays = expected / decodes > (1 + _MARGIN) * cost / level.seconds + _MARGIN
+        return pays and self.affords(decodes, drafted, asked=asked, more=_RISK)
+
+    def affords(self, decodes: int, drafted: int, *, asked: bool, more: float = 0.0) -> bool:
+        """Whether drafts may cost as much as these would if all were wrong; `more`: steps on top of that."""
+        level = self.costs.level(decodes)
+        return level.most(drafted, asked=asked) <= (self._credit + more) * level.seconds
+
+    def measures_plain(self, decodes: int) -> bool:
+        """Whether the next step is one without drafts, to compare with."""
+        level = self.costs.level(decodes)
+        if not self._plain_left and level.since_plain >= self._interval(level):
+            self._plain_left = _COMPARE_FOR
+        if self._plain_left:
+            self._plain_left -= 1
             return True
-        if not plain.holds_for(decodes):
-            pays, self._since_compared = False, 0  # measured within the next steps
-            return pays
-        pays = drafted.tokens / drafted.seconds > 1 / plain.seconds
-        self._since_compared = (self._since_compared + 1) % _COMPARE_EVERY
-        return pays is not (self._since_compared < _COMPARE_FOR)
+        return False
+
+    def _interval(self, level: Level) -> float:
+        if not level.is_known:
+            return _COMPARE_AFTER
+        return _COMPARE_EVERY * max(1.0, level.gain) ** 2

@@ -28,7 +28,12 @@ _PRIORS: Final = {
     DrafterKind.MODEL: 0.7,
 }
 _MOST_KEYS: Final = 64
-"""Tenants whose earlier answers are kept: those that were used last."""
+"""Tenants of which earlier answers and acceptance are kept: those that were used last."""
+_TRIAL: Final = 3
+"""Most drafted tokens of a request in a trial."""
+_MEMORY_OF_TENANT: Final = 0.97
+"""Weight of a draft relative to the next one of the tenant, in the estimate of what is accepted."""
+_MEMORY_OF_ALL: Final = 0.99
 
 
 @dataclass(slots=True)
@@ -55,6 +60,12 @@ class _Best:
     """Tokens to ask the draft model for, because more of them can be expected to be right."""
     unknown: int = 0
     """Guesses of tokens that the step in flight samples: these come first, and are not verified."""
+    expected: float = 0.0
+    """Tokens that will be right, of these or of the draft model's."""
+
+    @property
+    def num_rows(self) -> int:
+        return max(len(self.tokens), self.wanted)
 
 
 class Speculator:
@@ -84,26 +95,66 @@ class Speculator:
         self._model = model if DrafterKind.MODEL in config.drafters else None
         self._length = DraftLength(step_target_s) if config.adaptive else None
         self._drafting: dict[RequestId, _Drafting] = {}
+        self._first = 0
+        """The decode whose draft is found first; another one in every step, since room may be short."""
+        self._of_all = {kind: Acceptance(prior, _MEMORY_OF_ALL) for kind, prior in _PRIORS.items()}
+        self._of_tenants: dict[tuple[str, DrafterKind], Acceptance] = {}
+        """Estimates from all requests, and from those of a tenant."""
         self._answers: dict[str, EarlierAnswers] = {}
         """By tenant, the one that was used last at the end: drafts of one never show answers of another."""
 
-    def draft(self, decodes: Sequence[Chunk], room: int) -> list[list[TokenId]]:
-        """Tokens that may follow those of each chunk, at most `room` together."""
-        least = 0.0
+    def draft(self, decodes: Sequence[Chunk], room: int, *, alone: bool = True) -> list[list[TokenId]]:
+        """Tokens that may follow those of each chunk, at most `room` together.
+
+        `alone`: the step has no prompts, so that its time will show what drafts cost.
+        """
         rows = int(min(len(decodes) + room, self._max_rows))
-        room = rows - len(decodes)
-        if self._length is not None:
-            room = self._length.room(len(decodes), rows)
-            least = self._length.least_probability(len(decodes))
-        found: list[_Best | None] = []
-        for chunk in decodes:
-            best = self._draft(chunk, room, least) if room > 0 else None
-            found.append(best)
-            if best is not None:
-                room -= max(len(best.tokens), best.wanted)
-        drafts = [[] if best is None else best.tokens for best in found]
+        if self._length is None:
+            found = self._find(decodes, rows - len(decodes), 0.0)
+        else:
+            found = self._worth_it(decodes, rows, self._length, alone=alone)
+        drafts: list[list[TokenId]] = [[] for _ in decodes]
+        for index, best in found.items():
+            drafts[index] = best.tokens
         self._ask_model(decodes, found, drafts)
+        if self._length is not None:
+            self._length.costs.planned(drafts=any(drafts), asked=_rows_of(found)[1])
         return drafts
+
+    def _worth_it(
+        self, decodes: Sequence[Chunk], rows: int, length: DraftLength, *, alone: bool
+    ) -> dict[int, _Best]:
+        """By decode, the drafts that are expected to raise tokens per second, or a trial of some."""
+        count = len(decodes)
+        room = length.room(count, rows)
+        if room <= 0 or length.measures_plain(count):
+            return {}
+        found = self._find(decodes, room, length.least_probability(count))
+        drafted, asked = _rows_of(found)
+        expected = sum(best.expected for best in found.values())
+        if drafted and length.pays(count, drafted, expected, asked=asked, alone=alone):
+            return found
+        if alone:
+            found = self._find(decodes, min(length.trial(count), room), 0.0, longest=_TRIAL)
+            drafted, asked = _rows_of(found)
+            if length.affords(count, drafted, asked=asked):
+                return found
+        return {}
+
+    def _find(
+        self, decodes: Sequence[Chunk], room: int, least: float, longest: int | None = None
+    ) -> dict[int, _Best]:
+        """By decode, drafts of at most `room` tokens together and `longest` each. Each token is right with at
+        least the probability `least`."""
+        longest = longest or self.config.num_draft_tokens
+        found: dict[int, _Best] = {}
+        self._first = (self._first + 1) % max(len(decodes), 1)
+        for index in (*range(self._first, len(decodes)), *range(self._first)):
+            best = self._draft(decodes[index], min(room, longest), least) if room > 0 else None
+            if best is not None and best.num_rows:
+                found[index] = best
+                room -= best.num_rows
+        return found
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
         """The step has shown how many tokens of the chunk's draft are right.
@@ -124,6 +175,11 @@ class Speculator:
         if self._length is not None:
             self._length.observe(decodes, drafted, accepted, seconds)
 
+    def interrupted(self) -> None:
+        """A step with prompts ran, or the device was idle: the time of the last step is not known."""
+        if self._length is not None:
+            self._length.interrupted()
+
     def ended(self, request: Request) -> None:
         self._drafting.pop(request.id, None)
         if self._model is not None:
@@ -136,7 +192,6 @@ class Speculator:
         assert chunk.output_index is not None
         limit = min(
             room,
-            self.config.num_draft_tokens,
             request.sampling.max_tokens - chunk.output_index - 1,
             self._context - start - 2,
         )
@@ -159,23 +214,20 @@ class Speculator:
             expected = _expected(probability, len(found))
             if expected > most:
                 best, most, drafting.current = found, expected, (drafter.kind, acceptance)
-        return _Best(drafting, best, self._wanted(drafting, limit, least, most), unknown)
-
-    def _wanted(self, drafting: _Drafting, limit: int, least: float, most: float) -> int:
-        """Tokens to ask the draft model for; 0 if fewer than `most` of them can be expected to be right."""
-        acceptance = drafting.model
-        if acceptance is None:
-            return 0
-        length = min(limit, _likely(acceptance.probability, least))
-        better = _expected(acceptance.probability, length) > most
-        acceptance.rest()
-        return length if better else 0
+        wanted = 0
+        if drafting.model is not None:
+            probability = drafting.model.probability
+            length = min(limit, _likely(probability, least))
+            if _expected(probability, length) > most:
+                wanted, most = length, _expected(probability, length)
+            drafting.model.rest()
+        return _Best(drafting, best, wanted, unknown, most)
 
     def _ask_model(
-        self, decodes: Sequence[Chunk], found: Sequence[_Best | None], drafts: list[list[TokenId]]
+        self, decodes: Sequence[Chunk], found: dict[int, _Best], drafts: list[list[TokenId]]
     ) -> None:
         """Replace drafts by those of the model where it was found to be better, and has some."""
-        asked = [(k, best) for k, best in enumerate(found) if best is not None and best.wanted]
+        asked = [(k, best) for k, best in sorted(found.items()) if best.wanted]
         if self._model is None or not asked:
             return
         wanted = [Wanted(decodes[k].request, best.wanted + best.unknown) for k, best in asked]
@@ -186,12 +238,20 @@ class Speculator:
                 best.drafting.current = (DrafterKind.MODEL, best.drafting.model)
 
     def _begin(self, request: Request) -> _Drafting:
-        drafters = [(d, Acceptance(_PRIORS[d.kind])) for d in self._drafters_of(request)]
+        drafters = [(d, self._acceptance(request, d.kind)) for d in self._drafters_of(request)]
         model = None
         if self._model is not None and DrafterKind.MODEL in self._allowed(request):
-            model = Acceptance(_PRIORS[DrafterKind.MODEL])
+            model = self._acceptance(request, DrafterKind.MODEL)
         self._drafting[request.id] = drafting = _Drafting(drafters, model, [])
         return drafting
+
+    def _acceptance(self, request: Request, kind: DrafterKind) -> Acceptance:
+        key = (request.tenant, kind)
+        of_tenant = self._of_tenants.pop(key, None) or Acceptance(self._of_all[kind], _MEMORY_OF_TENANT)
+        self._of_tenants[key] = of_tenant
+        if len(self._of_tenants) > _MOST_KEYS * len(DrafterKind):
+            del self._of_tenants[next(iter(self._of_tenants))]
+        return Acceptance(of_tenant)
 
     def _allowed(self, request: Request) -> frozenset[DrafterKind]:
         own = request.hints.drafters
@@ -214,6 +274,11 @@ class Speculator:
         if len(self._answers) > _MOST_KEYS:
             del self._answers[next(iter(self._answers))]
         return answers
+
+
+def _rows_of(found: dict[int, _Best]) -> tuple[int, bool]:
+    """Drafted tokens, and whether the draft model is asked for some of them."""
+    return sum(best.num_rows for best in found.values()), any(best.wanted for best in found.values())
 
 
 def _is_plain(request: Request) -> bool:

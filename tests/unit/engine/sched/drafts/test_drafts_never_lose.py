@@ -1,0 +1,55 @@
+"""Drafts raise tokens a second or leave them as they are, whoever drafts and whatever a row costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.engine.sched.drafts.simulated import a_cpu, an_h200, tokens_a_second
+
+MACHINES = {"cpu": a_cpu, "h200": an_h200}
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "always wrong": {"acceptance": 0.0},
+    "0.3": {"acceptance": 0.3},
+    "0.5": {"acceptance": 0.5},
+    "0.7": {"acceptance": 0.7},
+    "now and then": {"acceptance": 0.5, "presence": 0.15},
+    "a wrong model": {"acceptance": 0.0, "model": True},
+    "a slow model": {"acceptance": 0.7, "model": True},
+}
+
+
+def ratio(machine: str, batch: int, answer: int = 200, **drafter: Any) -> float:
+    make = MACHINES[machine]
+    plain = tokens_a_second(make(), batch, acceptance=None, answer=answer)
+    return tokens_a_second(make(), batch, answer=answer, **drafter) / plain
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_drafts_never_lose(machine: str, batch: int, drafter: str) -> None:
+    assert ratio(machine, batch, **DRAFTERS[drafter]) >= 0.97
+
+
+@pytest.mark.parametrize("drafter", ["0.3", "a slow model"])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_nor_do_they_where_most_steps_have_prompts(machine: str, drafter: str) -> None:
+    assert ratio(machine, 64, answer=48, **DRAFTERS[drafter]) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("machine", "batch", "acceptance", "least"),
+    [
+        ("cpu", 1, 0.7, 1.35),
+        ("cpu", 4, 0.95, 1.25),
+        ("h200", 1, 0.7, 1.9),
+        ("h200", 4, 0.5, 1.15),
+        ("h200", 16, 0.7, 1.3),
+        ("h200", 64, 0.7, 1.25),
+        ("h200", 64, 0.95, 2.0),
+    ],
+)
+def test_drafts_that_are_often_right_win(machine: str, batch: int, acceptance: float, least: float) -> None:
+    assert ratio(machine, batch, acceptance=acceptance) >= least
