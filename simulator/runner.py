@@ -70,7 +70,7 @@ class FormulaRunner:
         self.free_at = max(self.free_at, self._clock.time) + seconds
         launch = self._costs.launch_s(plan)
         self._clock.time += _LEAD * launch
-        sampled = sum([row.output_index is not None for row in plan.rows()])
+        sampled = len(plan.sampling())
         answer = StepResult([_TOKEN] * sampled, [None] * sampled)
         return _Step(self._clock, self.free_at, (1 - _LEAD) * launch, answer)
 

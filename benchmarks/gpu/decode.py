@@ -23,7 +23,7 @@ import torch
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.engine import Engine
 
-__all__ = ["measure", "profile"]
+__all__ = ["Stopwatch", "measure", "profile"]
 
 _STEPS = 100
 _PROFILED = 12
@@ -31,14 +31,14 @@ _PROMPT = 2048
 _SETTLING = 10
 
 
-class _Stopwatch:
+class Stopwatch:
     """Adds up the time spent in a method of one object."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
         self.seconds = 0.0
 
-    def __enter__(self) -> _Stopwatch:
+    def __enter__(self) -> Stopwatch:
         call: Callable[..., Any] = getattr(self._owner, self._name)
 
         def timed(*arguments: Any) -> Any:
@@ -89,9 +89,9 @@ def measure(engine: Engine) -> dict[str, float]:
     """Milliseconds a step, and how many of them the host spent planning, preparing and launching it."""
     times = []
     with (
-        _Stopwatch(engine.scheduler, "plan") as plan,
-        _Stopwatch(engine.runner, "prepare") as prepare,
-        _Stopwatch(engine.runner, "launch") as launch,
+        Stopwatch(engine.scheduler, "plan") as plan,
+        Stopwatch(engine.runner, "prepare") as prepare,
+        Stopwatch(engine.runner, "launch") as launch,
     ):
         last = time.perf_counter()
         for _ in range(_STEPS):

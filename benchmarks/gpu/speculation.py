@@ -2,9 +2,10 @@
 
 python -m benchmarks.gpu.speculation --model FOLDER --points 1:1024,64:1024 --drafts 4 --acceptance 0.7
 
-For each point, BATCH:CONTEXT, three figures side by side: a decode step; a verify step of 1 + `--drafts`
-tokens per request, all drafts wrong; TPOT without drafts, and with drafts of which each is right with the
-probability `--acceptance`. The output layer's weights are zero, so that the answer is known: token 0 always.
+For each point, BATCH:CONTEXT[:DRAFTS], three figures side by side: a decode step; a verify step of
+1 + `--drafts` tokens per request, all drafts wrong; TPOT without drafts, and with drafts of which each is
+right with the probability `--acceptance`. The output layer's weights are zero, so that the answer is known:
+token 0 always.
 --draft-model FOLDER adds TPOT with a draft model or an EAGLE-3 head, whose guesses are then all right.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
@@ -16,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from benchmarks.gpu.decode import Stopwatch, measure, profile
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts
 from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
@@ -37,7 +37,8 @@ from engine.speculation.kinds import DrafterKind
 
 __all__ = ["flips", "point"]
 
-_STEPS: Final = 60
+_LONGEST: Final = 160
+"""Steps of a request at most: those that settle, those measured, those profiled."""
 _SETTLING: Final = 10
 
 
@@ -69,43 +70,44 @@ def end(engine: Engine) -> None:
         engine.step()
 
 
-def timed(engine: Engine, requests: Sequence[Request]) -> dict[str, float]:
-    """Milliseconds a step, and a token of each request."""
+def timed(engine: Engine, requests: Sequence[Request], *, profiled: bool) -> dict[str, Any]:
+    """Milliseconds a step, those of the host among them, and milliseconds a token of each request."""
     for _ in range(_SETTLING):
         engine.step()
-    before, times = sum(r.num_known for r in requests), []
-    last = time.perf_counter()
-    for _ in range(_STEPS):
-        engine.step()
-        now = time.perf_counter()
-        times.append(now - last)
-        last = now
-    tokens = (sum(r.num_known for r in requests) - before) / len(requests)
-    return {
-        "step_ms": round(1e3 * statistics.fmean(times), 3),
-        "step_p50_ms": round(1e3 * statistics.median(times), 3),
-        "tokens_a_step": round(tokens / _STEPS, 3),
-        "tpot_ms": round(1e3 * sum(times) / tokens, 3),
+    before, steps = sum(r.num_known for r in requests), engine.stats().steps
+    with Stopwatch(engine, "_finish") as finish:
+        times = measure(engine)
+    steps = engine.stats().steps - steps
+    tokens = (sum(r.num_known for r in requests) - before) / len(requests) / steps
+    measured = times | {
+        "wait_and_finish_ms": round(1e3 * finish.seconds / steps, 3),
+        "tokens_a_step": round(tokens, 3),
+        "tpot_ms": round(times["step_ms"] / tokens, 3),
     }
+    return measured | (profile(engine) if profiled else {})
 
 
-def point(engine: Engine, batch: int, context: int, drafts: int, acceptance: float) -> dict[str, Any]:
+def point(
+    engine: Engine, batch: int, context: int, drafts: int, acceptance: float, *, profiled: bool = False
+) -> dict[str, Any]:
     vocab = engine.runner.spec.vocab_size
     prompts = random_prompts(batch, context, "speculation", 1, vocab)
     result: dict[str, Any] = {"batch": batch, "context": context, "drafts": drafts, "acceptance": acceptance}
     config = SpeculationConfig(drafters=frozenset(), num_draft_tokens=drafts, adaptive=False)
-    answer = [0] * (20 * _STEPS)
+    answer = [0] * (_LONGEST * (1 + drafts))
     kinds: tuple[tuple[str, float | None], ...] = (("decode", None), ("wrong", 0.0), ("oracle", acceptance))
     for number, (name, right) in enumerate(kinds):
         known = _Known(
             dict.fromkeys(range(1_000 * number, 1_000 * number + batch), answer), vocab, right or 0.0
         )
         speculate(engine, None if right is None else config, known)
-        result[name] = timed(engine, start(engine, prompts, len(answer), 1_000 * number))
+        requests = start(engine, prompts, len(answer), 1_000 * number)
+        result[name] = timed(engine, requests, profiled=profiled)
         end(engine)
     if engine.drafts is not None:
         speculate(engine, replace(config, drafters=frozenset({DrafterKind.MODEL})))
-        result["model"] = timed(engine, start(engine, prompts, len(answer), 1_000 * len(kinds)))
+        requests = start(engine, prompts, len(answer), 1_000 * len(kinds))
+        result["model"] = timed(engine, requests, profiled=profiled)
         end(engine)
     speculate(engine, None)
     result["verify_step"] = round(result["wrong"]["step_ms"] / result["decode"]["step_ms"], 3)
@@ -151,12 +153,13 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--points", default="1:1024,64:1024", metavar="BATCH:CONTEXT,...")
+    parser.add_argument("--points", default="1:1024,64:1024", metavar="BATCH:CONTEXT[:DRAFTS],...")
     parser.add_argument(
         "--drafts", type=int, default=4, metavar="N", help="drafted tokens per request and step"
     )
     parser.add_argument("--acceptance", type=float, default=0.7, metavar="P")
     parser.add_argument("--draft-model", type=Path, metavar="FOLDER", help="with a config.json")
+    parser.add_argument("--profile", action="store_true", help="the GPU's idle share and kernels too")
     parser.add_argument("--flips", type=int, metavar="TOKENS")
     engine_arguments(parser)
     options = parser.parse_args()
@@ -166,7 +169,7 @@ def main() -> None:
     points = [tuple(map(int, point.split(":"))) for point in options.points.split(",")]
     results: list[dict[str, Any]] = []
     if options.flips:
-        results.append(flips(engine, options.flips, options.drafts, *points[-1]))
+        results.append(flips(engine, options.flips, options.drafts, *points[-1][:2]))
         print(json.dumps(results[-1], indent=1))
     else:
         with torch.inference_mode():
@@ -175,8 +178,11 @@ def main() -> None:
             drafts: Any = engine.drafts
             if drafts is not None:
                 drafts._runner._model.head.weight.zero_()
-        for batch, context in points:
-            results.append(point(engine, batch, context, options.drafts, options.acceptance))
+        for batch, context, *drafts_of in points:
+            drafted = drafts_of[0] if drafts_of else options.drafts
+            results.append(
+                point(engine, batch, context, drafted, options.acceptance, profiled=options.profile)
+            )
             print(json.dumps(results[-1], indent=1), flush=True)
     if options.output:
         options.output.write_text(json.dumps(results, indent=2) + "\n")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.core.plan import Chunk, StepPlan
-from engine.core.request import Request
 from engine.core.request_state import NO_SLOT, Save
 
 __all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter", "states_of"]
@@ -88,28 +87,51 @@ class StepWriter:
 
     def write(self, plan: StepPlan, *, by_rows: bool = True) -> StepInputs:
         """`by_rows`: a verify chunk is written as one decode for each of its tokens, else as it is."""
-        rows = plan.rows() if by_rows else plan.chunks
-        requests, slots, starts, lengths, outputs, scored, *_ = zip(*rows, strict=True)
-        owners = zip(requests, slots, strict=True) if rows is plan.chunks else _owners(plan.chunks)
+        chunks = plan.chunks
+        requests, slots, starts, lengths, outputs, scored, _, _, drafts = zip(*chunks, strict=True)
         moved = [
-            (slot, request.pages.copy()) for request, slot in owners if request.pages != self._pages[slot]
+            (slot, request.pages.copy())
+            for request, slot in zip(requests, slots, strict=True)
+            if request.pages != self._pages[slot]
         ]
         for slot, pages in moved:
             self._pages[slot] = pages
+        arrays = _Chunks(_ints(slots), _ints(starts), _ints(lengths), _ints(scored))
+        samples = _ints([output is not None for output in outputs])
+        if plan.num_drafted:
+            drafted = _ints([len(draft) for draft in drafts])
+            if by_rows:
+                arrays, samples = arrays.by_rows(drafted), np.repeat(samples, 1 + drafted)
+            else:
+                samples += drafted
         return StepInputs(
-            slots=_ints(slots),
-            starts=_ints(starts),
-            lengths=_ints(lengths),
-            samples=_ints([_samples(row) for row in rows])
-            if plan.num_drafted
-            else _ints([output is not None for output in outputs]),
-            scored=_ints(scored),
-            input_ids=_input_ids(rows),
+            slots=arrays.slots,
+            starts=arrays.starts,
+            lengths=arrays.lengths,
+            samples=samples,
+            scored=arrays.scored,
+            input_ids=_input_ids(chunks),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_joined([_ints(pages) for _, pages in moved]),
-            states=_ints([number for chunk in plan.chunks for row in states_of(chunk) for number in row]),
+            states=_ints([number for chunk in chunks for row in states_of(chunk) for number in row]),
         )
+
+
+class _Chunks(NamedTuple):
+    """See `StepInputs`."""
+
+    slots: Ints
+    starts: Ints
+    lengths: Ints
+    scored: Ints
+
+    def by_rows(self, drafted: Ints) -> _Chunks:
+        """With `drafted` tokens [R] of each chunk: `StepPlan.rows`, as arrays."""
+        counts = 1 + drafted
+        slots, starts, lengths, scored = (np.repeat(array, counts) for array in self)
+        starts += np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return _Chunks(slots, starts, np.where(np.repeat(drafted > 0, counts), 1, lengths), scored)
 
 
 def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
@@ -123,14 +145,6 @@ def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
     return [first, *[(*slots, NO_SLOT, 0, 0)] * following]
 
 
-def _samples(chunk: Chunk) -> int:
-    return chunk.length if chunk.draft and chunk.length > 1 else int(chunk.samples)
-
-
-def _owners(chunks: Sequence[Chunk]) -> Iterator[tuple[Request, int]]:
-    return ((chunk.request, chunk.slot) for chunk in chunks)
-
-
 def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
@@ -139,14 +153,15 @@ def _joined(arrays: list[Ints]) -> Ints:
     return np.concatenate(arrays) if arrays else _ints([])
 
 
-def _input_ids(chunks: list[Chunk]) -> Ints:
+def _input_ids(chunks: Sequence[Chunk]) -> Ints:
     """Token ids of all chunks, [T]. Chunks of more than one token come first."""
-    prompts = [_tokens(c) for c in chunks if c.length > 1]
-    decodes = [c.draft[-1] if c.draft else c.request.token(c.start) for c in chunks if c.length == 1]
-    return _joined([*prompts, _ints(decodes)])
-
-
-def _tokens(chunk: Chunk) -> Ints:
-    if chunk.draft:
-        return _ints([chunk.request.token(chunk.start), *chunk.draft])
-    return np.asarray(chunk.request.tokens(chunk.start, chunk.end))
+    prompts: list[Ints] = []
+    others: list[int] = []
+    for chunk in chunks:
+        request, start, draft = chunk.request, chunk.start, chunk.draft
+        if chunk.length > 1 and not draft:
+            prompts.append(np.asarray(request.tokens(start, chunk.end)))
+        else:
+            others.append(request.token(start))
+            others += draft
+    return _joined([*prompts, _ints(others)])

@@ -59,9 +59,10 @@ class Chunk(NamedTuple):
         output, draft = self.output_index, self.draft
         if self.kind is not ChunkKind.VERIFY or output is None:
             return [self]
+        request, slot, start, length, _, scored, admission, kind, _ = self
         return [
-            self._replace(start=self.start + j, length=1, output_index=output + j, draft=draft[:j])
-            for j in range(self.length)
+            chunk_of((request, slot, start + j, 1, output + j, scored, admission, kind, draft[:j]))
+            for j in range(length)
         ]
 
     @property
@@ -90,6 +91,7 @@ class StepPlan:
     """Requests of which this step computes the first chunk."""
     num_drafted: int = 0
     """Drafted tokens of all verify chunks."""
+    _sampling: list[Chunk] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -115,6 +117,12 @@ class StepPlan:
         if not self.num_drafted:
             return self.chunks
         return [row for chunk in self.chunks for row in chunk.rows()]
+
+    def sampling(self) -> list[Chunk]:
+        """Those of `rows` that sample a token. Made once, of a complete plan: they may be hundreds."""
+        if self._sampling is None:
+            self._sampling = [row for row in self.rows() if row.output_index is not None]
+        return self._sampling
 
     @property
     def num_prompts(self) -> int:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 
-from engine.core.plan import Chunk
+from engine.core.plan import StepPlan
 from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
 from engine.device.readback import Readback
 from engine.errors import EngineError, NotFinite
@@ -42,10 +42,10 @@ EnqueuingStep: TypeAlias = Generator[Pause, None, Enqueued]
 class DeviceStep:
     """Implements `StepInFlight`, which has the contract of its methods."""
 
-    def __init__(self, enqueuing: EnqueuingStep, chunks: list[Chunk], scored: Scored) -> None:
-        """`chunks` are those that sample. Enqueues the first part."""
+    def __init__(self, enqueuing: EnqueuingStep, plan: StepPlan, scored: Scored) -> None:
+        """Enqueues the first part."""
         self._enqueuing = enqueuing
-        self._chunks = chunks
+        self._plan = plan
         self._scored = scored
         self._enqueued: Enqueued | None = None
         self._pause = Pause.BUSY
@@ -78,7 +78,7 @@ class DeviceStep:
         scores: list[PromptLogprobs | None] = []
         if self._scored:
             scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
-        if not self._chunks:
+        if not self._plan.sampling():
             return StepResult([], [], scores=scores)
         tokens, finite, *logprobs = read
         broken: dict[int, EngineError] = {
@@ -92,7 +92,7 @@ class DeviceStep:
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
-        wanted = [chunk.request.sampling.logprobs for chunk in self._chunks]
+        wanted = [chunk.request.sampling.logprobs for chunk in self._plan.sampling()]
         if not tensors:
             return [None] * len(wanted)
         measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))

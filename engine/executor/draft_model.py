@@ -195,8 +195,7 @@ class DraftModel:
             return {}
         plan.chunks.sort(key=lambda chunk: (_ORDER.index(chunk.kind), chunk.length == 1))
         result = self._launched(plan).result()
-        rows = [row for chunk in plan.chunks for row in chunk.rows() if row.samples]
-        guesses = {row.request.id: k for k, row in enumerate(rows)}  # the last row of each
+        guesses = {row.request.id: k for k, row in enumerate(plan.sampling())}  # the last row of each
         for chunk in plan.chunks:
             self._kv.store(chunk.request, chunk.end)
         return {id: [result.tokens[row]] for id, row in guesses.items() if row not in result.errors}

@@ -14,7 +14,7 @@ from engine.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
 from engine.core.largest_step import largest_step
-from engine.core.plan import Chunk, StepPlan
+from engine.core.plan import StepPlan
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.readback import Readback
@@ -54,8 +54,7 @@ class PreparedStep:
 
     forward: Forward
     batch: Batch
-    sampling: list[Chunk]
-    """The rows that sample: see `StepPlan.rows`."""
+    plan: StepPlan
     scored: Scored
 
 
@@ -168,13 +167,12 @@ class ModelRunner:
             self._hidden_states.planned(plan)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
-        sampling = [row for row in plan.rows() if row.samples]
-        return PreparedStep(*self._prepared(inputs), sampling, Scored.of(plan.chunks))
+        return PreparedStep(*self._prepared(inputs), plan, Scored.of(plan.chunks))
 
     def launch(self, step: PreparedStep) -> DeviceStep:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         self.expert_load.on_step()
-        return DeviceStep(self._enqueue(step), step.sampling, step.scored)
+        return DeviceStep(self._enqueue(step), step.plan, step.scored)
 
     def execute_step(self, inputs: StepInputs) -> None:
         """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
@@ -189,14 +187,15 @@ class ModelRunner:
         if step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
             scores = score(blocks, step.scored.targets(self._device), step.scored.num_top).tensors()
-        if not step.sampling:
+        sampling = step.plan.sampling()  # only now: the device is busy meanwhile
+        if not sampling:
             return Enqueued(Readback(scores, self._device))
         logits = self._model.logits(hidden[batch.sample_rows])
         masks = None
-        if rows := constrained_rows(step.sampling):
+        if rows := constrained_rows(sampling):
             yield Pause.OUTPUT  # the device computes all of the above meanwhile
-            masks = masks_of(step.sampling, rows, self.spec.vocab_size)
-        sampled = self._sampler.sample(logits, step.sampling, masks)
+            masks = masks_of(sampling, rows, self.spec.vocab_size)
+        sampled = self._sampler.sample(logits, sampling, masks)
         self._take_tokens(batch, sampled.tokens)
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
         return Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)

@@ -269,8 +269,9 @@ class Scheduler:
             room = self._chunks.largest - len(decodes) - sum(chunk.length for chunk in prompts)
             step.num_drafted = self._decodes.add_drafts(decodes, self.speculator, room, alone=not prompts)
         step.chunks = prompts + decodes
-        if step.num_drafted:
-            step.chunks.sort(key=_place)
+        if step.num_drafted:  # chunks with several tokens come first
+            chunks = step.chunks
+            step.chunks = [c for c in chunks if c.length > 1] + [c for c in chunks if c.length == 1]
         return step
 
     def _note_waits(self, step: StepPlan, now: float) -> None:
@@ -281,11 +282,6 @@ class Scheduler:
             overtook = max(request.scheduling.number for request in step.started) > waiting.oldest
             reason = WaitReason.POLICY if overtook else reason
         self._queues.waits.planned(reason, now)
-
-
-def _place(chunk: Chunk) -> int:
-    """Prefill chunks, verify chunks, decodes: those with several tokens first."""
-    return (ChunkKind.PREFILL, ChunkKind.VERIFY, ChunkKind.DECODE).index(chunk.kind)
 
 
 def _is_single(chunk: Chunk) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.batch.batch import Batch, BatchBuilder
 from engine.batch.step_inputs import StepInputs, StepWriter
-from engine.core.plan import Chunk, StepPlan
+from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import SamplingParams
 
@@ -140,3 +140,35 @@ def test_a_decode_step_with_a_hundred_times_the_context_costs_less_than_ten_time
         return min(durations)
 
     assert cost(4000) < 10 * cost(40)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(0, 4)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(2, 9)), max_size=2),
+)
+def test_drafts_are_written_as_one_decode_for_each_token(
+    decodes: list[tuple[int, int]], prompts: list[tuple[int, int]]
+) -> None:
+    decodes.sort(key=lambda decode: decode[1] == 0)
+    chunks, kinds = [], (ChunkKind.DECODE, ChunkKind.VERIFY)
+    for slot, (start, length) in enumerate(prompts):
+        chunks.append(Chunk(make_request(slot, start + length + 4), slot, start, length, None))
+    for slot, (start, drafted) in enumerate(decodes, len(prompts)):
+        draft = tuple(range(900, 900 + drafted))
+        request = make_request(slot, start + 4)
+        kind = kinds[drafted > 0]
+        chunks.append(Chunk(request, slot, start, 1 + drafted, 0, kind=kind, draft=draft))
+    plan = StepPlan(chunks, num_drafted=sum(drafted for _, drafted in decodes))
+    rows, written = plan.rows(), StepWriter(8).write(plan)
+    assert written.slots.tolist() == [row.slot for row in rows]
+    assert written.starts.tolist() == [row.start for row in rows]
+    assert written.lengths.tolist() == [row.length for row in rows]
+    assert written.samples.tolist() == [int(row.samples) for row in rows]
+    expected = [list(row.request.tokens(row.start, row.end)) for row in rows]
+    for tokens, row in zip(expected, rows, strict=True):
+        tokens[:] = [row.draft[-1]] if row.draft else tokens
+    assert written.input_ids.tolist() == [token for tokens in expected for token in tokens]
+    whole = StepWriter(8).write(plan, by_rows=False)
+    assert whole.lengths.tolist() == [chunk.length for chunk in chunks]
+    assert whole.samples.tolist() == [chunk.samples * (1 + len(chunk.draft)) for chunk in chunks]
+    assert whole.input_ids.tolist() == written.input_ids.tolist()
