@@ -9,7 +9,8 @@ token 0 always.
 --draft-model FOLDER adds TPOT with a draft model or an EAGLE-3 head, whose guesses are then all right.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
-decode step over this many positions, with random weights, and between decodes in batches of two sizes.
+decode step over this many positions, given the same tokens before it, and between decodes in batches of two
+sizes; and how near the second most likely token was where it did. Weights are random.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from engine.config import SpeculationConfig
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.executor.base import StepResult
 from engine.executor.runner import ModelRunner
+from engine.in_flight import Launched
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 
@@ -115,36 +118,89 @@ def point(
     return result
 
 
+class _Forced:
+    """While it is entered, every step yields the known answers; counts where it sampled something else."""
+
+    def __init__(self, engine: Engine, answers: dict[int, list[TokenId]]) -> None:
+        self._engine, self._answers = engine, answers
+        self._result_of = engine._result_of
+        self.positions = 0
+        self.differ: list[tuple[int, int]] = []
+        """Request and position in its answer."""
+
+    def __enter__(self) -> _Forced:
+        self._engine._result_of = self._forced  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._engine._result_of
+
+    def _forced(self, launched: Launched) -> StepResult:
+        result = self._result_of(launched)
+        tokens = result.tokens
+        for row, chunk in enumerate(launched.plan.sampling()):
+            place, answer = chunk.output_index, self._answers.get(chunk.request.id)
+            if answer is None or place is None or place >= len(answer):
+                continue
+            self.positions += 1
+            if tokens[row] != answer[place]:
+                self.differ.append((chunk.request.id, place))
+                tokens[row] = answer[place]
+        return result
+
+
 def flips(engine: Engine, positions: int, drafts: int, batch: int, context: int) -> dict[str, Any]:
-    """Positions up to the first difference of each answer, and how many answers have one."""
-    vocab = engine.runner.spec.vocab_size
-    counted = {"verify": [0, 0], "batch": [0, 0]}
-    first, length = 1_000_000, 256
-    while counted["verify"][0] < positions:
+    """Of the most likely token of each position, given the same tokens before it: how often it is another in
+    a verify step, and in a decode of half the batch, than in a decode of the whole batch; and by how much
+    the log-probabilities of the two most likely ones differed there in the decode."""
+    vocab, config = engine.runner.spec.vocab_size, engine.config
+    length, first, margins = 256, 1_000_000, list[float]()
+    counted, near = {"verify": 0, "batch": 0}, {"verify": list[float](), "batch": list[float]()}
+    speculation = SpeculationConfig(num_draft_tokens=drafts, adaptive=False)
+    while len(margins) < positions:
         first += 10 * batch
         prompts = random_prompts(batch, context, f"flips-{first}", 1, vocab)
-        plain = _answers(engine, prompts, length, first)
-        half = _answers(engine, prompts[: batch // 2], length, first + batch)
-        known = {first + 2 * batch + i: answer for i, answer in enumerate(plain)}
-        speculate(
-            engine, SpeculationConfig(num_draft_tokens=drafts, adaptive=False), _Known(known, vocab, 1.0)
-        )
-        verified = _answers(engine, prompts, length, first + 2 * batch)
+        plain, gaps = _answers(engine, prompts, length, first)
+        margins += [gap for of_one in gaps for gap in of_one]
+        for number, (name, count) in enumerate((("verify", batch), ("batch", batch // 2)), 1):
+            ids = range(first + number * batch, first + number * batch + count)
+            known = dict(zip(ids, plain, strict=False))
+            speculate(engine, speculation if name == "verify" else None, _Known(known, vocab, 1.0))
+            # Each step is read before the next one, so that that one begins with the known tokens.
+            engine.config = replace(config, overlap=False)
+            with _Forced(engine, known) as forced:
+                _answers(engine, prompts[:count], length, ids[0])
+            engine.config = config
+            counted[name] += forced.positions
+            near[name] += [gaps[id - ids[0]][place] for id, place in forced.differ]
         speculate(engine, None)
-        for name, others in (("verify", verified), ("batch", half)):
-            for one, other in zip(plain, others, strict=False):
-                same = next((i for i in range(length) if one[i] != other[i]), length)
-                counted[name][0] += min(same + 1, length)
-                counted[name][1] += same < length
-        print(json.dumps(counted), flush=True)
-    return {name: {"positions": n, "differ": d, "rate": d / n} for name, (n, d) in counted.items()}
+    by_margin = {str(m): sum(gap <= m for gap in margins) / len(margins) for m in (0, 0.01, 0.03, 0.1)}
+    return {"margins_at_most": by_margin} | {
+        name: {
+            "positions": number,
+            "differ": len(near[name]),
+            "rate": len(near[name]) / number,
+            "largest_margin": max(near[name], default=0.0),
+        }
+        for name, number in counted.items()
+    }
 
 
-def _answers(engine: Engine, prompts: Sequence[list[int]], length: int, first: int) -> list[list[TokenId]]:
-    requests = start(engine, prompts, length, first)
+def _answers(
+    engine: Engine, prompts: Sequence[list[int]], length: int, first: int
+) -> tuple[list[list[TokenId]], list[list[float]]]:
+    """Greedy answers, and by how much the two most likely tokens of each position differ."""
+    sampling = SamplingParams(max_tokens=length, ignore_eos=True, logprobs=2)
+    requests = [Request(first + i, prompt, sampling) for i, prompt in enumerate(prompts)]
+    margins: dict[int, list[float]] = {request.id: [] for request in requests}
+    for request in requests:
+        engine.submit(request)
     while engine.has_work:
-        engine.step()
-    return [request.output for request in requests]
+        for out in engine.step().tokens:
+            assert out.logprobs is not None
+            (_, likely), (_, second) = out.logprobs.top[:2]
+            margins[out.request.id].append(likely - second)
+    return [request.output for request in requests], list(margins.values())
 
 
 def main() -> None:
