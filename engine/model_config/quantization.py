@@ -124,7 +124,7 @@ class Quantization:
         """Whether GPUs multiply weights as they are stored; if not, weights are dequantized at load."""
         if self.format is WeightFormat.INTEGERS:
             return self.bits == 4
-        return self.format not in (WeightFormat.GGUF, WeightFormat.NVFP4)
+        return self.format is not WeightFormat.GGUF
 
     @property
     def arithmetic(self) -> float:

@@ -7,9 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
+from engine.layers.formats.fp4 import Mxfp4, Nvfp4
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes, route
 from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.quantization import Nvfp4Names
 
 CUDA = torch.device("cuda")
 
@@ -103,24 +105,29 @@ def each_expert(x: torch.Tensor, routes: Routes, weights: torch.Tensor) -> torch
     return expected
 
 
-def mxfp4(*shape: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The parameters of MXFP4 weights [..., out, in], and their values."""
-    from engine.layers.formats.fp4 import Mxfp4
-
+def fp4(kind: str, *shape: int) -> tuple[Mxfp4 | Nvfp4, dict[str, torch.Tensor], torch.Tensor]:
+    """A format, the parameters of weights [..., out, in], and their values."""
     torch.manual_seed(0)
     blocks = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=CUDA)
-    scales = torch.randint(110, 125, (*shape[:-1], shape[-1] // 32), dtype=torch.uint8, device=CUDA)
-    parts = {"blocks": blocks, "scales": scales}
-    return parts, Mxfp4(torch.bfloat16).dense(parts).float()
+    if kind == "mxfp4":
+        scales = torch.randint(110, 125, (*shape[:-1], shape[-1] // 32), dtype=torch.uint8, device=CUDA)
+        parts = {"blocks": blocks, "scales": scales}
+        return Mxfp4(torch.bfloat16), parts, Mxfp4(torch.float32).dense(parts)
+    scale = torch.rand(*shape[:-1], shape[-1] // 16, device=CUDA) * 448
+    factor = torch.rand(*shape[:-1], device=CUDA) * 1e-4
+    parts = {"blocks": blocks, "scales": scale.to(torch.float8_e4m3fn), "factor": factor}
+    names = Nvfp4Names.MODELOPT
+    return Nvfp4(torch.bfloat16, names), parts, Nvfp4(torch.float32, names).dense(parts)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64, 1000])
 @pytest.mark.parametrize(("depth", "features"), [(1024, 256), (2880, 5760)])
-def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
-    from engine.layers.formats.fp4 import Mxfp4
-
-    parts, values = mxfp4(features, depth)
-    method = Mxfp4(torch.bfloat16).on_device(parts)
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_products_of_4_bit_floats_equal_those_of_the_values(
+    kind: str, depth: int, features: int, tokens: int
+) -> None:
+    format, parts, values = fp4(kind, features, depth)
+    method = format.on_device(parts)
     assert method is not None
     x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)
 
@@ -128,12 +135,11 @@ def test_mxfp4_products_equal_those_of_the_values(depth: int, features: int, tok
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
-def test_mxfp4_experts_equal_those_of_the_values(tokens: int) -> None:
-    from engine.layers.formats.fp4 import Mxfp4
-
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_experts_of_4_bit_floats_equal_those_of_the_values(kind: str, tokens: int) -> None:
     depth = 2880
-    parts, values = mxfp4(8, 5760, depth)
-    product = Mxfp4(torch.bfloat16).grouped_on_device(parts)
+    format, parts, values = fp4(kind, 8, 5760, depth)
+    product = format.grouped_on_device(parts)
     assert product is not None
     routes = eight_experts(tokens)
     x = torch.randn(tokens, depth, device=CUDA, dtype=torch.bfloat16)

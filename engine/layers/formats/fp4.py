@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from engine.layers.formats.fp8 import FP8
+from engine.layers.formats.fp8 import FP8, has_kernels
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.codes import Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
@@ -69,16 +69,16 @@ class Mxfp4(QuantizedWeight):
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.mxfp4_gpu import Mxfp4OnGpu, packed
+        from engine.layers.formats.fp4_gpu import Fp4OnGpu, packed
 
-        return Mxfp4OnGpu(packed(self.codes(stored), stored["scales"]))
+        return Fp4OnGpu(packed(self.codes(stored), stored["scales"]))
 
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         if not self._has_kernel(stored):
             return None
-        from engine.layers.formats.mxfp4_gpu import GroupedMxfp4, packed
+        from engine.layers.formats.fp4_gpu import GroupedFp4, packed
 
-        return GroupedMxfp4(packed(self.codes(stored), stored["scales"]))
+        return GroupedFp4(packed(self.codes(stored), stored["scales"]))
 
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
         return stored["blocks"].is_cuda and self.dtype == torch.bfloat16
@@ -113,14 +113,27 @@ class Nvfp4(QuantizedWeight):
         return Codes(_codes(stored["blocks"]), self._scale(stored), None, _VALUES)
 
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
-        scale, factor = stored["scales"].float(), stored["factor"].unsqueeze(-1)
-        return scale / factor if self.names.divided else scale * factor
+        return stored["scales"].float() * self._factor(stored).unsqueeze(-1)
+
+    def _factor(self, stored: Mapping[str, Tensor]) -> Tensor:
+        return 1 / stored["factor"] if self.names.divided else stored["factor"]
 
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
-        return None
+        if not self._has_kernel(stored):
+            return None
+        from engine.layers.formats.fp4_gpu import Fp4OnGpu, packed
+
+        return Fp4OnGpu(packed(_codes(stored["blocks"]), stored["scales"], self._factor(stored)))
 
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
-        return None
+        if not self._has_kernel(stored):
+            return None
+        from engine.layers.formats.fp4_gpu import GroupedFp4, packed
+
+        return GroupedFp4(packed(_codes(stored["blocks"]), stored["scales"], self._factor(stored)))
+
+    def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
+        return has_kernels(stored["scales"]) and self.dtype == torch.bfloat16
 
 
 def _parameter(*shape: int, dtype: torch.dtype = torch.uint8) -> nn.Parameter:

@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+from engine.model_config.quantization import Nvfp4Names
+
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
 )
@@ -14,27 +16,35 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize(("depth", "features"), [(192, 40), (512, 32)])
-def test_mxfp4_experts_equal_those_of_the_values(depth: int, features: int, tokens: int) -> None:
+@pytest.mark.parametrize("kind", ["mxfp4", "nvfp4"])
+def test_experts_of_4_bit_floats_equal_those_of_the_values(
+    kind: str, depth: int, features: int, tokens: int
+) -> None:
     """Groups of the last step may be fewer than the kernel takes at once."""
-    from engine.kernels.matmul.mxfp4 import mxfp4_matmul, pack_mxfp4
-    from engine.layers.formats.fp4 import Mxfp4
+    from engine.kernels.matmul.fp4 import fp4_matmul
+    from engine.layers.formats.fp4 import Mxfp4, Nvfp4
+    from engine.layers.formats.fp4_gpu import packed
 
     torch.manual_seed(0)
     experts = 3
-    stored = {
-        "blocks": torch.randint(0, 256, (experts, features, depth // 2), dtype=torch.uint8),
-        "scales": torch.randint(110, 130, (experts, features, depth // 32), dtype=torch.uint8),
-    }
-    method = Mxfp4(torch.float32)
-    weights = pack_mxfp4(method.codes(stored), stored["scales"])
+    stored = {"blocks": torch.randint(0, 256, (experts, features, depth // 2), dtype=torch.uint8)}
+    codes = torch.stack((stored["blocks"] & 15, stored["blocks"] >> 4), dim=-1).flatten(-2)
+    if kind == "mxfp4":
+        stored["scales"] = torch.randint(110, 130, (experts, features, depth // 32), dtype=torch.uint8)
+        weights, values = packed(codes, stored["scales"]), Mxfp4(torch.float32).dense(stored)
+    else:
+        scales = torch.rand(experts, features, depth // 16) * torch.tensor([448.0, 1.0, 0.01]).view(3, 1, 1)
+        stored |= {"scales": scales.to(torch.float8_e4m3fn), "factor": torch.rand(experts, features) * 0.01}
+        weights = packed(codes, stored["scales"], stored["factor"])
+        values = Nvfp4(torch.float32, Nvfp4Names.MODELOPT).dense(stored)
     chosen = torch.randint(0, experts, (tokens,)).sort().values
     starts = torch.searchsorted(chosen, torch.arange(experts + 1)).int()
     order = torch.randperm(tokens).int()
     x = torch.randn(tokens, depth)
 
-    product = mxfp4_matmul(x, weights, starts=starts, order=order)
+    product = fp4_matmul(x, weights, starts=starts, order=order)
 
-    expected = torch.einsum("tk,tnk->tn", x[order.long()], method.dense(stored)[chosen])
+    expected = torch.einsum("tk,tnk->tn", x[order.long()], values[chosen])
     torch.testing.assert_close(product, expected, rtol=1e-4, atol=1e-4)
 
 

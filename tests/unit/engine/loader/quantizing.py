@@ -269,7 +269,7 @@ def _nvfp4(names: tuple[str, str, str], *, divided: bool) -> Split:
         factor = 1 / factor if divided else factor
         scale = grouped.abs().amax(2, keepdim=True) / 6
         scale = (scale * factor if divided else scale / factor).to(FP8)
-        exact = scale.float() / factor if divided else scale.float() * factor
+        exact = scale.float() * (1 / factor if divided else factor)
         magnitudes = (grouped.abs() / exact).unsqueeze(3)
         codes = (magnitudes - _FP4).abs().argmin(3)
         values = torch.where(grouped < 0, -_FP4[codes], _FP4[codes]) * exact

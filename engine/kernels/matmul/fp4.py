@@ -1,4 +1,6 @@
-"""Products with weights in MXFP4: 4-bit floats (e2m1) with an exponent (e8m0) per group of 32 columns.
+"""Products with weights in 4-bit floats (e2m1) with a scale per group of columns.
+
+MXFP4 has exponents (e8m0) of 32 columns, NVFP4 scales (e4m3) of 16, and a factor for each row.
 
 Such a product of few rows is bound by the instructions that turn codes into bfloat16. So codes are packed
 for the fewest: four in 16 bits, one of each quarter of a group, three of them so that a shift and a mask
@@ -15,30 +17,36 @@ import triton.language as tl
 
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 
-_WIDTH: Final = 32
-"""Columns of a group."""
 _INTERPRETED: Final = triton.knobs.runtime.interpret
 """The interpreter has no assembly."""
 
 
-class Mxfp4Weights(NamedTuple):
-    """Matrices [E, N, K]."""
+class Fp4Weights(NamedTuple):
+    """Matrices [E, N, K] with groups of `width` columns."""
 
     words: torch.Tensor
-    """[E, N, K / 4] uint16: a group's word i has the codes of its columns i, 8 + i, 16 + i and 24 + i."""
-    exponents: torch.Tensor
-    """[E, N, K / 32] uint8, biased by 127."""
+    """[E, N, K / 4] uint16: word i of a group has the codes of its columns i, i + width / 4, and so on."""
+    scales: torch.Tensor
+    """[E, N, K / width]: uint8, exponents biased by 127, or e4m3."""
+    factor: torch.Tensor | None = None
+    """[E, N] float32"""
+
+    @property
+    def width(self) -> int:
+        return 4 * self.words.shape[2] // self.scales.shape[2]
 
 
-def pack_mxfp4(codes: torch.Tensor, exponents: torch.Tensor) -> Mxfp4Weights:
-    """`codes` [E, N, K] uint8: a sign, two bits of exponent, one of mantissa. `exponents` [E, N, K / 32]."""
+def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, factor: torch.Tensor | None = None) -> Fp4Weights:
+    """`codes` [E, N, K] uint8: a sign, two bits of exponent, one of mantissa. The rest as in `Fp4Weights`."""
+    width = codes.shape[2] // scales.shape[2]
     # Memory for one expert's words at a time: all together would take several times the weights.
-    return Mxfp4Weights(torch.stack([_words(of_expert) for of_expert in codes]), exponents.contiguous())
+    words = torch.stack([_words(of_expert, width) for of_expert in codes])
+    return Fp4Weights(words, scales.contiguous(), factor)
 
 
-def _words(codes: torch.Tensor) -> torch.Tensor:
+def _words(codes: torch.Tensor, width: int) -> torch.Tensor:
     """[N, K] -> [N, K / 4]"""
-    quarters = codes.view(len(codes), -1, 4, _WIDTH // 4).int().unbind(-2)
+    quarters = codes.view(len(codes), -1, 4, width // 4).int().unbind(-2)
     sign, size = [quarter >> 3 for quarter in quarters], [quarter & 7 for quarter in quarters]
     words = sign[0] << 15 | size[0] << 6 | sign[1] << 12 | size[1] << 3 | sign[2] << 9 | size[2]
     words |= sign[3] << 14 | size[3] >> 2 << 13 | (size[3] & 3) << 10
@@ -48,15 +56,15 @@ def _words(codes: torch.Tensor) -> torch.Tensor:
 class _Tiling(NamedTuple):
     rows: int
     features: int
-    groups: int
-    """Groups of a weight's row that are multiplied at once."""
+    words: int
+    """Words of a weight's row that are multiplied at once."""
     warps: int
     stages: int
 
 
-def mxfp4_matmul(
+def fp4_matmul(
     x: torch.Tensor,
-    weights: Mxfp4Weights,
+    weights: Fp4Weights,
     *,
     starts: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
@@ -66,7 +74,7 @@ def mxfp4_matmul(
 
     `starts`, `order` and `per_token`: as in `grouped_matmul`. Sums are in float32.
     """
-    num_experts, num_features, num_groups = weights.exponents.shape
+    num_experts, num_features, num_groups = weights.scales.shape
     num_rows = len(x) if order is None else len(order)
     out = torch.empty((num_rows, num_features), dtype=x.dtype, device=x.device)
     if not num_rows:
@@ -76,7 +84,8 @@ def mxfp4_matmul(
     _matmul[(tiles * triton.cdiv(num_features, tiling.features),)](
         x,
         weights.words,
-        weights.exponents,
+        weights.scales,
+        weights.scales if weights.factor is None else weights.factor,
         out,
         x if starts is None else starts,
         x if order is None else order,
@@ -84,7 +93,9 @@ def mxfp4_matmul(
         tiles,
         num_features=num_features,
         num_groups=num_groups,
-        at_once=tiling.groups,
+        quarter=weights.width // 4,
+        at_once=4 * tiling.words // weights.width,
+        has_factor=weights.factor is not None,
         num_experts=num_experts,
         columns=triton.next_power_of_2(num_experts),
         per_token=per_token,
@@ -104,21 +115,22 @@ def _tiling(num_rows: int, num_experts: int) -> _Tiling:
     """The fastest that were tried on an H200 with the shapes of gpt-oss-20b, by rows that an expert gets."""
     rows = num_rows / num_experts
     if rows <= 1:
-        return _Tiling(16, 64, groups=8, warps=4, stages=4)
+        return _Tiling(16, 64, words=64, warps=4, stages=4)
     if rows <= 8:
-        return _Tiling(16, 128, groups=4, warps=4, stages=4)
+        return _Tiling(16, 128, words=32, warps=4, stages=4)
     if rows <= 24:
-        return _Tiling(32, 128, groups=8, warps=8, stages=3)
+        return _Tiling(32, 128, words=64, warps=8, stages=3)
     if rows <= 64:
-        return _Tiling(64, 128, groups=4, warps=8, stages=3)
-    return _Tiling(128, 256, groups=2, warps=8, stages=3)
+        return _Tiling(64, 128, words=32, warps=8, stages=3)
+    return _Tiling(128, 256, words=16, warps=8, stages=3)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     words_ptr,
-    exponents_ptr,
+    scales_ptr,
+    factor_ptr,
     out_ptr,
     starts_ptr,
     order_ptr,
@@ -126,7 +138,9 @@ def _matmul(  # type: ignore[no-untyped-def]
     row_tiles,
     num_features: tl.constexpr,
     num_groups: tl.constexpr,
+    quarter: tl.constexpr,
     at_once: tl.constexpr,
+    has_factor: tl.constexpr,
     num_experts: tl.constexpr,
     columns: tl.constexpr,
     per_token: tl.constexpr,
@@ -158,45 +172,51 @@ def _matmul(  # type: ignore[no-untyped-def]
     inside = (row < end)[None, :]
     feature = feature_tile * tile_features + tl.arange(0, tile_features)
     present = (feature < num_features)[:, None]
-    word = tl.arange(0, at_once * 8)
+    word = tl.arange(0, at_once * quarter)
     group = tl.arange(0, at_once)
     of_feature = (chosen * num_features + feature)[:, None] * num_groups
-    x_ptrs = x_ptr + source[None, :] * (num_groups * 32) + (word // 8 * 32 + word % 8)[:, None]
-    words_ptrs = words_ptr + of_feature * 8 + word[None, :]
-    exponents_ptrs = exponents_ptr + of_feature + group[None, :]
+    x_column = (word // quarter * (4 * quarter) + word % quarter)[:, None]
+    x_ptrs = x_ptr + source[None, :] * (num_groups * 4 * quarter) + x_column
+    words_ptrs = words_ptr + of_feature * quarter + word[None, :]
+    scales_ptrs = scales_ptr + of_feature + group[None, :]
     total = tl.zeros([tile_features, tile_rows], dtype=tl.float32)
     for start in range(0, num_groups, at_once):
-        left = word < (num_groups - start) * 8
-        words = tl.load(words_ptrs + start * 8, mask=present & left[None, :], other=0)
+        left = word < (num_groups - start) * quarter
+        words = tl.load(words_ptrs + start * quarter, mask=present & left[None, :], other=0)
         known = present & (group < num_groups - start)[None, :]
-        exponents = tl.load(exponents_ptrs + start, mask=known, other=0)
-        # 2^-64 times the scale, and 2^126 for the values.
-        bits = tl.minimum(exponents.to(tl.uint16) + 62, 255) << 7
-        if assembly:
-            scale = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        if scales_ptr.dtype.element_ty == tl.uint8:
+            exponents = tl.load(scales_ptrs + start, mask=known, other=0)
+            # 2^-64 times the scale, and 2^126 for the values.
+            bits = tl.minimum(exponents.to(tl.uint16) + 62, 255) << 7
+            if assembly:
+                scale = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+            else:
+                scale = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
         else:
-            scale = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-        scale = tl.broadcast_to(scale[:, :, None], (tile_features, at_once, 8))
-        scale = scale.reshape(tile_features, at_once * 8)
+            scale = tl.load(scales_ptrs + start, mask=known, other=0.0).to(tl.float32)
+            scale *= 4611686018427387904.0  # 2^62, so that the values' 2^-126 leaves normal numbers
+            if assembly:
+                scale = scale.to(tl.bfloat16)
+        scale = tl.broadcast_to(scale[:, :, None], (tile_features, at_once, quarter))
+        scale = scale.reshape(tile_features, at_once * quarter)
         if assembly:
-            first_8, second_8, third_8, fourth_8 = _values(words)
+            first_part, second_part, third_part, fourth_part = _values(words)
         else:
-            first_8, second_8, third_8, fourth_8 = _interpreted_values(words)
-        of_rows = x_ptrs + start * 32
+            first_part, second_part, third_part, fourth_part = _interpreted_values(words)
+        dtype = x_ptr.dtype.element_ty
+        of_rows = x_ptrs + start * 4 * quarter
         here = left[:, None] & inside
-        total = tl.dot(
-            (first_8 * scale).to(x_ptr.dtype.element_ty), tl.load(of_rows, mask=here, other=0.0), total
-        )
-        total = tl.dot(
-            (second_8 * scale).to(x_ptr.dtype.element_ty), tl.load(of_rows + 8, mask=here, other=0.0), total
-        )
-        total = tl.dot(
-            (third_8 * scale).to(x_ptr.dtype.element_ty), tl.load(of_rows + 16, mask=here, other=0.0), total
-        )
-        total = tl.dot(
-            (fourth_8 * scale).to(x_ptr.dtype.element_ty), tl.load(of_rows + 24, mask=here, other=0.0), total
-        )
+        x = tl.load(of_rows, mask=here, other=0.0)
+        total = tl.dot((first_part * scale).to(dtype), x, total)
+        x = tl.load(of_rows + quarter, mask=here, other=0.0)
+        total = tl.dot((second_part * scale).to(dtype), x, total)
+        x = tl.load(of_rows + 2 * quarter, mask=here, other=0.0)
+        total = tl.dot((third_part * scale).to(dtype), x, total)
+        x = tl.load(of_rows + 3 * quarter, mask=here, other=0.0)
+        total = tl.dot((fourth_part * scale).to(dtype), x, total)
     total *= 18446744073709551616.0  # 2^64
+    if has_factor:
+        total *= tl.load(factor_ptr + chosen * num_features + feature, mask=feature < num_features)[:, None]
     out_ptrs = out_ptr + row[None, :].to(tl.int64) * num_features + feature[:, None]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=present & inside)
 

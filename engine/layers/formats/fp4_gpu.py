@@ -1,4 +1,4 @@
-"""Products of MXFP4 weights with bfloat16 activations on NVIDIA GPUs."""
+"""Products of weights in 4-bit floats with bfloat16 activations on NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.kernels.matmul.mxfp4 import Mxfp4Weights, mxfp4_matmul, pack_mxfp4
+from engine.kernels.matmul.fp4 import Fp4Weights, fp4_matmul, pack_fp4
 from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
 
-def packed(codes: Tensor, exponents: Tensor) -> Mxfp4Weights:
+def packed(codes: Tensor, scales: Tensor, factor: Tensor | None = None) -> Fp4Weights:
     """Of one matrix [N, K], or of experts [E, N, K]."""
     if codes.dim() == 2:
-        codes, exponents = codes.unsqueeze(0), exponents.unsqueeze(0)
-    return pack_mxfp4(codes, exponents)
+        codes, scales = codes.unsqueeze(0), scales.unsqueeze(0)
+    return pack_fp4(codes, scales, factor)
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4OnGpu(PackedMethod):
-    weights: Mxfp4Weights
+class Fp4OnGpu(PackedMethod):
+    weights: Fp4Weights
     """Of one matrix."""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
-        product = mxfp4_matmul(x.contiguous(), self.weights)
+        product = fp4_matmul(x.contiguous(), self.weights)
         return product if bias is None else product.add_(bias)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedMxfp4:
+class GroupedFp4:
     """A `GroupedProduct`."""
 
-    weights: Mxfp4Weights
+    weights: Fp4Weights
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
-        return mxfp4_matmul(
+        return fp4_matmul(
             x,
             self.weights,
             starts=routes.starts,
