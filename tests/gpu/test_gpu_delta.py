@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.lib.engines.oracle import Oracle, speculate
+from engine.config import SpeculationConfig
+from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
+from engine.core.sampling_params import SamplingParams
+from engine.engine import Engine
 from engine.kv_cache.state_pool import StatePool
 from engine.model_config.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
+from tests.gpu.driving import generate, gpu_config, random_tokens
+from tests.gpu.models import VOCAB, save
 from tests.unit.engine.recurrence.test_triton_recurrence import batch_of, verified
 
 SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)
@@ -72,3 +81,32 @@ def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...
     assert torch.equal(kernels.recur(0, mixed, decays, beta, kernel), result)
     if not any(len(r) > 5 for r in requests):
         assert torch.equal(again.layer(0)[0], ours.layer(0)[0])
+
+
+@pytest.mark.parametrize("graphs", [None, 0, 32], ids=["float32", "eager", "graphs"])
+def test_states_follow_the_drafts_that_were_right(graphs: int | None, tmp_path: Path) -> None:
+    """`graphs` None: in float32, where answers are the same; else in bfloat16, where drafts of the answers
+    without drafts would soon be wrong if they left another state."""
+    prompts = [random_tokens(n, seed=n) for n in (5, 100, 33, 300, 2)]
+    save("qwen3.5", tmp_path)
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    exact: dict[str, object] = {}
+    if graphs is None:
+        exact = {"dtype": "float32", "attention_backend": "torch"}
+    most = SpeculationConfig(num_draft_tokens=4, adaptive=False)
+    exact |= {"chunk_budget": 64, "overlap": True, "cuda_graph_max_batch": graphs or 0}
+    plain = generate(gpu_config(tmp_path, **exact), prompts, sampling)
+    rng = random.Random(0)
+    for acceptance in (1.0, 0.6):
+        engine = Engine(gpu_config(tmp_path, speculation=most, **exact))
+        speculate(engine, most, lambda r, p=acceptance: [Oracle(plain[r.id], VOCAB, p, rng)])
+        requests = [Request(id, prompt, sampling) for id, prompt in enumerate(prompts)]
+        for request in requests:
+            engine.submit(request)
+        while engine.has_work:
+            engine.step()
+        drafts = engine.stats().drafts
+        if graphs is None:
+            assert [request.output for request in requests] == plain
+        assert drafts.accepted > 0.6 * acceptance**4 * drafts.drafted
+        engine.close()
