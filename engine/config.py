@@ -97,7 +97,9 @@ class SpeculationConfig:
     earlier_tokens: int = 100_000
     """Of earlier answers of a tenant, for the drafter "suffix"."""
     model_path: Path | None = None
-    """Folder of the draft model, for the drafter "model"; None: there is none."""
+    """Folder of the draft model or head, for the drafter "model"; None: there is none."""
+    mtp: bool = False
+    """The drafter "model" is the head for multi-token prediction in the model's own checkpoint."""
 
     def __post_init__(self) -> None:
         if self.num_draft_tokens < 1:

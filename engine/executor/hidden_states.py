@@ -25,7 +25,7 @@ class HiddenStates(Protocol):
         """The forward pass of this batch comes next."""
 
     def after(self, batch: Batch, hidden: torch.Tensor) -> None:
-        """`hidden`: for the T rows of the batch, what `forward` returned behind the final hidden states."""
+        """`hidden`: for the T rows of the batch, what `forward` returned."""
 
 
 @dataclass(frozen=True, slots=True)

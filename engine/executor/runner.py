@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -28,11 +29,11 @@ from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kv_cache.pool import KVPool
 from engine.kv_cache.slot_count import share_out, wanted_slots
 from engine.kv_cache.stored import Fp8KV
-from engine.layers.modules import Embedding
 from engine.loader.kv_scales import kv_scales
 from engine.loader.model_loader import load_model
 from engine.loader.weights_identity import weights_identity
 from engine.model_config.model_spec import ModelSpec
+from engine.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
 from engine.recurrence.select import with_states
@@ -67,11 +68,15 @@ class ModelRunner:
         progress: Progress = silent,
         communicator: Communicator = SINGLE_RANK,
         companion: Companion | None = None,
+        spec: ModelSpec | None = None,
     ) -> None:
-        """With several ranks, all build their runners at the same time: they size the KV pool together.
+        """`spec`: of a head in the checkpoint, which is run in place of the model.
+
+        With several ranks, all build their runners at the same time: they size the KV pool together.
 
         Makes the device current for the calling thread. Any other thread that uses the runner must do so too.
         """
+        self._config = config
         self._device = enter_device(config.device)
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
@@ -87,6 +92,7 @@ class ModelRunner:
                 expert_parallel_size=config.expert_parallel_size,
                 progress=progress,
                 communicator=communicator,
+                spec=spec,
             )
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
@@ -94,14 +100,6 @@ class ModelRunner:
             companion.adapt(self._model)
         self.spec: ModelSpec = self._model.spec
         """Of the whole model."""
-        self.weights = weights_identity(
-            config.model_path,
-            config.load_format,
-            config.seed,
-            config.quantization,
-            long_angles=self.spec.rope is not None and self.spec.rope.is_for_long_contexts,
-        )
-        """Identity of the whole model's weights, the same on all ranks."""
         self.expert_load = ExpertLoad(self._model, self._device)
         self._fp8_kv: Fp8KV | None = None
         if config.fp8_kv:
@@ -152,9 +150,21 @@ class ModelRunner:
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return self.kv.blocks_of(slot)
 
+    @cached_property
+    def weights(self) -> str:
+        """Identity of the whole model's weights, the same on all ranks."""
+        config, rope = self._config, self.spec.rope
+        return weights_identity(
+            config.model_path,
+            config.load_format,
+            config.seed,
+            config.quantization,
+            long_angles=rope is not None and rope.is_for_long_contexts,
+        )
+
     @property
-    def embedding(self) -> Embedding:
-        return self._model.embed
+    def model(self) -> CausalLM:
+        return self._model
 
     def show(self, to: HiddenStates) -> None:
         """From now on, show the hidden states of every step to the model's companion."""
@@ -228,12 +238,12 @@ class ModelRunner:
         return forward, batch
 
     def _shown(self, batch: Batch, hidden: torch.Tensor) -> torch.Tensor:
-        """The final hidden states among those that the model returned; the companion takes the others."""
+        """The final hidden states among those that the model returned, which the companion sees too."""
         if self._companion is None:
             return hidden
         final = self.spec.hidden_size
         if self._hidden_states is not None:
-            self._hidden_states.after(batch, hidden[: len(batch.input_ids), final:])
+            self._hidden_states.after(batch, hidden[: len(batch.input_ids)])
         return hidden[:, :final]
 
     def _is_long(self, plan: StepPlan) -> bool:

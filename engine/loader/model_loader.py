@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -42,8 +42,11 @@ def load_model(
     expert_parallel_size: int = 1,
     progress: Progress = silent,
     communicator: Communicator = SINGLE_RANK,
+    spec: ModelSpec | None = None,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
+
+    `spec`: of a head in the checkpoint, in place of the model that config.json describes.
 
     `quantization`: "fp8" quantizes the weights of an unquantized checkpoint as they are loaded. `context`:
     the longest request, by which LongRoPE chooses its angles. With tensor parallelism, only this rank's part;
@@ -54,7 +57,8 @@ def load_model(
         UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
         WeightsError: files are missing, or their tensors do not match the model.
     """
-    spec = ModelSpec.from_folder(folder).quantized(quantization).with_expert_parallel(expert_parallel_size)
+    spec = (spec or ModelSpec.from_folder(folder)).quantized(quantization)
+    spec = spec.with_expert_parallel(expert_parallel_size)
     if context is not None:
         spec = spec.for_context(context)
     target = torch.device(device)
@@ -92,15 +96,24 @@ def _fill(model: CausalLM, files: list[Path], progress: Progress) -> None:
     unexpected: list[str] = []
     done, total = 0, sum(file.stat().st_size for file in files)
     progress(_STAGE, 0, total)
-    for tensor in _copied(model, read_tensors(files), places, unexpected):
+    for tensor in _copied(model, read_tensors(files, only=_reads(model)), places, unexpected):
         done += tensor.nbytes
         progress(_STAGE, done, total)
     progress(_STAGE, total, total)
+    if not done and model.spec.is_mtp_head:
+        raise WeightsError(
+            f"{files[0].parent} has no head for multi-token prediction: use --speculative auto, or a"
+            " checkpoint that has one"
+        )
     if places or unexpected:
         problems = filter(None, (_listing("missing", list(places)), _listing("unexpected", unexpected)))
         raise WeightsError(
             f"the weights in {files[0].parent} are not those of its config.json: {'; '.join(problems)}"
         )
+
+
+def _reads(model: CausalLM) -> Callable[[str], bool]:
+    return lambda name: model.reads(model.source_name(name))
 
 
 def _copied(

@@ -1,11 +1,13 @@
-"""Whether a head can draft for a model. Does not import torch."""
+"""Which heads can draft for a model. Does not import torch."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["drafts_as_head"]
+__all__ = ["drafts_as_head", "mtp_head"]
 
 
 def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
@@ -15,10 +17,7 @@ def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
         return False
     if target.rope is None:
         raise UnsupportedModel(f"{target.architecture} shows no hidden states to an EAGLE-3 head")
-    if target.delta is not None or any(group.window is not None for group in target.kv_groups):
-        raise UnsupportedModel(
-            f"{target.architecture} cannot have an EAGLE-3 head: its layers have windows or a recurrent state"
-        )
+    _require_one_group(target, "an EAGLE-3 head")
     if (target.vocab_size, target.hidden_size) != (head.vocab_size, eagle.target_hidden_size):
         raise UnsupportedModel(
             f"the EAGLE-3 head is of a model with {head.vocab_size} tokens and hidden states of"
@@ -32,3 +31,33 @@ def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
         )
     eagle.layers_of(target.num_layers)
     return True
+
+
+def mtp_head(target: ModelSpec, *, ranks: int = 1) -> ModelSpec:
+    """The shape of the head for multi-token prediction in the checkpoint of `target`.
+
+    Raises UnsupportedModel if it has none.
+    """
+    mtp, experts = target.mtp, target.experts
+    if mtp is None:
+        raise UnsupportedModel(
+            f"this {target.architecture} has no head for multi-token prediction; use --speculative auto"
+        )
+    _require_one_group(target, "a head for multi-token prediction")
+    if experts is not None:
+        dense = frozenset() if target.has_experts(mtp.index) else frozenset({0})
+        experts = replace(experts, dense_layers=dense, parallel=1)
+    return replace(
+        target,
+        num_layers=1,
+        delta=None,
+        experts=experts,
+        mtp=replace(mtp, own_lm_head=ranks > 1 and not target.tied_embeddings),
+        is_mtp_head=True,
+    )
+
+
+def _require_one_group(target: ModelSpec, head: str) -> None:
+    """Raise UnsupportedModel for a model with several block tables: a head has the one of its target."""
+    if any(group.window is not None for group in target.kv_groups):
+        raise UnsupportedModel(f"{target.architecture} cannot have {head}: its layers have windows")

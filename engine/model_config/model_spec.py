@@ -17,6 +17,7 @@ from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.layer_options import Activation, Norms, QKNorm
+from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.rope_spec import RopeSpec
 
@@ -73,8 +74,10 @@ class ModelSpec:
     """Experts in place of the MLPs, `intermediate_size` being that of the layers that keep one."""
     eagle: EagleSpec | None = None
     """A head that drafts from the hidden states of another model; it is no model by itself."""
-    num_draft_layers: int = 0
-    """Layers behind the last in the checkpoint that predict further tokens; they are not used."""
+    mtp: MtpSpec | None = None
+    """A head for multi-token prediction that the checkpoint has, or may have, beside the model."""
+    is_mtp_head: bool = False
+    """Whether this is the shape of that head, which is no model by itself."""
     quantization: Quantization | None = None
     """Format of the linear layers' weights; None: they are stored in `dtype`."""
     eos_token_ids: tuple[int, ...] = ()

@@ -141,6 +141,10 @@ class CausalLM(nn.Module, ABC):
         """The name in `weight_table` of the checkpoint's tensor `name`; checkpoints vary in spelling."""
         return name
 
+    def reads(self, name: str) -> bool:
+        """Whether the checkpoint's tensor `name` is read at all: others are not even looked at."""
+        return True
+
     def ignores(self, name: str) -> bool:
         """Whether the checkpoint's tensor `name` is not needed by this model."""
         unused = () if self.spec.quantization is None else self.spec.quantization.unused

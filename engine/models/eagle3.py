@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from engine.layers.factory import Layers
 from engine.layers.linear.linear_layer import Linear, Slot
-from engine.layers.modules import Embedding
 from engine.layers.rope import rope_table
 from engine.model_config.model_spec import ModelSpec
 from engine.models.attention_table import attention_table
-from engine.models.base import Attention, CausalLM
+from engine.models.base import Attention
+from engine.models.draft_head import DraftHead
 from engine.models.llama import LlamaAttention
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable
@@ -24,12 +24,8 @@ _NEVER: Final = -10_000.0
 """Logit of tokens outside the draft vocabulary: finite, since sums of logits must be."""
 
 
-class Eagle3Head(CausalLM):
-    """Row i has token i + 1 and the features of the target's token i, and predicts token i + 2.
-
-    `forward` returns two hidden states per row, [T, 2 * d]: the one that `logits` takes, and the features for
-    the row after it, where the target has none yet.
-    """
+class Eagle3Head(DraftHead):
+    """Its features are a product of the outputs of some of the target's layers."""
 
     def __init__(self, spec: ModelSpec, layers: Layers) -> None:
         super().__init__(spec, layers)
@@ -49,17 +45,10 @@ class Eagle3Head(CausalLM):
         self._table = rope_table(
             spec.rope, spec.rotary_dim, spec.max_position, device=self.norm.weight.device
         )
-        self.features = torch.empty(0, hidden)
-        """[largest step, d]: of the next forward pass's rows, at a fixed address for CUDA graphs."""
 
-    @staticmethod
-    def num_embeddings(spec: ModelSpec) -> int:
-        """None of its own: see `share`."""
-        return 0
-
-    def share(self, embed: Embedding) -> None:
-        """Use the target's embedding, with which heads are trained."""
-        self.embed = embed
+    def features_of(self, hidden: Tensor) -> Tensor:
+        features: Tensor = self.fc(hidden[:, self.eagle.target_hidden_size :].contiguous())
+        return features
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
         features = self.features[: len(input_ids)]

@@ -18,6 +18,7 @@ from engine.layers.ops.ops import Rotation
 from engine.layers.rope import rope_table
 from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.rope_spec import RopeSpec
 from engine.models.attention_table import attention_table, norm_table, projections
 from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table
@@ -32,7 +33,7 @@ class LlamaModel(CausalLM):
         if spec.rope is None:
             raise ValueError("the Llama family needs rotary positions")
         self.ops = layers.ops
-        within = [layers.within(f"model.layers.{index}.") for index in range(spec.num_layers)]
+        within = [layers.within(self.layer_name.format(index)) for index in range(spec.num_layers)]
         self.layers = nn.ModuleList(
             LlamaLayer(self.part, index, parts, self.mixer(index, parts))
             for index, parts in enumerate(within)
@@ -53,17 +54,22 @@ class LlamaModel(CausalLM):
         x: Tensor = self.embed(input_ids)
         if self._scale != 1.0:
             x = x * self._scale
-        rotations = {
-            rope: self.ops.rotation(table, positions, x.dtype) for rope, table in self._tables.items()
-        }
+        rotations = self.rotations(positions, x.dtype)
         residual = torch.zeros_like(x)
         taps: list[Tensor] = []
         for index, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
-            x, residual = layer(x, residual, None if rope is None else rotations[rope], attn)
+            x, residual = layer(x, residual, rotations[rope], attn)
             if index in self._tapped:
                 taps.append(x + residual)
         hidden = self.norm.add(x, residual)[0]
         return torch.cat([hidden, *taps], dim=-1) if taps else hidden
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> dict[RopeSpec | None, Rotation | None]:
+        """Of layers, by how they rotate queries and keys."""
+        rotations: dict[RopeSpec | None, Rotation | None] = {None: None}
+        for rope, table in self._tables.items():
+            rotations[rope] = self.ops.rotation(table, positions, dtype)
+        return rotations
 
     def tap(self, layers: Sequence[int]) -> None:
         self._tapped = tuple(layers)
@@ -77,24 +83,32 @@ class LlamaModel(CausalLM):
         return mixer.sinks if isinstance(mixer, LlamaAttention) else None
 
     def weight_table(self) -> WeightTable:
-        whole, part, shard = self.spec, self.part, self.shard
         table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
         if not self.spec.tied_embeddings:
             table["lm_head"] = self.head_param()
+        return {**table, **self.layer_tables()}
+
+    @property
+    def layer_name(self) -> str:
+        """What the names of a layer's modules begin with in checkpoints; `{}` is its number."""
+        return "model.layers.{}."
+
+    def layer_tables(self) -> WeightTable:
+        """Which modules of the checkpoint fill the layers."""
+        whole, part, shard = self.spec, self.part, self.shard
         tables = [
             norm_table(whole) | self.mixer_table(index) | mlp_table(whole, part, shard, index)
             for index in range(whole.num_layers)
         ]
-        return table | dict(per_layer(tables, "model.layers.{}.", "layers.{}."))
+        return dict(per_layer(tables, self.layer_name, "layers.{}."))
 
     def mixer_table(self, index: int) -> dict[str, ParamSlice]:
         """Which modules of a checkpoint's layer fill its `mixer`."""
         return attention_table(self.spec, self.part, self.shard)
 
     def ignores(self, name: str) -> bool:
-        further = range(self.spec.num_layers, self.spec.num_layers + self.spec.num_draft_layers)
-        of_drafts = any(name.startswith(f"model.layers.{layer}.") for layer in further)
-        return super().ignores(name) or of_drafts or name.endswith("rotary_emb.inv_freq")
+        of_head = self.spec.mtp is not None and name.startswith(self.spec.mtp.tensors)
+        return super().ignores(name) or of_head or name.endswith("rotary_emb.inv_freq")
 
 
 class LlamaLayer(nn.Module):

@@ -54,7 +54,7 @@ class Qwen3NextModel(LlamaModel):
             yield f"{source}up_proj.weight", up
 
     def ignores(self, name: str) -> bool:
-        return super().ignores(name) or name.startswith(("mtp.", "model.visual."))
+        return super().ignores(name) or name.startswith("model.visual.")
 
 
 class GatedDeltaNet(nn.Module):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 from engine.layers.factory import Layers
 from engine.model_config.eagle_spec import EAGLE3
@@ -15,11 +15,14 @@ from engine.models.gemma3 import Gemma3Model
 from engine.models.gpt2 import GPT2Model
 from engine.models.gpt_oss import GptOssModel
 from engine.models.llama import LlamaModel
+from engine.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
 from engine.models.qwen3_next import Qwen3NextModel
 
 __all__ = ["build"]
 
-_MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
+_Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
+
+_MODELS: Final[dict[str, _Build]] = {
     "LlamaForCausalLM": LlamaModel,
     "MistralForCausalLM": LlamaModel,
     "MinistralForCausalLM": LlamaModel,
@@ -50,6 +53,15 @@ _MODELS: Final[dict[str, Callable[[ModelSpec, Layers], CausalLM]]] = {
 }
 
 
+_MTP_HEADS: Final[dict[_Build, _Build]] = {
+    LlamaModel: MtpHead,
+    DeepseekModel: DeepseekMtpHead,
+    Qwen3NextModel: Qwen3NextMtpHead,
+}
+"""By the model's class."""
+
+
 def build(spec: ModelSpec, layers: Layers) -> CausalLM:
     """Build this rank's part with uninitialised weights, on torch's current default device and dtype."""
-    return _MODELS[spec.architecture](spec, layers)
+    model = _MODELS[spec.architecture]
+    return (_MTP_HEADS[model] if spec.is_mtp_head else model)(spec, layers)

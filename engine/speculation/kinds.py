@@ -20,7 +20,7 @@ class DrafterKind(Enum):
     SUFFIX = "suffix"
     """Earlier answers to requests of the same tenant."""
     MODEL = "model"
-    """A smaller model with the same vocabulary."""
+    """A smaller model with the same vocabulary, or a head that reads the model's hidden states."""
 
 
 class Speculation(Enum):
@@ -31,6 +31,7 @@ class Speculation(Enum):
     NGRAM = "ngram"
     SUFFIX = "suffix"
     MODEL = "model"
+    MTP = "mtp"
     AUTO = "auto"
 
     @property
@@ -41,6 +42,8 @@ class Speculation(Enum):
                 return frozenset()
             case Speculation.AUTO:
                 return frozenset(DrafterKind)
+            case Speculation.MTP:
+                return Speculation.MODEL.drafters
             case _:
                 return frozenset({DrafterKind.PREDICTION, DrafterKind(self.value)})
 

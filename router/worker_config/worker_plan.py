@@ -11,7 +11,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import PREFILL_CHUNK, defaults_for
 from engine.loader.checkpoint import Checkpoint, resolve
 from engine.loader.vocabulary import same_vocabulary
-from engine.model_config.draft_heads import drafts_as_head
+from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
@@ -156,8 +156,13 @@ def _tiers(config: RouterConfig) -> TierConfig | None:
 def _with_draft_model(
     scheduler: SchedulerConfig, config: RouterConfig, checkpoint: Checkpoint
 ) -> SchedulerConfig:
-    """Raises PlanError for a draft model with other tokens, or a head of another model."""
+    """Raises PlanError for a draft model with other tokens, or a head of another model or of none."""
     name = config.scheduling.speculative_model
+    if scheduler.speculation is not None and scheduler.speculation.mtp:
+        try:
+            mtp_head(checkpoint.spec())
+        except UnsupportedModel as error:
+            raise PlanError(f"--speculative mtp: {error}") from None
     if name is None or scheduler.speculation is None:
         return scheduler
     folder = resolve(name).path

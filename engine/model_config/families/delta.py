@@ -9,6 +9,7 @@ from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import QKNorm
+from engine.model_config.mtp_spec import QWEN_MTP
 
 __all__ = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
 
@@ -60,4 +61,5 @@ def _with_delta_nets(config: Config, *, interleaved: bool = False) -> dict[str, 
         "centred_norms": True,
         "output_gate": True,
         "delta": delta,
+        "mtp": QWEN_MTP,
     }

@@ -9,6 +9,7 @@ from engine.model_config.config_fields import Config, dense_layers, llama, requi
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.families.dense import qwen2, qwen3
 from engine.model_config.layer_options import Activation, QKNorm
+from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeSpec
 
 __all__ = ["glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
@@ -81,7 +82,7 @@ def glm4_moe(config: Config) -> dict[str, Any]:
         "output_bias": False,
         "qk_norm": norm,
         "experts": experts,
-        "num_draft_layers": config.get("num_nextn_predict_layers", 0),
+        "mtp": nextn(config),
     }
 
 

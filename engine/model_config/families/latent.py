@@ -10,6 +10,7 @@ from engine.model_config.config_fields import Config, llama, require
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.latent_spec import LatentSpec
+from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
 
 __all__ = ["deepseek_v2", "deepseek_v3"]
@@ -33,7 +34,7 @@ def deepseek_v3(config: Config) -> dict[str, Any]:
     experts = _experts(config, Scoring.SIGMOID, normalized=normalized, grouped=True)
     return _deepseek(config) | {
         "experts": experts,
-        "num_draft_layers": config.get("num_nextn_predict_layers", 0),
+        "mtp": nextn(config),
     }
 
 

@@ -6,12 +6,13 @@ Underscores are accepted for dashes (`--max_num_seqs`), as in vLLM and TensorRT-
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Translation, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Translation, Unavailable
 from router.config.table import SETTINGS
 
 OWN: Final = {setting.flag: setting for setting in SETTINGS.values()}
@@ -80,6 +81,8 @@ def translated(argv: Sequence[str]) -> Translated:
                 if not equals and words and not words[0].startswith("--"):
                     value = words.pop(0)
                 _rename(renamed, name, value, result)
+            case Fields() as known:
+                _spread(known, name, value if equals else words.pop(0) if words else "", result)
     result.words += result.overrides()
     return result
 
@@ -146,6 +149,21 @@ def _rename(to: Renamed, name: str, value: str, result: Translated) -> None:
             if word and to.flag:
                 result.words.append(f"{to.flag}={word}")
                 result.add(name if _normal(name) != to.flag else to.flag, to.flag, word)
+
+
+def _spread(to: Fields, name: str, value: str, result: Translated) -> None:
+    try:
+        given = json.loads(value)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        result.problems.append(f"{name} {value}: it takes a JSON object")
+        return
+    for field_name, setting in given.items():
+        if (renamed := to.fields.get(field_name)) is None:
+            result.problems.append(f"{name}: {field_name} has no equivalent; use {', '.join(to.fields)}")
+        else:
+            _rename(renamed, f"{name} {field_name}", str(setting), result)
 
 
 def _mentions(problem: str, flag: str) -> bool:

@@ -41,7 +41,14 @@ class Switch:
     """Settings that may be given as well as `on`, which means them too."""
 
 
-Translation: TypeAlias = Renamed | Switch | Unavailable
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A flag whose value is a JSON object."""
+
+    fields: Mapping[str, Renamed]
+
+
+Translation: TypeAlias = Renamed | Switch | Fields | Unavailable
 
 _ALWAYS: Final = Switch()
 """The flag enables something that is always enabled in Baton."""
@@ -106,6 +113,30 @@ _RENAMED: Final[dict[str, Translation]] = {
         "",
         {"ray": "", "mp": Unavailable("workers are Ray actors, also on one machine; leave it out")},
     ),
+    "--speculative-algorithm": Renamed(
+        "--speculative",
+        {
+            **dict.fromkeys(("NEXTN", "EAGLE"), "mtp"),
+            **dict.fromkeys(("EAGLE3", "STANDALONE"), "model"),
+            "NGRAM": "ngram",
+        },
+    ),
+    "--speculative-draft-model-path": Renamed("--speculative-model"),
+    "--num-speculative-tokens": Renamed("--speculative-num-draft-tokens"),
+    "--speculative-config": Fields(
+        {
+            "method": Renamed(
+                "--speculative",
+                {
+                    **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
+                    **dict.fromkeys(("eagle3", "draft_model"), "model"),
+                    "eagle": Unavailable("use an EAGLE-3 head: --speculative model --speculative-model HEAD"),
+                },
+            ),
+            "model": Renamed("--speculative-model"),
+            "num_speculative_tokens": Renamed("--speculative-num-draft-tokens"),
+        }
+    ),
     "--disable-cuda-graph": _NO_GRAPHS,
     "--enforce-eager": _NO_GRAPHS,
     "--cuda-graph": Switch(off=_NO_GRAPHS.on),
@@ -134,7 +165,7 @@ _ROLES: Final = "one router starts both; use --mode disagg --prefill-workers N -
 _NODES: Final = "Ray places workers on nodes; start Ray on each (deploy/start_ray) and use --ray-address auto"
 _ENGINE: Final = "the engine has one loop, whose steps hold prefill and decode; it cannot be changed"
 _NO_LORA: Final = "there are no LoRA adapters here; merge the adapter into the checkpoint"
-_NO_SPEC: Final = "use --speculative auto, with --speculative-model MODEL for a draft model"
+_NO_SPEC: Final = "use --speculative and --speculative-num-draft-tokens"
 _NO_MOE: Final = "ranks share the experts of a model: --tensor-parallel-size N --expert-parallel-size N"
 _NO_MM: Final = "there are no multimodal models here"
 _NO_QUANT: Final = "weights and KV may be quantized: --quantization, --kv-cache-dtype"
@@ -188,8 +219,7 @@ _UNAVAILABLE: Final[dict[str, Translation]] = {
     ),
     **_unavailable(
         _NO_SPEC,
-        *("--speculative-config", "--speculative-algorithm", "--speculative-draft-model-path"),
-        *("--num-speculative-tokens", "--speculative-num-steps"),
+        "--speculative-num-steps",
         "--speculative-eagle-topk",
     ),
     **_unavailable(

@@ -50,7 +50,7 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
 
 def _draft_model(config: RouterConfig) -> Iterator[str]:
     asked = config.scheduling
-    uses = DrafterKind.MODEL in asked.speculative.drafters
+    uses = DrafterKind.MODEL in asked.speculative.drafters and asked.speculative is not Speculation.MTP
     if asked.speculative_model is not None and not uses:
         yield (
             f"--speculative-model {asked.speculative_model} has no effect with --speculative"

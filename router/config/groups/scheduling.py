@@ -110,7 +110,8 @@ class SchedulingSettings:
         "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
         " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
         " what followed them in earlier answers to the same API key; model: also guesses of"
-        " --speculative-model; auto: all of these; off: none",
+        " --speculative-model; auto: all of these; mtp: guesses of the head for multi-token prediction that"
+        " the checkpoint has, and predictions; off: none",
     )
     speculative_model: str | None = _group(
         None,
@@ -126,7 +127,8 @@ class SchedulingSettings:
     def speculation(self) -> SpeculationConfig | None:
         drafters = self.speculative.drafters
         most = self.speculative_num_draft_tokens
-        return SpeculationConfig(drafters=drafters, num_draft_tokens=most) if drafters else None
+        mtp = self.speculative is Speculation.MTP
+        return SpeculationConfig(drafters=drafters, num_draft_tokens=most, mtp=mtp) if drafters else None
 
     @property
     def effective_policy(self) -> Policy:

@@ -10,9 +10,10 @@ import pytest
 
 from engine.config import Policy
 from engine.presets import Preset
+from engine.speculation.kinds import Speculation
 from router.config.choices import Dtype, Mode, Routing, Transport
 from router.config.flags.command_line import parse
-from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Unavailable
 from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
@@ -56,6 +57,21 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     },
     f"--model-path {LLAMA} --disaggregation-mode null --disaggregation-transfer-backend nixl": {
         "model": LLAMA
+    },
+    f"--model-path {LLAMA} --speculative-algorithm NEXTN --speculative-num-draft-tokens 2": {
+        "model": LLAMA,
+        "speculative": Speculation.MTP,
+        "speculative_num_draft_tokens": 2,
+    },
+    f"--model-path {LLAMA} --speculative-algorithm EAGLE3 --speculative-draft-model-path head": {
+        "model": LLAMA,
+        "speculative": Speculation.MODEL,
+        "speculative_model": "head",
+    },
+    f'serve {LLAMA} --speculative-config {{"method":"deepseek_mtp","num_speculative_tokens":2}}': {
+        "model": LLAMA,
+        "speculative": Speculation.MTP,
+        "speculative_num_draft_tokens": 2,
     },
     # vLLM: scheduling and optimization docs
     f"--model {LLAMA} --max-num-batched-tokens 8192 --max-num-seqs 128 --gpu-memory-utilization 0.95": {
@@ -121,8 +137,8 @@ ANSWERED: dict[str, list[str]] = {
 }
 
 
-def test_there_are_nineteen_command_lines() -> None:
-    assert len(ACCEPTED) + len(ANSWERED) == 19
+def test_there_are_22_command_lines() -> None:
+    assert len(ACCEPTED) + len(ANSWERED) == 22
 
 
 @pytest.mark.parametrize(("line", "expected"), ACCEPTED.items(), ids=list(ACCEPTED))
@@ -152,6 +168,8 @@ def test_every_flag_that_a_translation_names_exists() -> None:
                 named |= {flag} - {""}
                 reasons = [value.reason for value in values.values() if isinstance(value, Unavailable)]
                 named |= {word for reason in reasons for word in re.findall(r"--[a-z][a-z-]+", reason)}
+            case Fields(fields):
+                named |= {renamed.flag for renamed in fields.values()}
             case Switch(on, off):
                 words = on if isinstance(off, Unavailable) else (*on, *off)
                 assert all("=" in word for word in words)

@@ -110,6 +110,12 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
             "--model m --speculative ngram --speculative-model n",
             ["--speculative-model n has no effect with --speculative ngram", "auto"],
         ),
+        (
+            "--model m --speculative mtp --speculative-model n",
+            ["--speculative-model n has no effect with --speculative mtp", "auto"],
+        ),
+        ("--model m --speculative-config mtp", ["--speculative-config mtp: it takes a JSON object"]),
+        ('--model m --speculative-config {"disable":1}', ["disable has no equivalent; use method"]),
         ("--model m --handoff-timeout 0", ["--handoff-timeout 0", "above 0"]),
         ("--model m --handoff-timeout nan", ["--handoff-timeout nan"]),
         ("--model m --max-attempts 0", ["--max-attempts 0"]),

@@ -382,6 +382,17 @@ def test_a_draft_model_must_have_the_same_tokens(checkpoint: Checkpoint, tmp_pat
     assert speculation.model_path == folder
 
 
+def test_a_head_in_the_checkpoint_drafts_if_the_model_has_one(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"--speculative mtp: this Llama.* has no head"):
+        plan(checkpoint, speculative=Speculation.MTP)
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | STATES))
+    speculation = plan(Checkpoint(folder, "tiny"), speculative=Speculation.MTP).engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation.mtp
+
+
 def test_an_eagle_head_needs_no_tokenizer_but_its_own_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
     config = json.loads((checkpoint.path / "config.json").read_text())
     head = config | {

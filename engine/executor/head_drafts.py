@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as a source of drafts.
+"""A head as a source of drafts: EAGLE-3, or one for multi-token prediction.
 
 Row i of the head has token i + 1 and the features of token i, and its KV is at the place of token i: beside
 that of the target, at the same page ids. So the head has no page accounts, and its KV is never sent.
@@ -24,36 +24,53 @@ from engine.core.draft_source import Wanted, guessing
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, PageId, Request, RequestId, TokenId
 from engine.executor.base import StepInFlight
-from engine.executor.eagle_features import HeadRows, TargetFeatures
+from engine.executor.head_features import HeadRows, TargetFeatures
 from engine.executor.hidden_states import Companion
 from engine.executor.runner import ModelRunner
-from engine.model_config.draft_heads import drafts_as_head
+from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
-from engine.models.eagle3 import Eagle3Head
+from engine.models.draft_head import DraftHead
 
 _ITEMSIZE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+def head_of(config: EngineConfig) -> ModelSpec | None:
+    """The head that drafts; None: none does. Raises UnsupportedModel for a head of another model."""
+    speculation = config.scheduler.speculation
+    if speculation is None:
+        return None
+    if speculation.mtp:
+        return mtp_head(ModelSpec.from_folder(config.model_path), ranks=config.tensor_parallel_size)
+    if speculation.model_path is None:
+        return None
+    head = ModelSpec.from_folder(speculation.model_path)
+    return head if drafts_as_head(ModelSpec.from_folder(config.model_path), head) else None
+
+
 def companion_of(config: EngineConfig, head: ModelSpec) -> Companion:
-    """What the runner of the target needs to know about its head. Raises UnsupportedModel for a head
-    of another model."""
-    target = ModelSpec.from_folder(config.model_path)
-    eagle = head.eagle
-    assert eagle is not None
-    drafts_as_head(target, head)
-    layers = eagle.layers_of(target.num_layers)
+    """What the runner of the target needs to know about its head."""
     own, itemsize = _head_config(config, 1), _ITEMSIZE[config.dtype]
     token_bytes = itemsize * (2 * head.kv_size + head.hidden_size)
     rows = own.max_decode_rows + config.scheduler.prefill_limit(config.max_model_len)
-    widest = head.vocab_size + head.intermediate_size + 12 * head.hidden_size
-    matrices = eagle.num_taps * eagle.target_hidden_size + 2 * (head.q_size + head.kv_size)
-    matrices = matrices * head.hidden_size + head.parameters
+    widest = head.vocab_size + head.widest_mlp + 12 * head.hidden_size
     slots = config.scheduler.max_running_requests * _own_pages(config) * config.page_size
+    eagle, size, layers = head.eagle, head.hidden_size, tuple[int, ...]()
+    if eagle is None:
+        inputs = 2 * size
+    else:
+        inputs = eagle.num_taps * eagle.target_hidden_size + 2 * (head.q_size + head.kv_size)
+        layers = eagle.layers_of(ModelSpec.from_folder(config.model_path).num_layers)
+    weights = itemsize * inputs * size + head.weight_bytes(itemsize)
+
+    def adapt(model: CausalLM) -> None:
+        if layers:
+            model.tap(layers)
+
     return Companion(
-        adapt=lambda model: model.tap(layers),
+        adapt,
         page_bytes=config.page_size * token_bytes,
-        other_bytes=itemsize * (matrices + rows * widest) + slots * token_bytes,
+        other_bytes=int(weights) + itemsize * rows * widest + slots * token_bytes,
     )
 
 
@@ -67,11 +84,10 @@ def _own_pages(config: EngineConfig) -> int:
 def _head_config(config: EngineConfig, num_pages: int) -> EngineConfig:
     speculation = config.scheduler.speculation
     assert speculation is not None
-    assert speculation.model_path is not None
-    own = replace(speculation, model_path=None, drafters=frozenset())
+    own = replace(speculation, model_path=None, mtp=False, drafters=frozenset())
     return replace(
         config,
-        model_path=speculation.model_path,
+        model_path=speculation.model_path or config.model_path,
         quantization=None,
         fp8_kv=False,
         num_pages=num_pages,
@@ -118,10 +134,12 @@ class _Twin:
         self.request.num_computed = len(self.tokens)
 
 
-class EagleDrafts:
+class HeadDrafts:
     """A `DraftSource`. Belongs to the thread of its engine."""
 
-    def __init__(self, config: EngineConfig, target: ModelRunner, progress: Progress = silent) -> None:
+    def __init__(
+        self, config: EngineConfig, head: ModelSpec, target: ModelRunner, progress: Progress = silent
+    ) -> None:
         """`config`: of the target, whose runner has the companion of `companion_of`."""
         self._page_size, self._own_pages = config.page_size, _own_pages(config)
         self._num_pages = target.kv.num_pages
@@ -131,21 +149,18 @@ class EagleDrafts:
         self._max_rows = own.max_decode_rows
         assert own.scheduler.speculation is not None
         self._most_behind = 1 + own.scheduler.speculation.num_draft_tokens
-        heads: list[Eagle3Head] = []
 
         def adapt(model: CausalLM) -> None:
-            assert isinstance(model, Eagle3Head)
-            model.share(target.embedding)
-            model.features = model.embed.weight.new_zeros(
-                self._budget + self._max_rows, model.spec.hidden_size
-            )
-            heads.append(model)
+            assert isinstance(model, DraftHead)
+            model.share(target.model)
+            model.make_room(self._budget + self._max_rows)
 
-        self._runner = ModelRunner(own, progress, companion=Companion(adapt))
-        [head] = heads
-        self._context = min(config.max_model_len, head.spec.max_position)
-        self._features = TargetFeatures(head, (own.num_pages + 1) * self._page_size)
-        self._runner.show(HeadRows(head, self._features.features, num_requests=slots))
+        self._runner = ModelRunner(own, progress, companion=Companion(adapt), spec=head)
+        model = self._runner.model
+        assert isinstance(model, DraftHead)
+        self._context = min(config.max_model_len, head.max_position)
+        self._features = TargetFeatures(model, (own.num_pages + 1) * self._page_size)
+        self._runner.show(HeadRows(model, self._features.features, num_requests=slots))
         target.show(self._features)
         self._twins: dict[RequestId, _Twin] = {}
         self._marks: dict[PageId, int] = {}

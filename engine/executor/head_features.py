@@ -1,4 +1,4 @@
-"""The features of a target's tokens, from which its EAGLE-3 head drafts."""
+"""The features of a target's tokens, from which its head drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from engine.batch.batch import Batch
 from engine.core.plan import StepPlan
 from engine.core.request import Request, RequestId
-from engine.models.eagle3 import Eagle3Head
+from engine.models.draft_head import DraftHead
 
 
 @dataclass(slots=True)
@@ -27,9 +27,9 @@ class TargetFeatures:
     Tokens whose KV came from elsewhere (a handoff, a pull, a tier) have none.
     """
 
-    def __init__(self, head: Eagle3Head, num_slots: int) -> None:
+    def __init__(self, head: DraftHead, num_slots: int) -> None:
         """`num_slots`: tokens in all pages."""
-        self._fc = head.fc
+        self._head = head
         self.features = head.features.new_zeros(num_slots, head.spec.hidden_size)
         """[slots, d]"""
         self._computed: dict[RequestId, _Computed] = {}
@@ -47,7 +47,7 @@ class TargetFeatures:
         pass
 
     def after(self, batch: Batch, hidden: torch.Tensor) -> None:
-        self.features.index_copy_(0, batch.groups[0].slot_mapping, self._fc(hidden.contiguous()))
+        self.features.index_copy_(0, batch.groups[0].slot_mapping, self._head.features_of(hidden))
 
     def computed_since(self, request: Request) -> int | None:
         """The first token from which on all but the last known one have features; None: there is none."""
@@ -63,7 +63,7 @@ class TargetFeatures:
 class HeadRows:
     """Gives a head's rows the target's features, or behind a guess the head's own. A `HiddenStates`."""
 
-    def __init__(self, head: Eagle3Head, features: torch.Tensor, *, num_requests: int) -> None:
+    def __init__(self, head: DraftHead, features: torch.Tensor, *, num_requests: int) -> None:
         """`features`: see `TargetFeatures`."""
         self._features = features
         self._inputs = head.features
@@ -79,4 +79,4 @@ class HeadRows:
         rows[batch.pending_rows] = self._last[batch.pending_slots]
 
     def after(self, batch: Batch, hidden: torch.Tensor) -> None:
-        self._last[batch.sample_slots] = hidden[batch.sample_rows]
+        self._last[batch.sample_slots] = hidden[batch.sample_rows, self._last.shape[1] :]
