@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
+from router.dispatch.attempts.attempt import Attempt
 from router.workers.session import WorkerSession
 
 DRAIN: Final = "drain"
@@ -22,27 +23,15 @@ FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
 """See `Selector.move_target`."""
 
 
-class Movable(Protocol):
-    """A running attempt; see `Attempt`."""
-
-    @property
-    def decoder(self) -> WorkerSession | None: ...
-
-    @property
-    def tokens_to_reserve(self) -> int: ...
-
-    async def move(self, session: WorkerSession, timeout_s: float) -> bool: ...
-
-
 class RunningAttempts:
     """The running attempts of a dispatcher."""
 
     def __init__(self, move_target: FindTarget) -> None:
         self._find_target = move_target
-        self._running: dict[Movable, None] = {}
+        self._running: dict[Attempt, None] = {}
 
     @contextmanager
-    def running(self, attempt: Movable) -> Iterator[None]:
+    def running(self, attempt: Attempt) -> Iterator[None]:
         self._running[attempt] = None
         try:
             yield
@@ -57,7 +46,7 @@ class RunningAttempts:
         semaphore, loop = asyncio.Semaphore(_MAX_CONCURRENT), asyncio.get_running_loop()
         ends = loop.time() + timeout_s
 
-        async def evacuate(attempt: Movable) -> bool:
+        async def evacuate(attempt: Attempt) -> bool:
             async with semaphore:
                 decoder, left = attempt.decoder, ends - loop.time()
                 if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 
-class Observer(Protocol):
-    """Callbacks about the progress of a request."""
+class Observer:
+    """Callbacks about the progress of a request; these do nothing."""
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         """`ttft_s`, `queue_s` and `prefill_s` are final."""
@@ -34,32 +33,12 @@ class Observer(Protocol):
         """Another worker continues the answer."""
 
 
-class _NullObserver:
-    def on_first_token(self, timings: router_pb2.Timings) -> None:
-        pass
-
-    def on_second_token(self, timings: router_pb2.Timings) -> None:
-        pass
-
-    def on_gap(self, seconds: float, count: int) -> None:
-        pass
-
-    def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
-        pass
-
-    def on_moved(self, reason: str) -> None:
-        pass
-
-
-_NULL_OBSERVER: Observer = _NullObserver()
-
-
 @dataclass(slots=True, eq=False)
 class Waterfall:
     """Timestamps of one request: time.monotonic() of the router. An attempt keeps the first value of each."""
 
     arrival: float
-    observer: Observer = _NULL_OBSERVER
+    observer: Observer = field(default_factory=Observer)
 
     submitted: float | None = None
     started: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
-from typing import Final
+from typing import Any, Final
 
 from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
@@ -117,50 +117,23 @@ def peer_to_proto(peer: Peer) -> worker_pb2.Peer:
     return worker_pb2.Peer(**asdict(peer))
 
 
-def peer_from_proto(message: worker_pb2.Peer) -> Peer:
-    return Peer(
-        name=message.name,
-        epoch=message.epoch,
-        metadata=message.metadata,
-        base_address=message.base_address,
-        page_bytes=message.page_bytes,
-        num_pages=message.num_pages,
-        device_index=message.device_index,
-        layout_hash=message.layout_hash,
-    )
-
-
 def ticket_to_proto(ticket: Ticket) -> worker_pb2.Ticket:
-    return worker_pb2.Ticket(
-        handoff_id=ticket.handoff_id,
-        receiver=peer_to_proto(ticket.receiver),
-        epoch=ticket.epoch,
-        layout_hash=ticket.layout_hash,
-        pages=ticket.pages,
-        first_token=ticket.first_token,
-        num_tokens=ticket.num_tokens,
-        timeout_s=ticket.timeout_s,
-        secret=ticket.secret,
-        sender=ticket.sender,
-        state=ticket.state,
-    )
+    return worker_pb2.Ticket(**_same(Ticket, ticket) | {"receiver": peer_to_proto(ticket.receiver)})
+
+
+def peer_from_proto(message: worker_pb2.Peer) -> Peer:
+    return Peer(**_same(Peer, message))
 
 
 def ticket_from_proto(message: worker_pb2.Ticket) -> Ticket:
     """Not validated here: `Ticket.require` does it."""
-    return Ticket(
-        handoff_id=message.handoff_id,
-        receiver=peer_from_proto(message.receiver),
-        epoch=message.epoch,
-        layout_hash=message.layout_hash,
-        pages=tuple(message.pages),
-        first_token=message.first_token,
-        num_tokens=message.num_tokens,
-        timeout_s=message.timeout_s,
-        secret=message.secret,
-        sender=message.sender,
-        state=tuple(message.state),
-    )
+    receiver, pages, state = peer_from_proto(message.receiver), tuple(message.pages), tuple(message.state)
+    return Ticket(**_same(Ticket, message) | {"receiver": receiver, "pages": pages, "state": state})
+
+
+def _same(kind: type[Peer | Ticket], of: Any) -> dict[str, Any]:
+    """What `of` has in the fields of `kind`."""
+    return {field.name: getattr(of, field.name) for field in fields(kind)}
 
 
 def load_to_proto(stats: EngineStats) -> worker_pb2.Load:

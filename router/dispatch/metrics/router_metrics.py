@@ -14,6 +14,7 @@ from router.dispatch.failures import AttemptFailed
 from router.dispatch.metrics.collectors import ClusterLoad, ClusterMetrics, Gaps
 from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
 from router.dispatch.sequence import Sequence
+from router.dispatch.waterfall import Observer
 from rpc.baton.v1 import router_pb2
 
 _LABELS: Final = ("role", "mode", "worker")
@@ -28,8 +29,8 @@ _RATES: Final = (1e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 2e10, 5e10, 1e11, 2e11
 _LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class RouterMetrics:
-    """`registry` is what GET /metrics renders. Implements `router.dispatch.waterfall.Observer`."""
+class RouterMetrics(Observer):
+    """`registry` is what GET /metrics renders."""
 
     def __init__(self, mode: str) -> None:
         self.registry = CollectorRegistry()

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from datetime import timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -62,15 +62,7 @@ def _add(status: status_pb2.RpcStatus, name: str, detail: Message) -> None:
 
 _MAX_ID_CHARACTERS: Final = 128
 
-_GenerateContext = grpc.aio.ServicerContext[router_pb2.GenerateRequest, router_pb2.GenerateResponse]
-_AbortContext = grpc.aio.ServicerContext[router_pb2.AbortRequest, router_pb2.AbortResponse]
-_ReleaseContext = grpc.aio.ServicerContext[
-    router_pb2.ReleaseSessionRequest, router_pb2.ReleaseSessionResponse
-]
-_TokenizeContext = grpc.aio.ServicerContext[router_pb2.TokenizeRequest, router_pb2.TokenizeResponse]
-_DetokenizeContext = grpc.aio.ServicerContext[router_pb2.DetokenizeRequest, router_pb2.DetokenizeResponse]
-_InfoContext = grpc.aio.ServicerContext[router_pb2.GetModelInfoRequest, router_pb2.ModelInfo]
-_ListContext = grpc.aio.ServicerContext[router_pb2.ListModelsRequest, router_pb2.ListModelsResponse]
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterService(router_pb2_grpc.RouterServicer):
@@ -80,7 +72,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         self._models = models
 
     async def Generate(  # noqa: N802
-        self, request: router_pb2.GenerateRequest, context: _GenerateContext
+        self, request: router_pb2.GenerateRequest, context: _Context
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         request_id = f"gen-{secrets.token_hex(12)}"
         try:
@@ -91,24 +83,26 @@ class RouterService(router_pb2_grpc.RouterServicer):
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
                     for part in chunk.prompt_logprobs:
-                        yield _scored(run, chunk, part)
+                        yield router_pb2.GenerateResponse(
+                            request_id=request_id, index=chunk.index, prompt_logprobs=part
+                        )
                     yield _response(run, chunk)
         except Exception as error:
             await _fail(context, as_router_error(error), request_id)
 
     async def Abort(  # noqa: N802
-        self, request: router_pb2.AbortRequest, context: _AbortContext
+        self, request: router_pb2.AbortRequest, context: _Context
     ) -> router_pb2.AbortResponse:
         return router_pb2.AbortResponse(found=self._models.abort(request.request_id))
 
     async def ReleaseSession(  # noqa: N802
-        self, request: router_pb2.ReleaseSessionRequest, context: _ReleaseContext
+        self, request: router_pb2.ReleaseSessionRequest, context: _Context
     ) -> router_pb2.ReleaseSessionResponse:
         self._models.release_session(request.cache_key)
         return router_pb2.ReleaseSessionResponse()
 
     async def Tokenize(  # noqa: N802
-        self, request: router_pb2.TokenizeRequest, context: _TokenizeContext
+        self, request: router_pb2.TokenizeRequest, context: _Context
     ) -> router_pb2.TokenizeResponse:
         try:
             generation = self._models.find(request.model)
@@ -119,7 +113,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         return router_pb2.TokenizeResponse(ids=prepared.token_ids)
 
     async def Detokenize(  # noqa: N802
-        self, request: router_pb2.DetokenizeRequest, context: _DetokenizeContext
+        self, request: router_pb2.DetokenizeRequest, context: _Context
     ) -> router_pb2.DetokenizeResponse:
         try:
             generation = self._models.find(request.model)
@@ -129,7 +123,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
         return router_pb2.DetokenizeResponse(text=generation.tokenizer.decode(list(request.ids)))
 
     async def GetModelInfo(  # noqa: N802
-        self, request: router_pb2.GetModelInfoRequest, context: _InfoContext
+        self, request: router_pb2.GetModelInfoRequest, context: _Context
     ) -> router_pb2.ModelInfo:
         try:
             return _info(self._models.find(request.model))
@@ -137,7 +131,7 @@ class RouterService(router_pb2_grpc.RouterServicer):
             await _fail(context, error, _call_id())
 
     async def ListModels(  # noqa: N802
-        self, request: router_pb2.ListModelsRequest, context: _ListContext
+        self, request: router_pb2.ListModelsRequest, context: _Context
     ) -> router_pb2.ListModelsResponse:
         return router_pb2.ListModelsResponse(models=map(_info, self._models))
 
@@ -159,9 +153,7 @@ def _call_id() -> str:
     return f"call-{secrets.token_hex(12)}"
 
 
-def _identity(
-    request: router_pb2.GenerateRequest, request_id: str, context: _GenerateContext
-) -> RequestIdentity:
+def _identity(request: router_pb2.GenerateRequest, request_id: str, context: _Context) -> RequestIdentity:
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     operation = "chat" if request.HasField("chat") else "text_completion"
     return RequestIdentity(request_id, TraceContext.of(metadata.get("traceparent")), operation)
@@ -228,10 +220,6 @@ def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
     return response
 
 
-def _scored(run: Run, chunk: Chunk, logprobs: sampling_pb2.PromptLogprobs) -> router_pb2.GenerateResponse:
-    return router_pb2.GenerateResponse(request_id=run.request.id, index=chunk.index, prompt_logprobs=logprobs)
-
-
 def _part(part: Part) -> router_pb2.Part:
     match part:
         case Content(text):
@@ -244,7 +232,7 @@ def _part(part: Part) -> router_pb2.Part:
             return router_pb2.Part(arguments=text)
 
 
-async def _fail(context: grpc.aio.ServicerContext[Any, Any], error: RouterError, request_id: str) -> NoReturn:
+async def _fail(context: _Context, error: RouterError, request_id: str) -> NoReturn:
     """End the call with the error's status and its details."""
     message = disclosed(error, request_id)
     await context.abort(error.grpc_status, message, trailing_metadata(error, message, request_id))
