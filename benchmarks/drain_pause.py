@@ -101,7 +101,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, list[float]]:
         registry = await stack.enter_async_context(Registry(handles, silence_s=10.0))
         await registry.wait_for_all(_PATIENCE_S)
         settings = RouterConfig(model="m", mode=Mode.ADAPTIVE)
-        dispatcher = ClusterDispatcher(settings, registry, RouterMetrics("adaptive"))
+        dispatcher = ClusterDispatcher(settings, registry, RouterMetrics())
         for round_ in range(options.rounds):
             for way, seconds in pauses.items():
                 seconds += await _round(options, registry, dispatcher, round_, move=way == "moved")

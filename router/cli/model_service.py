@@ -129,7 +129,7 @@ class ModelStart:
             asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
         )
         self.stack.callback(tokenizing.cancel)
-        metrics = RouterMetrics(config.mode.value)
+        metrics = RouterMetrics()
         name = config.served_model_name or checkpoint.name
         feed = await self._kv_events(name)
         registry = await self._workers(cluster, plans, metrics, feed)

@@ -10,9 +10,6 @@ from typing import Final, TypeAlias
 from router.dispatch.attempts.attempt import Attempt
 from router.workers.session import WorkerSession
 
-DRAIN: Final = "drain"
-"""Reason of a move: the worker is being drained."""
-
 _MAX_CONCURRENT: Final = 8
 """Concurrent moves: they share the link's bandwidth, and each holds pages at its target."""
 

@@ -113,7 +113,7 @@ async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(20.0)
         config = RouterConfig(model="small", mode=mode)
-        metrics = RouterMetrics(mode.value)
+        metrics = RouterMetrics()
         dispatcher = ClusterDispatcher(config, registry, metrics)
         model = ServedModel(
             name="small",

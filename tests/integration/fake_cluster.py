@@ -56,10 +56,8 @@ class Service:
         return generate_latest(self.metrics.registry).decode()
 
     def metric(self, name: str, **labels: str) -> float:
-        """0 before anything was observed. `role`, `mode` and `worker` are the router's own."""
-        mode = self.dispatcher._config.mode.value
-        own = {"role": "router", "mode": mode, "worker": "router", **labels}
-        return self.metrics.registry.get_sample_value(name, own) or 0.0
+        """0 before anything was observed."""
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def sampling(max_tokens: int) -> sampling_pb2.SamplingParams:
@@ -71,7 +69,7 @@ async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -
     mode = Mode.DISAGG if any(w.role != ROLE_DECODE for w in workers) else Mode.MIXED
     defaults = {"model": "m", "mode": mode, "failover_timeout": 5.0}
     config = configured({**defaults, **settings})
-    metrics = RouterMetrics(mode.value)
+    metrics = RouterMetrics()
     async with AsyncExitStack() as stack:
         for worker in workers:
             await worker.start()

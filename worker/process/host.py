@@ -161,7 +161,7 @@ class WorkerHost:
             epoch=secrets.randbits(64),
             engine=engine,
             runner=runner,
-            metrics=WorkerMetrics(config.role.value, config.mode, config.worker_id),
+            metrics=WorkerMetrics(),
         )
         self._running.callback(engine.close)
         if config.tiers is not None:

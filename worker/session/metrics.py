@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -19,7 +18,6 @@ _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0,
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_LABELS: Final = ("role", "mode", "worker")
 
 
 class Outcome(Enum):
@@ -32,29 +30,16 @@ class Outcome(Enum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
-    role: str
-    mode: str
-    worker: str
-
-    def values(self) -> tuple[str, str, str]:
-        return self.role, self.mode, self.worker
-
-
 class WorkerMetrics:
-    """Events are counted as they happen; state is collected at each scrape (`watch`)."""
+    """Events are counted as they happen; state is collected at each scrape (`watch`).
 
-    def __init__(self, role: str, mode: str, worker: str) -> None:
+    Role, mode and name of the worker are labels that all samples get when they are exported.
+    """
+
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._labels = Labels(role, mode, worker)
-        requests = Counter(
-            "baton_worker_requests",
-            "Requests that ended on this worker",
-            (*_LABELS, "outcome"),
-            registry=self.registry,
-        )
-        self._requests = {o: requests.labels(*self._labels.values(), o.value) for o in Outcome}
+        requests = self._counter("baton_worker_requests", "Requests that ended on this worker", "outcome")
+        self._requests = {outcome: requests.labels(outcome.value) for outcome in Outcome}
         self.ready = self._gauge("baton_worker_ready", "1 while the engine runs")
         self._step_seconds = self._histogram(
             "baton_step_seconds", "Duration of an engine step", _STEP_BUCKETS
@@ -81,11 +66,8 @@ class WorkerMetrics:
         )
         self.transfer_bytes = self._counter("baton_transfer_bytes", "KV bytes sent to other workers")
         self.pulled_bytes = self._counter("baton_kv_pulled_bytes", "KV bytes from other workers' caches")
-        self._pulls = Counter(
-            "baton_kv_pulls",
-            "Prefixes asked for from other workers' caches, by how that ended",
-            (*_LABELS, "outcome"),
-            registry=self.registry,
+        self._pulls = self._counter(
+            "baton_kv_pulls", "Prefixes asked for from other workers' caches, by how that ended", "outcome"
         )
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
 
@@ -98,7 +80,7 @@ class WorkerMetrics:
 
     def pulled(self, outcome: str) -> None:
         """A prefix was asked for from another worker's cache."""
-        self._pulls.labels(*self._labels.values(), outcome).inc()
+        self._pulls.labels(outcome).inc()
 
     def ended(self, outcome: Outcome) -> None:
         self._requests[outcome].inc()
@@ -108,7 +90,7 @@ class WorkerMetrics:
 
         `max_running`: the limit of running requests.
         """
-        self.registry.register(_StatsCollector(stats, self._labels, max_running))
+        self.registry.register(_StatsCollector(stats, max_running))
 
     def watch_grammars(self, grammars: GrammarCompiler) -> None:
         """Export the size of the grammar cache."""
@@ -126,23 +108,19 @@ class WorkerMetrics:
             "Tokens of the busiest expert of a layer relative to the mean, averaged over layers",
         ).set_function(lambda: imbalance() or 0.0)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._labels.values())
+        return Gauge(name, text, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        family = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
-        return family.labels(*self._labels.values())
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
 
 
 class _StatsCollector(Collector):
-    def __init__(
-        self, stats: Callable[[], worker_pb2.WorkerStats | None], labels: Labels, max_running: int
-    ) -> None:
+    def __init__(self, stats: Callable[[], worker_pb2.WorkerStats | None], max_running: int) -> None:
         self._stats = stats
-        self._labels = labels
         self._max_running = max_running
 
     def describe(self) -> Iterable[Metric]:
@@ -153,13 +131,12 @@ class _StatsCollector(Collector):
         stats = self._stats()
         if stats is None:
             return
-        labels = self._labels.values()
-        yield self._by_state("baton_kv_pages", "Pages of the KV pool by state", stats.pages)
-        yield _group_pages(stats.groups, labels)
+        yield _by_state("baton_kv_pages", "Pages of the KV pool by state", stats.pages)
+        yield _group_pages(stats.groups)
         text = "Slots for recurrent states by state; cached are checkpoints of prefixes"
-        yield self._by_state("baton_state_slots", text, stats.state_slots)
+        yield _by_state("baton_state_slots", text, stats.state_slots)
         if stats.HasField("tiers"):
-            yield from _tier_metrics(stats.tiers, labels)
+            yield from _tier_metrics(stats.tiers)
         gauges = (
             ("baton_waiting_requests", "Requests queued at the worker", stats.load.waiting),
             ("baton_running_requests", "Requests being computed", stats.load.running),
@@ -173,9 +150,7 @@ class _StatsCollector(Collector):
             ),
         )
         for name, text, value in gauges:
-            gauge = GaugeMetricFamily(name, text, labels=_LABELS)
-            gauge.add_metric(labels, value)
-            yield gauge
+            yield GaugeMetricFamily(name, text, value)
         counters = (
             ("baton_steps", "Engine steps", stats.steps),
             (
@@ -197,38 +172,37 @@ class _StatsCollector(Collector):
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )
         for name, text, value in counters:
-            counter = CounterMetricFamily(name, text, labels=_LABELS)
-            counter.add_metric(labels, value)
-            yield counter
+            yield CounterMetricFamily(name, text, value)
         positions = CounterMetricFamily(
             "baton_accepted_tokens_at",
             "Drafted tokens that were right, by position in the draft, from 0",
-            labels=(*_LABELS, "position"),
+            labels=["position"],
         )
         for position, value in enumerate(stats.accepted_at):
-            positions.add_metric((*labels, str(position)), value)
+            positions.add_metric([str(position)], value)
         yield positions
 
-    def _by_state(self, name: str, text: str, counts: worker_pb2.PageCounts) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=(*_LABELS, "state"))
-        for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
-            gauge.add_metric((*self._labels.values(), state), getattr(counts, state))
-        return gauge
 
-
-def _group_pages(groups: Iterable[worker_pb2.GroupPages], labels: tuple[str, str, str]) -> Metric:
-    gauge = GaugeMetricFamily(
-        "baton_kv_group_pages",
-        "Held and cached pages of the KV pool by kind of layers: full, latent, or by window",
-        labels=(*_LABELS, "kind", "state"),
-    )
-    for group in groups:
-        gauge.add_metric((*labels, group.kind, "held"), group.held)
-        gauge.add_metric((*labels, group.kind, "cached"), group.cached)
+def _by_state(name: str, text: str, counts: worker_pb2.PageCounts) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=["state"])
+    for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
+        gauge.add_metric([state], getattr(counts, state))
     return gauge
 
 
-def _tier_metrics(tiers: worker_pb2.KVTiers, labels: tuple[str, str, str]) -> Iterable[Metric]:
+def _group_pages(groups: Iterable[worker_pb2.GroupPages]) -> Metric:
+    gauge = GaugeMetricFamily(
+        "baton_kv_group_pages",
+        "Held and cached pages of the KV pool by kind of layers: full, latent, or by window",
+        labels=["kind", "state"],
+    )
+    for group in groups:
+        gauge.add_metric([group.kind, "held"], group.held)
+        gauge.add_metric([group.kind, "cached"], group.cached)
+    return gauge
+
+
+def _tier_metrics(tiers: worker_pb2.KVTiers) -> Iterable[Metric]:
     size = tiers.page_bytes
     by_tier: tuple[
         tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[..., int]], ...
@@ -254,18 +228,15 @@ def _tier_metrics(tiers: worker_pb2.KVTiers, labels: tuple[str, str, str]) -> It
         ),
     )
     for kind, name, text, value in by_tier:
-        metric = kind(name, text, labels=(*_LABELS, "tier"))
+        metric = kind(name, text, labels=["tier"])
         for tier in tiers.tiers:
-            metric.add_metric((*labels, tier.name), value(tier))
+            metric.add_metric([tier.name], value(tier))
         yield metric
-    dropped = CounterMetricFamily(
-        "baton_kv_dropped_pages", "Pages evicted before there was a copy on a tier", labels=_LABELS
-    )
-    dropped.add_metric(labels, tiers.dropped)
-    yield dropped
+    text = "Pages evicted before there was a copy on a tier"
+    yield CounterMetricFamily("baton_kv_dropped_pages", text, tiers.dropped)
     faults = CounterMetricFamily(
-        "baton_kv_tier_faults", "Copies that failed or did not verify", labels=(*_LABELS, "reason")
+        "baton_kv_tier_faults", "Copies that failed or did not verify", labels=["reason"]
     )
     for reason, number in tiers.faults.items():
-        faults.add_metric((*labels, reason), number)
+        faults.add_metric([reason], number)
     yield faults

@@ -57,7 +57,7 @@ def run_router(
 
 async def _route(folder: Path, vocab_size: int, workers: Sequence[str], port: int, pipe: Connection) -> None:
     config = RouterConfig(model=str(folder))
-    metrics = RouterMetrics(config.mode.value)
+    metrics = RouterMetrics()
     handles = [_Handle(address, f"decode-{index}") for index, address in enumerate(workers)]
     async with Registry(handles, name=str(os.getpid())) as registry:
         await registry.wait_for_all(10.0)

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from router.dispatch.attempts.move import Move
+from router.dispatch.attempts.move import DRAIN, Move
 from router.dispatch.attempts.part import Part
 from router.dispatch.attempts.pull import Pull
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
-from router.dispatch.evacuation import DRAIN
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
 from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import Sequence

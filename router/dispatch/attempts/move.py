@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from router.dispatch.attempts.part import Part
+
+DRAIN: Final = "drain"
+"""Reason of a move: the worker is being drained."""
 
 
 @dataclass(slots=True, eq=False)

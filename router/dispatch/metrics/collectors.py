@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -46,38 +46,25 @@ class ClusterLoad:
 class ClusterMetrics(Collector):
     """Reads `load` at every scrape."""
 
-    def __init__(self, names: Sequence[str], values: Sequence[str]) -> None:
-        """`names` and `values`: of the labels that every sample has."""
+    def __init__(self) -> None:
         self.load: Callable[[], ClusterLoad] = ClusterLoad
-        self._names: Final = names
-        self._values: Final = values
 
     def collect(self) -> Iterable[Metric]:
         load = self.load()
         used = 1 - load.free_pages / load.pages if load.pages else 0.0
-        for name, text, value in (
-            ("baton_cluster_running_requests", "Requests being computed on all workers", load.running),
-            (
-                "baton_cluster_waiting_requests",
-                "Requests queued at all workers, or held back by the router",
-                load.waiting,
-            ),
-            (
-                "baton_cluster_token_usage",
-                "Share of all KV pools that requests hold: neither free nor evictable",
-                used,
-            ),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=self._names)
-            gauge.add_metric(self._values, value)
-            yield gauge
+        waiting = "Requests queued at all workers, or held back by the router"
+        usage = "Share of all KV pools that requests hold: neither free nor evictable"
+        running = "Requests being computed on all workers"
+        yield GaugeMetricFamily("baton_cluster_running_requests", running, load.running)
+        yield GaugeMetricFamily("baton_cluster_waiting_requests", waiting, load.waiting)
+        yield GaugeMetricFamily("baton_cluster_token_usage", usage, used)
         info = GaugeMetricFamily(
             "baton_cache_config_info",
             "1; the KV pools of all workers together are in the labels",
-            labels=(*self._names, "page_size", "num_pages"),
+            labels=("page_size", "num_pages"),
         )
         if load.page_size:
-            info.add_metric((*self._values, str(load.page_size), str(load.pages)), 1)
+            info.add_metric((str(load.page_size), str(load.pages)), 1)
         yield info
 
 
@@ -96,13 +83,12 @@ class Gaps(Collector):
         self,
         name: str,
         text: str,
-        labels: Mapping[str, str],
         bounds: Sequence[float],
         observe: Callable[[float, int], None],
     ) -> None:
         """`bounds`: upper bounds of the buckets in seconds. `observe` gets the gaps and their counts, too."""
         self._pending: Counter[float] = Counter()
-        self._name, self._text, self._labels = name, text, dict(labels)
+        self._name, self._text = name, text
         self._bounds = (*bounds, math.inf)
         self._observe = observe
         self._counts = [0] * len(self._bounds)
@@ -122,8 +108,6 @@ class Gaps(Collector):
 
     def collect(self) -> Iterable[Metric]:
         self._settle()
-        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
         names = [*(str(bound) for bound in self._bounds[:-1]), "+Inf"]
         buckets = list(zip(names, accumulate(self._counts), strict=True))
-        family.add_metric(list(self._labels.values()), buckets, self._sum)
-        return [family]
+        return [HistogramMetricFamily(self._name, self._text, buckets, self._sum)]

@@ -17,7 +17,6 @@ from router.dispatch.sequence import Sequence
 from router.dispatch.waterfall import Observer
 from rpc.baton.v1 import router_pb2
 
-_LABELS: Final = ("role", "mode", "worker")
 _STAGES_TO_FIRST: Final = ("queue", "prefill")
 _STAGES_TO_SECOND: Final = ("reserve", "transfer", "first_decode")
 _STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
@@ -30,13 +29,11 @@ _LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 
 
 class RouterMetrics(Observer):
-    """`registry` is what GET /metrics renders."""
+    """`registry` is what GET /metrics renders, with role, mode and worker as labels of all samples."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.recent: Final = Recent()
-        self._own = ("router", mode, "router")
-        self._mode = mode
 
         self.running = self._gauge("baton_router_running_requests", "Sequences that the router is serving")
         self._queued_tokens = self._gauge(
@@ -48,25 +45,23 @@ class RouterMetrics(Observer):
         self._predicted_wait = self._gauge(
             "baton_router_predicted_wait_seconds", "Estimated queue time of a new prompt"
         )
-        self._requests = self._labelled_counter("baton_requests", "Sequences, by outcome", "outcome")
-        self._retries = self._labelled_counter(
+        self._requests = self._counter("baton_requests", "Sequences, by outcome", "outcome")
+        self._retries = self._counter(
             "baton_request_retries", "Failed attempts, by the worker that failed", "failed_worker"
         )
         self._prompt_tokens = self._counter("baton_prompt_tokens", "Prompt tokens of admitted sequences")
         self._output_tokens = self._counter("baton_output_tokens", "Tokens sent to clients")
 
         self._first_token = self._histogram("baton_ttft_seconds", "Arrival to first token", _WAITS)
-        self._no_first_token = Histogram(
+        self._no_first_token = self._histogram(
             "baton_no_first_token_seconds",
             "Arrival to end, of admitted sequences that ended without a token, by outcome",
-            (*_LABELS, "outcome"),
-            buckets=_WAITS,
-            registry=self.registry,
+            _WAITS,
+            "outcome",
         )
         self._gaps = Gaps(
             "baton_itl_seconds",
             "Inter-token latency",
-            dict(zip(_LABELS, self._own, strict=True)),
             _GAPS,
             self.recent.gaps,
         )
@@ -97,14 +92,11 @@ class RouterMetrics(Observer):
             "KV bytes of a handoff over the time with writes in flight",
             _RATES,
         )
-        self._moves = self._labelled_counter(
+        self._moves = self._counter(
             "baton_moved_answers", "Running answers moved to another worker", "reason"
         )
-        self._link_bytes = Counter(
-            "baton_link_bytes",
-            "KV bytes transferred from one worker to another",
-            (*_LABELS, "prefill", "decode"),
-            registry=self.registry,
+        self._link_bytes = self._counter(
+            "baton_link_bytes", "KV bytes transferred from one worker to another", "prefill", "decode"
         )
         self.loop_lag = self._histogram(
             "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
@@ -116,32 +108,30 @@ class RouterMetrics(Observer):
             self._gauge(
                 f"baton_{name}_tokens_per_second", f"{text} per second, over the last 5 s"
             ).set_function(partial(self._rate, window))
-        stages = Histogram(
+        stages = self._histogram(
             "baton_stage_seconds",
             "Stages from arrival to second token; of reserve and transfer, the exposed part",
-            (*_LABELS, "stage"),
-            buckets=_WAITS,
-            registry=self.registry,
+            _WAITS,
+            "stage",
         )
-        self._stages = {stage: stages.labels(*self._own, stage) for stage in _STAGES}
+        self._stages = {stage: stages.labels(stage) for stage in _STAGES}
 
-        self._cluster = ClusterMetrics(_LABELS, self._own)
+        self._cluster = ClusterMetrics()
         self.registry.register(self._cluster)
 
         self._workers: dict[str, tuple[str, bool]] = {}
         """Role and state by worker."""
-        self._worker_up = Gauge(
-            "baton_worker_up", "1 while the router can use the worker", _LABELS, registry=self.registry
+        self._worker_up = self._gauge(
+            "baton_worker_up", "1 while the router can use the worker", "role", "worker"
         )
-        self._desired_workers, self._ready_workers = (
-            Gauge(name, text, _LABELS, registry=self.registry)
-            for name, text in (
-                ("baton_desired_workers", "Workers of the role that the cluster is to have"),
-                ("baton_ready_workers", "Of those, the ones that the router can use"),
-            )
+        self._desired_workers = self._gauge(
+            "baton_desired_workers", "Workers of the role that the cluster is to have", "role"
         )
-        self._incarnations = Counter(
-            "baton_worker_connects", "Connections to the worker", _LABELS, registry=self.registry
+        self._ready_workers = self._gauge(
+            "baton_ready_workers", "Of those, the ones that the router can use", "role"
+        )
+        self._incarnations = self._counter(
+            "baton_worker_connects", "Connections to the worker", "role", "worker"
         )
 
     def watch_prefill_queue(self, queue: PrefillQueue) -> None:
@@ -185,7 +175,7 @@ class RouterMetrics(Observer):
         )
         passed = at - waterfall.arrival
         if waterfall.first_token is None:
-            self._no_first_token.labels(*self._own, outcome).observe(passed)
+            self._no_first_token.labels(outcome).observe(passed)
         else:
             self._end_to_end.observe(passed)
             self._observe_ended(sequence, at)
@@ -206,7 +196,7 @@ class RouterMetrics(Observer):
 
     def counted(self, outcome: str) -> None:
         """Count a sequence that was not admitted; for others see `finished`."""
-        self._requests.labels(*self._own, outcome).inc()
+        self._requests.labels(outcome).inc()
 
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         self._first_token.observe(timings.ttft_s)
@@ -221,50 +211,45 @@ class RouterMetrics(Observer):
 
     def on_handed_off(self, prefill_worker: str, decode_worker: str, size: int, seconds: float) -> None:
         self.recent.handed_off(prefill_worker, decode_worker, size)
-        self._link_bytes.labels(*self._own, prefill_worker, decode_worker).inc(size)
+        self._link_bytes.labels(prefill_worker, decode_worker).inc(size)
         if seconds > 0:
             self._handoff_rate.observe(size / seconds)
 
     def on_moved(self, reason: str) -> None:
-        self._moves.labels(*self._own, reason).inc()
+        self._moves.labels(reason).inc()
 
     def retried(self, failed: AttemptFailed) -> None:
-        self._retries.labels(*self._own, failed.worker_id or "none").inc()
+        self._retries.labels(failed.worker_id or "none").inc()
 
     def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
         """A worker connects, is lost, or gets another role."""
         before, was_up = self._workers.get(worker_id, (role, False))
         self._workers[worker_id] = role, up
         if before != role:
-            self._worker_up.remove(before, self._mode, worker_id)
-        labels = (role, self._mode, worker_id)
-        self._worker_up.labels(*labels).set(up)
+            self._worker_up.remove(before, worker_id)
+        self._worker_up.labels(role, worker_id).set(up)
         if up and not was_up:
-            self._incarnations.labels(*labels).inc()
+            self._incarnations.labels(role, worker_id).inc()
 
     def worker_gone(self, worker_id: str) -> None:
         """A worker has left the cluster for good."""
         if (known := self._workers.pop(worker_id, None)) is not None:
-            self._worker_up.remove(known[0], self._mode, worker_id)
+            self._worker_up.remove(known[0], worker_id)
 
     def watch_workers(self, role: str, desired: Callable[[], int], ready: Callable[[], int]) -> None:
         """Read the numbers of workers of a role at every scrape."""
-        labels = (role, self._mode, "router")
-        self._desired_workers.labels(*labels).set_function(desired)
-        self._ready_workers.labels(*labels).set_function(ready)
+        self._desired_workers.labels(role).set_function(desired)
+        self._ready_workers.labels(role).set_function(ready)
 
     def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:
         for stage in stages:
             self._stages[stage].observe(getattr(timings, f"{stage}_s"))
 
-    def _labelled_counter(self, name: str, text: str, label: str) -> Counter:
-        return Counter(name, text, (*_LABELS, label), registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, _LABELS, registry=self.registry).labels(*self._own)
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, _LABELS, registry=self.registry).labels(*self._own)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry).labels(*self._own)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)

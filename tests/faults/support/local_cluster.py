@@ -113,7 +113,7 @@ async def local_cluster(
             await host.start()
             stack.push_async_callback(host.stop)
             handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
-        metrics = RouterMetrics(mode.value)
+        metrics = RouterMetrics()
 
         def on_change(member: Member, up: bool) -> None:
             metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
@@ -152,10 +152,11 @@ def _open_frontends(
     status = StatusReader(
         model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
     )
+    labels = {"role": "router", "mode": model.mode, "worker": "router", "model_name": model.name}
     http = HttpServer(
         models,
         HttpConfig(port=0),
-        metrics=exported([Source(metrics.registry, {"role": "router", "model_name": model.name})]),
+        metrics=exported([Source(metrics.registry, labels)]),
         worker_targets=registry.metrics_targets,
         routes=page_routes({model.name: status.read}),
     )

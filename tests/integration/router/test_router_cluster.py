@@ -85,7 +85,7 @@ async def test_a_killed_worker_is_restarted_and_its_request_continues(
 ) -> None:
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
-        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
+        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics())
         (first,) = registry.sessions()
         seen: list[int] = []
         async with aclosing(
@@ -107,7 +107,7 @@ async def test_a_stopped_worker_is_declared_dead_and_replaced(
     monkeypatch.setattr("router.cluster.ray_worker._ANSWER_S", 1.0)
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
         assert await registry.wait_for_all(60.0)
-        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics("mixed"))
+        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics())
         (first,) = registry.sessions()
         seen: list[int] = []
         async with aclosing(

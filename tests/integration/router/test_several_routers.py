@@ -54,7 +54,7 @@ async def router(*links: Link, name: str) -> AsyncIterator[Router]:
     handles = [LocalWorker(f"decode-{k}", ROLE_DECODE, link.host) for k, link in enumerate(links)]
     async with Registry(handles, name=name) as registry:
         assert await registry.wait_for_all(PATIENCE_S)
-        dispatcher = ClusterDispatcher(RouterConfig(model="tiny"), registry, RouterMetrics("mixed"))
+        dispatcher = ClusterDispatcher(RouterConfig(model="tiny"), registry, RouterMetrics())
         yield Router(registry, dispatcher)
 
 

@@ -86,7 +86,7 @@ async def cluster(folder: Path, policy: Forced | None, **engine: int) -> AsyncIt
         assert await registry.wait_for_all(20.0)
         config = RouterConfig(model="tiny", mode=Mode.ADAPTIVE)
         make_policy = None if policy is None else lambda _: policy
-        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("adaptive"), make_policy)
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics(), make_policy)
         yield Cluster(dispatcher, registry, links)
 
 

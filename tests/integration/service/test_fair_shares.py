@@ -50,7 +50,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
         )
         assert await registry.wait_for_all(20.0)
         config = RouterConfig(model="tiny", mode=Mode.MIXED)
-        dispatcher = ClusterDispatcher(config, registry, RouterMetrics("mixed"))
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics())
         model = ServedModel(name="tiny", path=folder, mode="mixed", max_model_len=128, vocab_size=97)
         tokenizer = Mock()
         tokenizer.detokenizer.return_value.feed.return_value = "x"

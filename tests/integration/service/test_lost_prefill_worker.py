@@ -41,7 +41,7 @@ async def test_a_prompt_goes_on_from_the_last_chunk_that_arrived(
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(PATIENCE_S)
         dispatcher = ClusterDispatcher(
-            RouterConfig(model="tiny", mode=Mode.DISAGG), registry, RouterMetrics("disagg")
+            RouterConfig(model="tiny", mode=Mode.DISAGG), registry, RouterMetrics()
         )
         for name in ("prefill-0", "prefill-1"):
             slow_down(links[name].host, STEP_S)

@@ -76,7 +76,7 @@ async def served(
         registry = await stack.enter_async_context(Registry(handles))
         assert await registry.wait_for_all(20.0)
         config = RouterConfig(model="tiny", mode=Mode.MIXED, routing=routing, pull_kv=pull_kv)
-        yield Served(registry, ClusterDispatcher(config, registry, RouterMetrics("mixed")))
+        yield Served(registry, ClusterDispatcher(config, registry, RouterMetrics()))
 
 
 async def test_the_turns_of_a_chat_stay_on_the_worker_that_has_them_cached(
@@ -134,7 +134,7 @@ async def test_what_a_worker_evicts_is_not_counted_on(folder: Path) -> None:
 async def test_every_rule_places_requests(folder: Path, oracle: Oracle, routing: Routing) -> None:
     async with served(folder) as cluster:
         config = RouterConfig(model="tiny", mode=Mode.MIXED, routing=routing)
-        dispatcher = ClusterDispatcher(config, cluster.registry, RouterMetrics("mixed"))
+        dispatcher = ClusterDispatcher(config, cluster.registry, RouterMetrics())
         answers = await asyncio.gather(
             *(Served(cluster.registry, dispatcher).ask(prompt(seed)) for seed in range(6))
         )

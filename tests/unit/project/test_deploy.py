@@ -30,7 +30,7 @@ DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 
 def exported_metrics() -> set[str]:
     """Names as Prometheus stores them, with _total, _bucket and so on; also of series without a sample."""
-    router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
+    router, worker = RouterMetrics(), WorkerMetrics()
     with_tiers = worker_pb2.WorkerStats(tiers=worker_pb2.KVTiers())
     worker.watch(lambda: with_tiers, max_running=256)
     worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
@@ -85,7 +85,7 @@ def test_panels_do_not_overlap(file: Path) -> None:
 
 
 def test_metrics_that_get_vllms_names_exist() -> None:
-    router, worker = RouterMetrics("disagg"), WorkerMetrics("decode", "disagg", "decode-0")
+    router, worker = RouterMetrics(), WorkerMetrics()
     with_tiers = worker_pb2.WorkerStats(tiers=worker_pb2.KVTiers())
     worker.watch(lambda: with_tiers, max_running=256)
     families = {family.name for r in (router.registry, worker.registry) for family in r.collect()}

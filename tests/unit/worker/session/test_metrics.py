@@ -11,19 +11,14 @@ from worker.session.metrics import WorkerMetrics
 
 
 def scraped(stats: worker_pb2.WorkerStats | None) -> dict[tuple[str, str], float]:
-    """Value by name and by the label that is not one of the worker's own ("" if there is none)."""
-    metrics = WorkerMetrics("decode", "disagg", "decode-0")
+    """Value by name and label ("" if there is none)."""
+    metrics = WorkerMetrics()
     metrics.watch(lambda: stats, max_running=64)
     values = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
-            own = {key: value for key, value in sample.labels.items() if key not in _WORKER}
-            values[sample.name, "".join(own.values())] = sample.value
-            assert {key: sample.labels[key] for key in _WORKER} == _WORKER
+            values[sample.name, "".join(sample.labels.values())] = sample.value
     return values
-
-
-_WORKER = {"role": "decode", "mode": "disagg", "worker": "decode-0"}
 
 
 def test_pages_slots_and_load() -> None:

@@ -17,8 +17,6 @@ from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
-OWN = {"role": "router", "mode": "disagg", "worker": "router"}
-
 
 def ended(metrics: RouterMetrics) -> Sequence:
     """5 tokens from a prompt of 3: the first after 1 s, the others in 2 s; KV in two pushes that overlap."""
@@ -34,41 +32,39 @@ def ended(metrics: RouterMetrics) -> Sequence:
 
 
 def test_lengths_and_times_are_observed_when_a_sequence_ends() -> None:
-    metrics = RouterMetrics("disagg")
+    metrics = RouterMetrics()
     metrics.finished(ended(metrics), "length", 13.0)
     value = metrics.registry.get_sample_value
-    assert value("baton_tpot_seconds_sum", OWN) == pytest.approx(0.5)
-    assert value("baton_request_prompt_tokens_sum", OWN) == 3
-    assert value("baton_request_output_tokens_sum", OWN) == 5
-    assert value("baton_request_decode_seconds_sum", OWN) == pytest.approx(2.0)
+    assert value("baton_tpot_seconds_sum") == pytest.approx(0.5)
+    assert value("baton_request_prompt_tokens_sum") == 3
+    assert value("baton_request_output_tokens_sum") == 5
+    assert value("baton_request_decode_seconds_sum") == pytest.approx(2.0)
     [request] = metrics.recent.requests
     assert (request.id, request.outcome, request.output_tokens) == ("r", "length", 5)
 
 
 def test_a_handoffs_bandwidth_is_over_the_time_with_writes_in_flight() -> None:
-    metrics = RouterMetrics("disagg")
+    metrics = RouterMetrics()
     ended(metrics)
     value = metrics.registry.get_sample_value
-    assert value("baton_handoff_bytes_per_second_sum", OWN) == pytest.approx(8_000_000 / 0.4)
-    link = {**OWN, "prefill": "prefill-0", "decode": "decode-0"}
+    assert value("baton_handoff_bytes_per_second_sum") == pytest.approx(8_000_000 / 0.4)
+    link = {"prefill": "prefill-0", "decode": "decode-0"}
     assert value("baton_link_bytes_total", link) == 8_000_000
     assert metrics.recent.links["prefill-0", "decode-0"].count == 1
 
 
 def test_a_sequence_without_a_token_has_no_lengths() -> None:
-    metrics = RouterMetrics("disagg")
+    metrics = RouterMetrics()
     sequence = Sequence([1], sampling_pb2.SamplingParams(), Waterfall(arrival=0.0, observer=metrics))
     metrics.finished(sequence, "unavailable", 1.0)
-    assert metrics.registry.get_sample_value("baton_request_output_tokens_count", OWN) == 0
+    assert metrics.registry.get_sample_value("baton_request_output_tokens_count") == 0
     assert metrics.recent.requests[0].outcome == "unavailable"
 
 
 def test_a_worker_counts_once_under_its_current_role_whoever_assigned_it() -> None:
-    metrics = RouterMetrics("disagg")
+    metrics = RouterMetrics()
     value = metrics.registry.get_sample_value
-    prefill, decode = (
-        {"role": role, "mode": "disagg", "worker": "decode-0"} for role in ("prefill", "decode")
-    )
+    prefill, decode = ({"role": role, "worker": "decode-0"} for role in ("prefill", "decode"))
     metrics.worker_changed("decode-0", "decode", up=True)
     metrics.worker_changed("decode-0", "prefill", up=True)  # router role
     assert value("baton_worker_up", prefill) == 1
@@ -82,14 +78,14 @@ def test_a_worker_counts_once_under_its_current_role_whoever_assigned_it() -> No
 
 
 def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
-    metrics = RouterMetrics("disagg")
+    metrics = RouterMetrics()
     first = metrics.registry.get_sample_value
-    assert first("baton_cluster_token_usage", OWN) == 0
+    assert first("baton_cluster_token_usage") == 0
     assert b"cache_config_info{" not in generate_latest(metrics.registry)
 
     metrics.watch_cluster(lambda: ClusterLoad.of([session(6, 1, 30), session(2, 0, 50)], held_back=3))
     found = exported([Source(metrics.registry, {"model_name": "m"})], MetricNames.VLLM)
-    labels = {**OWN, "model_name": "m"}
+    labels = {"model_name": "m"}
     assert found.get_sample_value("vllm:num_requests_running", labels) == 8
     assert found.get_sample_value("vllm:num_requests_waiting", labels) == 4
     assert found.get_sample_value("vllm:kv_cache_usage_perc", labels) == pytest.approx(0.6)
