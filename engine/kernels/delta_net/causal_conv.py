@@ -153,10 +153,9 @@ def _convolve_decodes(  # type: ignore[no-untyped-def]
     total = new.to(tl.float32) * tl.load(weight + taps - 1, mask=inside, other=0.0).to(tl.float32)
     # Each value is read before the place in front of it is overwritten, by the same thread.
     for tap in tl.static_range(taps - 1):
-        back: tl.constexpr = taps - 1 - tap
-        known = inside & (source >= 0) & (earlier < back)
-        value = tl.load(before + tap + earlier, mask=known, other=0.0)
-        value += tl.load(rows - back * mixed_stride, mask=inside & (earlier >= back), other=0.0)
+        lacking = taps - 1 - tap - earlier  # rows that the window has, if it is above 0
+        value = tl.load(before + tap + earlier, mask=inside & (source >= 0) & (lacking > 0), other=0.0)
+        value += tl.load(rows - (taps - 1 - tap) * mixed_stride, mask=inside & (lacking <= 0), other=0.0)
         total += value.to(tl.float32) * tl.load(weight + tap, mask=inside, other=0.0).to(tl.float32)
         if tap > 0:
             tl.store(after + tap - 1, value, mask=inside & (slot >= 0))

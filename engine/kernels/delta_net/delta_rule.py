@@ -214,43 +214,42 @@ def _decode(  # type: ignore[no-untyped-def]
 ):
     first = tl.program_id(0).to(tl.int64)
     count = tl.load(counts_ptr + first)
-    if count > 0:
-        layer = (tl.program_id(1) // value_heads).to(tl.int64)
-        head = tl.program_id(1) % value_heads
-        keys: tl.constexpr = key_heads * key_dim
-        features: tl.constexpr = 2 * keys + value_heads * value_dim
-        k_feature = tl.arange(0, key_dim)
-        v_feature = tl.program_id(2) * values + tl.arange(0, values)
-        source = tl.load(sources_ptr + first).to(tl.int64)
-        slot = tl.load(slots_ptr + first).to(tl.int64)
-        place = head * key_dim * value_dim + k_feature[:, None] * value_dim + v_feature[None, :]
-        place += layer * states_layer_stride
-        known = (k_feature[:, None] >= 0) & (source >= 0)
-        state = tl.load(states_ptr + source * slot_stride + place, mask=known, other=0.0)
-        of_key = head // (value_heads // key_heads) * key_dim + k_feature
-        for number in range(count):
-            row = rows_ptr + layer * rows_layer_stride + (first + number) * features
-            gate = (first + number) * value_heads + head
-            q = tl.load(row + of_key).to(tl.float32)
-            k = tl.load(row + keys + of_key).to(tl.float32)
-            v = tl.load(row + 2 * keys + head * value_dim + v_feature).to(tl.float32)
-            q = q * tl.rsqrt(tl.sum(q * q, axis=0) + _EPS) * (key_dim**-0.5)
-            k = k * tl.rsqrt(tl.sum(k * k, axis=0) + _EPS)
-            log_decay = tl.load(log_decay_ptr + layer * gates_layer_stride + gate)
-            beta = tl.load(beta_ptr + layer * gates_layer_stride + gate)
-            state *= tl.exp(log_decay)
-            new = (v - tl.sum(state * k[:, None], axis=0)) * beta
-            state += k[:, None] * new[None, :]
-            if reads:
-                result = tl.sum(state * q[:, None], axis=0)
-                target = out_ptr + gate * value_dim + v_feature
-                tl.store(target, result.to(out_ptr.dtype.element_ty))
-            if keeps:
-                once = tl.program_id(2) == 0
-                tl.store(kept_decay_ptr + gate, log_decay, mask=once)
-                tl.store(kept_beta_ptr + gate, beta, mask=once)
-        if slot >= 0:
-            tl.store(states_ptr + slot * slot_stride + place, state)
+    layer = (tl.program_id(1) // value_heads).to(tl.int64)
+    head = tl.program_id(1) % value_heads
+    keys: tl.constexpr = key_heads * key_dim
+    features: tl.constexpr = 2 * keys + value_heads * value_dim
+    k_feature = tl.arange(0, key_dim)
+    v_feature = tl.program_id(2) * values + tl.arange(0, values)
+    source = tl.load(sources_ptr + first).to(tl.int64)
+    slot = tl.load(slots_ptr + first).to(tl.int64)
+    place = head * key_dim * value_dim + k_feature[:, None] * value_dim + v_feature[None, :]
+    place += layer * states_layer_stride
+    known = (k_feature[:, None] >= 0) & (source >= 0) & (count > 0)
+    state = tl.load(states_ptr + source * slot_stride + place, mask=known, other=0.0)
+    of_key = head // (value_heads // key_heads) * key_dim + k_feature
+    for number in range(count):
+        row = rows_ptr + layer * rows_layer_stride + (first + number) * features
+        gate = (first + number) * value_heads + head
+        q = tl.load(row + of_key).to(tl.float32)
+        k = tl.load(row + keys + of_key).to(tl.float32)
+        v = tl.load(row + 2 * keys + head * value_dim + v_feature).to(tl.float32)
+        q = q * tl.rsqrt(tl.sum(q * q, axis=0) + _EPS) * (key_dim**-0.5)
+        k = k * tl.rsqrt(tl.sum(k * k, axis=0) + _EPS)
+        log_decay = tl.load(log_decay_ptr + layer * gates_layer_stride + gate)
+        beta = tl.load(beta_ptr + layer * gates_layer_stride + gate)
+        state *= tl.exp(log_decay)
+        new = (v - tl.sum(state * k[:, None], axis=0)) * beta
+        state += k[:, None] * new[None, :]
+        if reads:
+            result = tl.sum(state * q[:, None], axis=0)
+            target = out_ptr + gate * value_dim + v_feature
+            tl.store(target, result.to(out_ptr.dtype.element_ty))
+        if keeps:
+            once = tl.program_id(2) == 0
+            tl.store(kept_decay_ptr + gate, log_decay, mask=once)
+            tl.store(kept_beta_ptr + gate, beta, mask=once)
+    if slot >= 0:
+        tl.store(states_ptr + slot * slot_stride + place, state)
 
 
 @triton.jit

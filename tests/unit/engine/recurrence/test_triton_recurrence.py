@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,8 @@ from engine.kv_cache.state_pool import StatePool
 from engine.model_config.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
 
-interpreted = pytest.mark.skipif(
-    os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"
-)
+interprets = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not interprets, reason="needs triton, and TRITON_INTERPRET=1")
 
 SPEC = DeltaSpec(layers=frozenset({0, 1}), key_heads=2, value_heads=4, key_dim=16, value_dim=32, kernel=4)
 SLOTS = 9
@@ -184,3 +184,33 @@ def test_rates_and_gated_norms_equal_those_of_plain_torch() -> None:
     torch.testing.assert_close(
         gated_norm(given, gate, weight, 1e-6), Ops().gated_norm(given, gate, weight, 1e-6)
     )
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or interprets, reason="needs triton, without TRITON_INTERPRET"
+)
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_kernels_of_single_rows_compile_for_a_gpu(keeps: bool) -> None:
+    """The interpreter accepts more than the compiler, which needs no GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from engine.kernels.delta_net import causal_conv, delta_rule
+
+    heads = {"key_heads": 2, "value_heads": 4, "key_dim": 64, "value_dim": 64, "values": 32}
+    convolution = {"features": 512, "block": 128}
+    for kernel, constants in (
+        (causal_conv._convolve_decodes, {"keeps": keeps, "taps": 4, **convolution}),
+        (causal_conv._keep_windows, {"size": 3, "columns": 4, **convolution}),
+        (delta_rule._decode, {"keeps": keeps, "reads": keeps, **heads}),
+    ):
+        names = kernel.arg_names
+        types = {name: "*bf16" if name.endswith("_ptr") else "i32" for name in names}
+        integers = ("sources_ptr", "slots_ptr", "counts_ptr", "places_ptr", "firsts_ptr", "ends_ptr")
+        types |= {name: "*i32" for name in integers if name in types}
+        floats = ("log_decay_ptr", "beta_ptr", "states_ptr", "kept_decay_ptr", "kept_beta_ptr")
+        types |= {name: "*fp32" for name in floats if name in types}
+        types |= dict.fromkeys(constants, "constexpr")
+        places = {(names.index(name),): value for name, value in constants.items()}
+        source = triton.compiler.ASTSource(fn=kernel, signature=types, constexprs=places)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
