@@ -35,7 +35,16 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 4, 20, 64, 200, 1000])
 @pytest.mark.parametrize(
-    ("depth", "features", "group"), [(4096, 6144, 128), (1024, 72, 32), (512, 256, 64), (1024, 256, 512)]
+    ("depth", "features", "group"),
+    [
+        (4096, 6144, 128),
+        (4096, 28_672, 128),
+        (14_336, 4096, 128),
+        (8960, 1536, 32),
+        (1024, 72, 32),
+        (512, 256, 64),
+        (1024, 256, 512),
+    ],
 )
 def test_products_equal_those_of_the_dequantized_values(
     depth: int, features: int, group: int, tokens: int
@@ -49,7 +58,7 @@ def test_products_equal_those_of_the_dequantized_values(
     close(method.apply(Linear(1, 1, bias=False), x, None), x.float() @ dense(*parts).t())
 
 
-@pytest.mark.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize("tokens", [1, 8, 40])
 def test_products_in_float16_equal_those_of_the_dequantized_values(tokens: int) -> None:
     from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 

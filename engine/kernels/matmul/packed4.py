@@ -12,34 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.matmul.codes4 import INTERPRETED, unpacked, value, zero_value
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
-from engine.kernels.pdl import pdl_wait, supports_pdl
 
-_FEATURES: Final = 4
-"""Of a program of `packed4_matvec`; this and the following are the fastest that were tried on an H200."""
-_BYTES: Final = 512
-"""Of a row of a matrix that it multiplies at once."""
-_WARPS: Final = 2
 _SMALL: Final = 2 * 132 * 64
 """Features below which tiles of 64 leave an H200's 132 multiprocessors fewer than two each."""
-_INTERPRETED: Final = triton.knobs.runtime.interpret
-"""The interpreter has no assembly."""
-_UNPACK: Final = """
-    {{
-    .reg .b32 a, b;
-    prmt.b32 a, $4, 0, 0x4140;
-    prmt.b32 b, $4, 0, 0x4342;
-    lop3.b32 $0, a, 0x000F000F, {offset}, 0xEA;
-    lop3.b32 $1, b, 0x000F000F, {offset}, 0xEA;
-    shr.b32 a, a, 4;
-    shr.b32 b, b, 4;
-    lop3.b32 $2, a, 0x000F000F, {offset}, 0xEA;
-    lop3.b32 $3, b, 0x000F000F, {offset}, 0xEA;
-    }}
-    """
-"""Four bytes of codes to their low and their high codes, each added to a power of two by its bits."""
-_TO_BFLOAT16 = tl.constexpr(_UNPACK.format(offset="0x43004300"))
-_TO_FLOAT16 = tl.constexpr(_UNPACK.format(offset="0x64006400"))
 
 
 class _Tiling(NamedTuple):
@@ -67,13 +44,6 @@ class Packed4(NamedTuple):
     def width(self) -> int:
         """Columns of a group."""
         return 2 * self.codes.shape[2] // self.scale.shape[2]
-
-
-def suits(x: torch.Tensor, packed: Packed4) -> bool:
-    """Whether `packed4_matvec` supports these."""
-    experts, features, half = packed.codes.shape
-    fits = half % _BYTES == 0 and features % _FEATURES == 0
-    return len(x) == experts == 1 and fits and x.dtype != torch.float32
 
 
 def packed4_matmul(
@@ -119,7 +89,7 @@ def packed4_matmul(
         tile_rows=tiling.rows,
         tile_features=tiling.features,
         swizzle=SWIZZLE,
-        assembly=not _INTERPRETED,
+        assembly=not INTERPRETED,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -143,30 +113,6 @@ def _tiling(num_rows: int, num_features: int, num_experts: int) -> _Tiling:
     return _Tiling(rows=16, features=64, depth=128, warps=4, stages=3)
 
 
-def packed4_matvec(x: torch.Tensor, packed: Packed4, bias: torch.Tensor | None) -> torch.Tensor:
-    """`x` [1, K] times the transposed matrix, plus `bias` [N]: [1, N]."""
-    _, num_features, half = packed.codes.shape
-    out = torch.empty((1, num_features), dtype=x.dtype, device=x.device)
-    use_pdl = supports_pdl(x.device)
-    _matvec[(num_features // _FEATURES,)](
-        x,
-        packed.codes,
-        packed.scale,
-        packed.zero,
-        out if bias is None else bias,
-        out,
-        half_depth=half,
-        width=packed.width,
-        has_bias=bias is not None,
-        tile_features=_FEATURES,
-        tile_groups=_BYTES // (packed.width // 2),
-        use_pdl=use_pdl,
-        num_warps=_WARPS,
-        launch_pdl=use_pdl,
-    )
-    return out
-
-
 def expand(packed: Packed4, features: slice, out: torch.Tensor) -> None:
     """Write the weights of `features` of one matrix to `out` [n, K]."""
     codes, scale, zero = (part[0, features] for part in packed)
@@ -184,34 +130,6 @@ def expand(packed: Packed4, features: slice, out: torch.Tensor) -> None:
         tile_groups=tile_groups,
         num_warps=4,
     )
-
-
-@triton.jit
-def _values_bfloat16(both):  # type: ignore[no-untyped-def]
-    """128 plus each low code, and 128 plus each high one; exact."""
-    return tl.inline_asm_elementwise(
-        _TO_BFLOAT16, "=r,=r,=r,=r,r", [both], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-    )
-
-
-@triton.jit
-def _values_float16(both):  # type: ignore[no-untyped-def]
-    """1,024 plus each low code, and 1,024 plus each high one; exact."""
-    return tl.inline_asm_elementwise(
-        _TO_FLOAT16, "=r,=r,=r,=r,r", [both], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-    )
-
-
-@triton.jit
-def _value(code):  # type: ignore[no-untyped-def]
-    """128 plus a code, put together from bits, which takes less time than to convert an integer."""
-    return ((code.to(tl.uint32) << 16) | 0x43000000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _zero(code):  # type: ignore[no-untyped-def]
-    """The `_value` that stands for 0."""
-    return code.to(tl.float32) + 128.0
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -285,21 +203,7 @@ def _matmul(  # type: ignore[no-untyped-def]
         both = tl.load(codes_ptrs + start * half, mask=present & left[None, :], other=0)
         zero = tl.load(zero_ptr + of_group + start, mask=known, other=0)
         scale = tl.load(scale_ptr + of_group + start, mask=known, other=0)
-        if not assembly:
-            of_low, of_high, zero, scale = (
-                _value(both & 15),
-                _value(both >> 4),
-                _zero(zero),
-                scale.to(tl.float32),
-            )
-        elif x_ptr.dtype.element_ty == tl.bfloat16:
-            of_low, of_high = _values_bfloat16(both)
-            zero = (zero.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True)
-            scale = scale.to(tl.bfloat16)
-        else:
-            of_low, of_high = _values_float16(both)
-            zero = (zero.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True)
-            scale = scale.to(tl.float16)
+        of_low, of_high, zero, scale = unpacked(both, zero, scale, x_ptr.dtype.element_ty, assembly)
         zero, scale = _spread(zero, half), _spread(scale, half)
         here = left[:, None] & inside
         low = tl.load(x_ptrs + start * width, mask=here, other=0.0)
@@ -308,53 +212,6 @@ def _matmul(  # type: ignore[no-untyped-def]
         total = tl.dot(((of_high - zero) * scale).to(low.dtype), high, total)
     out_ptrs = out_ptr + row[None, :].to(tl.int64) * num_features + feature[:, None]
     tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=present & inside)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _matvec(  # type: ignore[no-untyped-def]
-    x_ptr,
-    codes_ptr,
-    scale_ptr,
-    zero_ptr,
-    bias_ptr,
-    out_ptr,
-    half_depth: tl.constexpr,
-    width: tl.constexpr,
-    has_bias: tl.constexpr,
-    tile_features: tl.constexpr,
-    tile_groups: tl.constexpr,
-    use_pdl: tl.constexpr,
-):
-    """Sums the products of codes group by group; scales and zero points apply to these sums."""
-    half: tl.constexpr = width // 2
-    groups: tl.constexpr = half_depth // half
-    block: tl.constexpr = tile_groups * half
-    feature = tl.program_id(0) * tile_features + tl.arange(0, tile_features)
-    group = tl.arange(0, tile_groups)
-    k = tl.arange(0, half)
-    of_feature = feature[:, None].to(tl.int64)
-    codes = codes_ptr + of_feature[:, :, None] * half_depth + (group[:, None] * half + k[None, :])[None, :, :]
-    scales = of_feature * groups + group[None, :]
-    x_ptrs = x_ptr + group[:, None] * width + k[None, :]
-    both = tl.load(codes, eviction_policy="evict_first")
-    pdl_wait(use_pdl)
-    total = tl.zeros([tile_features, tile_groups], dtype=tl.float32)
-    for start in range(0, half_depth, block):
-        low, high = (
-            tl.load(x_ptrs + 2 * start).to(tl.float32),
-            tl.load(x_ptrs + 2 * start + half).to(tl.float32),
-        )
-        sums = _value(both & 15) * low[None, :, :] + _value(both >> 4) * high[None, :, :]
-        sums = tl.sum(sums, axis=2)
-        of_block = scales + start // half
-        further = start + block < half_depth
-        both = tl.load(codes + start + block, mask=further, other=0, eviction_policy="evict_first")
-        sums -= _zero(tl.load(zero_ptr + of_block)) * tl.sum(low + high, axis=1)[None, :]
-        total += sums * tl.load(scale_ptr + of_block).to(tl.float32)
-    result = tl.sum(total, axis=1)
-    if has_bias:
-        result += tl.load(bias_ptr + feature).to(tl.float32)
-    tl.store(out_ptr + feature, result.to(out_ptr.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -376,9 +233,9 @@ def _expand(  # type: ignore[no-untyped-def]
     both = tl.load(
         codes_ptr + feature * half_depth + group[:, None] * half + k[None, :], mask=present[:, None], other=0
     )
-    low, high = _value(both & 15), _value(both >> 4)
+    low, high = value(both & 15), value(both >> 4)
     of_group = feature * groups + group
-    zero = _zero(tl.load(zero_ptr + of_group, mask=present, other=0))[:, None]
+    zero = zero_value(tl.load(zero_ptr + of_group, mask=present, other=0))[:, None]
     scale = tl.load(scale_ptr + of_group, mask=present, other=0).to(tl.float32)[:, None]
     place = out_ptr + feature * 2 * half_depth + group[:, None] * width + k[None, :]
     dtype = out_ptr.dtype.element_ty

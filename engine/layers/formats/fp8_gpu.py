@@ -8,13 +8,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from engine.kernels.matmul import few_rows, matvec
 from engine.kernels.matmul.fp8_quantize import quantize_groups, quantize_rows
 from engine.kernels.matmul.grouped_matmul import Scaling, grouped_matmul
-from engine.kernels.matmul.matvec import gated_matvec, matvec, suits
 from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
+_VECTOR_BYTES: Final = 32 << 20
+"""Of the largest weight that vector products multiply faster than tensor cores do, on an H200."""
 _MANY_ROWS: Final = 64
 """From which cuBLAS multiplies blocks faster than our kernel; with fewer than 16 it does not at all."""
 
@@ -27,9 +29,10 @@ class Fp8RowsOnGpu(PackedMethod):
     """[out] float32"""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        product = self._of_few_rows(x, bias, gated=False)
+        if product is not None:
+            return product
         rows, scales = quantize_rows(x)
-        if suits(x, self.weight):
-            return matvec(rows, self.weight, bias, (scales, self.scale), x.dtype)
         product = torch._scaled_mm(
             rows,
             self.weight.t(),
@@ -41,10 +44,19 @@ class Fp8RowsOnGpu(PackedMethod):
         return product if bias is None else product.add_(bias)
 
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
-        if not suits(x, self.weight):
+        return self._of_few_rows(x, None, gated=True)
+
+    def _of_few_rows(self, x: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor | None:
+        """None: cuBLAS is faster."""
+        by_vector = matvec.suits(x, self.weight) and self.weight.nbytes <= _VECTOR_BYTES
+        if not by_vector and not few_rows.suits(x, self.weight):
             return None
         rows, scales = quantize_rows(x)
-        return gated_matvec(rows, self.weight, (scales, self.scale), x.dtype)
+        if not by_vector:
+            return few_rows.fp8_few_rows(rows, scales, self.weight, self.scale, bias, x.dtype, gated=gated)
+        if gated:
+            return matvec.gated_matvec(rows, self.weight, (scales, self.scale), x.dtype)
+        return matvec.matvec(rows, self.weight, bias, (scales, self.scale), x.dtype)
 
 
 @dataclass(frozen=True, slots=True)

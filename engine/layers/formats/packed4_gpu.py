@@ -9,7 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from engine.kernels.matmul.packed4 import Packed4, expand, packed4_matmul, packed4_matvec, suits
+from engine.kernels.matmul.packed4 import Packed4, expand, packed4_matmul
+from engine.kernels.matmul.packed4_few_rows import packed4_few_rows, suits
 from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
@@ -63,7 +64,7 @@ class Packed4OnGpu(PackedMethod):
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         x = x.contiguous()
         if suits(x, self.packed):
-            return packed4_matvec(x, self.packed, bias)
+            return packed4_few_rows(x, self.packed, bias)
         product = self.by_cublas(x) if len(x) >= _MANY_ROWS else packed4_matmul(x, self.packed)
         return product if bias is None else product.add_(bias)
 

@@ -64,3 +64,26 @@ def test_integers_with_zero_points_equal_their_values(width: int) -> None:
 
     values = (codes.view(features, -1, width) - zero.unsqueeze(2)) * scale.unsqueeze(2)
     torch.testing.assert_close(product, x @ values.flatten(1).t(), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(("depth", "features"), [(1024, 64), (640, 32), (8448, 32)])
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_a_few_rows_times_integers_equal_their_values(
+    width: int, depth: int, features: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With fewer groups in the last step than in others, too."""
+    from engine.kernels.matmul import packed4_few_rows
+    from engine.layers.formats.packed4_gpu import interleaved
+
+    monkeypatch.setattr(packed4_few_rows, "supports_pdl", lambda device: False)
+    torch.manual_seed(0)
+    codes = torch.randint(0, 16, (features, depth), dtype=torch.uint8)
+    zero = torch.randint(0, 17, (features, depth // width)).float()
+    scale = torch.rand(features, depth // width)
+    x, bias = torch.randn(rows, depth), torch.randn(features)
+
+    product = packed4_few_rows.packed4_few_rows(x, interleaved(codes, zero, scale), bias)
+
+    values = (codes.view(features, -1, width) - zero.unsqueeze(2)) * scale.unsqueeze(2)
+    torch.testing.assert_close(product, x @ values.flatten(1).t() + bias, rtol=1e-4, atol=1e-2)
