@@ -2,10 +2,11 @@
 
 python -m benchmarks.gpu.speculation --model FOLDER --points 1:1024,64:1024 --drafts 4 --acceptance 0.7
 
-For each point, BATCH:CONTEXT[:DRAFTS], three figures side by side: a decode step; a verify step of
-1 + `--drafts` tokens per request, all drafts wrong; TPOT without drafts, and with drafts of which each is
-right with the probability `--acceptance`. The output layer's weights are zero, so that the answer is known:
-token 0 always.
+For each point, BATCH:CONTEXT[:DRAFTS], side by side: a decode step; a verify step of 1 + `--drafts` tokens of
+each request, all drafts wrong; TPOT without drafts, and with drafts of which each is right with the
+probability `--acceptance`, as many as there are (`oracle`) or as the engine decides (`adaptive`;
+`adaptive_wrong`: none is right). The output layer's weights are zero, so that the answer is known: token 0
+always.
 --draft-model FOLDER adds TPOT with a draft model or an EAGLE-3 head, whose guesses are then all right.
 
 --flips TOKENS: in place of that, how often the most likely token of a verify step differs from that of a
@@ -40,9 +41,11 @@ from engine.speculation.kinds import DrafterKind
 
 __all__ = ["flips", "point"]
 
-_LONGEST: Final = 160
+_LONGEST: Final = 220
 """Steps of a request at most: those that settle, those measured, those profiled."""
 _SETTLING: Final = 10
+_LEARNING: Final = 60
+"""Steps before those that are measured where the engine decides how many tokens to draft."""
 
 
 class _Known:
@@ -106,6 +109,16 @@ def point(
         speculate(engine, None if right is None else config, known)
         requests = start(engine, prompts, len(answer), 1_000 * number)
         result[name] = timed(engine, requests, profiled=profiled)
+        end(engine)
+    for name, right in (("adaptive", acceptance), ("adaptive_wrong", 0.0)):
+        first = 10_000 + 1_000 * (name == "adaptive")
+        known = _Known(dict.fromkeys(range(first, first + batch), answer), vocab, right)
+        speculate(engine, replace(config, adaptive=True), known)
+        requests = start(engine, prompts, len(answer), first)
+        for _ in range(_LEARNING):
+            engine.step()
+        result[name] = timed(engine, requests, profiled=False)
+        result[f"{name}_tpot"] = round(result[name]["tpot_ms"] / result["decode"]["tpot_ms"], 3)
         end(engine)
     if engine.drafts is not None:
         speculate(engine, replace(config, drafters=frozenset({DrafterKind.MODEL})))

@@ -230,7 +230,8 @@ class ModelRunner:
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
         batch = self._batches.build(inputs)
-        batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
+        if len(batch.pending_rows):
+            batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
         if self._hidden_states is not None:
             self._hidden_states.before(batch)
         forward = next(path for path in self._forwards if path.fits(batch))

@@ -146,7 +146,8 @@ class Speculator:
     ) -> dict[int, _Best]:
         """By decode, drafts of at most `room` tokens together and `longest` each. Each token is right with at
         least the probability `least`."""
-        longest = longest or self.config.num_draft_tokens
+        most = self.config.num_draft_tokens
+        longest = most if longest is None else min(longest, most)
         found: dict[int, _Best] = {}
         self._first = (self._first + 1) % max(len(decodes), 1)
         for index in (*range(self._first, len(decodes)), *range(self._first)):

@@ -23,7 +23,7 @@ _NEWEST: Final = 0.06
 _NEWEST_GAIN: Final = 0.2
 """Weight of the newest step with drafts in the mean of what drafts gain."""
 _OUTLIER: Final = 2.0
-"""A step counts as at most this many times as long as the mean: a machine's hiccups are no costs."""
+"""A step counts as at most this many times as long as one like it is expected to be."""
 _MEMORY: Final = 0.97
 """Weight of a step with drafts relative to the next one in a fit."""
 _MANY: Final = 1e9
@@ -164,6 +164,9 @@ class VerifyCosts:
         if step is None or not step.level.seconds:
             return []
         level, seconds = step.level, step.level.seconds
+        # The machine's hiccups are no costs of drafts, which would pay for one in hundreds of steps.
+        longest = _OUTLIER * (seconds + level.most(step.drafted, asked=step.asked))
+        step.extra = min(step.extra, longest - seconds)
         level.extra.setdefault(step.asked, LineFit(_MEMORY)).observe(step.drafted, step.extra)
         gain = (1 + step.accepted / step.decodes) * seconds / max(seconds + step.extra, 1e-9)
         level.gain += _NEWEST_GAIN * (min(gain, 1.0 + step.drafted) - level.gain)

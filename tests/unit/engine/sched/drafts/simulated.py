@@ -39,6 +39,8 @@ class Machine:
     """Standard deviation of a step's time, relative to it."""
     draft_token: float
     """Of a draft model: each token, for all requests."""
+    hiccups: float = 0.0
+    """Share of steps that take twenty times as long, for no reason of their own."""
     rng: random.Random = field(default_factory=lambda: random.Random(3), compare=False)
 
     @property
@@ -50,6 +52,8 @@ class Machine:
         at = next((k for k, (most, _) in enumerate(self.points) if most >= rows), len(self.points) - 1)
         (low, fast), (high, slow) = self.points[max(at, 1) - 1], self.points[max(at, 1)]
         seconds = max(self.points[0][1], fast + (slow - fast) * (rows - low) / (high - low))
+        if self.rng.random() < self.hiccups:
+            seconds *= 20
         return seconds * max(0.5, self.rng.gauss(1.0, self.noise))
 
     def host_s(self, plan: StepPlan) -> float:
@@ -123,6 +127,7 @@ def tokens_a_second(
     steps: int = 400,
     answer: int = 200,
     seed: int = 1,
+    config: SpeculationConfig | None = None,
 ) -> float:
     """Of `batch` requests at a time, each of which is followed by another, over about `steps` steps without
     drafts, from a start without any knowledge.
@@ -143,13 +148,13 @@ def tokens_a_second(
         clock=clock.now,
     )
     if acceptance is not None:
-        config = SpeculationConfig(drafters=frozenset({DrafterKind.MODEL} if model else {DrafterKind.NGRAM}))
+        drafters = frozenset({DrafterKind.MODEL} if model else {DrafterKind.NGRAM})
 
         def drafters_of(request: Request) -> list[Drafter]:
             return [] if model else [Sporadic(acceptance, presence, rng)]
 
         source = Model(acceptance, machine.draft_token, clock, rng) if model else None
-        speculate(engine, config, drafters_of, source)
+        speculate(engine, config or SpeculationConfig(drafters=drafters), drafters_of, source)
     lengths = random.Random(7)
 
     def submit(id: int) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.unit.engine.sched.drafts.simulated import a_cpu, an_h200, tokens_a_second
+from engine.config import SpeculationConfig
+from engine.speculation.kinds import DrafterKind
+from tests.unit.engine.sched.drafts.simulated import Machine, a_cpu, an_h200, tokens_a_second
 
 MACHINES = {"cpu": a_cpu, "h200": an_h200}
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -53,3 +56,20 @@ def test_nor_do_they_where_most_steps_have_prompts(machine: str, drafter: str) -
 )
 def test_drafts_that_are_often_right_win(machine: str, batch: int, acceptance: float, least: float) -> None:
     assert ratio(machine, batch, acceptance=acceptance) >= least
+
+
+def test_no_draft_is_longer_than_allowed() -> None:
+    drafts = frozenset({DrafterKind.NGRAM})
+    config = SpeculationConfig(drafters=drafts, num_draft_tokens=2)
+    assert tokens_a_second(a_cpu(), 1, acceptance=0.9, config=config) > 0
+
+
+def test_a_slow_step_now_and_then_is_no_cost_of_drafts() -> None:
+    """One in forty takes twenty times as long, with or without drafts."""
+    for seed in range(3):
+        plain = tokens_a_second(hiccups(), 1, acceptance=None, steps=800)
+        assert tokens_a_second(hiccups(), 1, acceptance=0.8, steps=800, seed=seed) > 1.3 * plain
+
+
+def hiccups() -> Machine:
+    return replace(an_h200(), hiccups=0.025)
