@@ -19,7 +19,9 @@ INFO = ModelInfo(
 ASK = [UserMessage(content="Bern or Basel?", source="user")]
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", a small model may add properties until its context is full."""
+
     city: Literal["Bern", "Basel"]
 
 

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 URL, REAL, MODEL = sys.argv[1], sys.argv[2] == "real", sys.argv[3]
 
 
-class City(BaseModel):
-    """A city."""
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", or "strict", a small model may add properties until its context is full."""
 
     city: Literal["Bern", "Basel"]
 
@@ -34,9 +34,9 @@ for responses_api in (False, True):
         city = model.with_structured_output(City, method=method).invoke("Bern or Basel?")
         assert city.city in ("Bern", "Basel"), (method, city)
     for choice in ("any", "weather"):
-        message = model.bind_tools([weather], tool_choice=choice).invoke("Weather in Bern?")
+        message = model.bind_tools([weather], tool_choice=choice, strict=True).invoke("Weather in Bern?")
         assert message.tool_calls[0]["args"]["city"] in ("Bern", "Basel"), message
-    chunks = list(model.bind_tools([weather], tool_choice="any").stream("Weather in Bern?"))
+    chunks = list(model.bind_tools([weather], tool_choice="any", strict=True).stream("Weather in Bern?"))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole += chunk

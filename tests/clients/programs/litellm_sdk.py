@@ -15,7 +15,9 @@ WHERE = {"api_base": f"{URL}/v1", "api_key": "-", "num_retries": 0}
 ASK = [{"role": "user", "content": "Bern or Basel?"}]
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", a small model may add properties until its context is full."""
+
     city: Literal["Bern", "Basel"]
 
 

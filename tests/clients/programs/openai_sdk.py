@@ -16,7 +16,9 @@ assert client.models.retrieve(MODEL).id == client.models.list().data[0].id
 ASK = [{"role": "user", "content": "Which city has the weather station, Bern or Basel?"}]
 
 
-class City(BaseModel):
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", a small model may add properties until its context is full."""
+
     city: Literal["Bern", "Basel"]
 
 

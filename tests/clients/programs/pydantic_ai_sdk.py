@@ -16,8 +16,8 @@ URL, REAL, MODEL = sys.argv[1], sys.argv[2] == "real", sys.argv[3]
 PROVIDER = OpenAIProvider(base_url=f"{URL}/v1", api_key="-")
 
 
-class City(BaseModel):
-    """A city."""
+class City(BaseModel, extra="forbid"):
+    """A city. Without "forbid", a small model may add properties until its context is full."""
 
     city: Literal["Bern", "Basel"]
 
