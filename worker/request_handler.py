@@ -26,6 +26,7 @@ from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.job_starter import JobStarter
 from worker.session.answers import Answers
+from worker.session.cached import manage_cache
 from worker.session.convert import (
     load_to_proto,
     peer_to_proto,
@@ -219,6 +220,9 @@ class RequestHandler:
     def stats(self) -> worker_pb2.WorkerStats:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
         return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
+
+    def manage_cache(self, request: worker_pb2.ManageCacheRequest) -> worker_pb2.CacheReport:
+        return manage_cache(self._engine, request, self._clock())
 
     # ------------------------------------------------------------------------------ from the KV endpoint
 

@@ -12,7 +12,7 @@ Then a prefix that ends within the window after it can no longer be used.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,7 +20,7 @@ from common.block_hash import BlockHash, block_hashes
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
 from engine.kv_cache.journal import CacheChange, CacheJournal
-from engine.kv_cache.radix_node import RadixNode, UnusedLeaves
+from engine.kv_cache.radix_node import RadixNode, UnusedLeaves, is_unused
 from engine.kv_cache.retention import Retentions
 from engine.kv_cache.window_pages import WindowPages
 
@@ -271,6 +271,21 @@ class RadixCache:
             parent = node.parent
             dropped += self._trim(node, keep=0)
             node = parent
+        self.num_pages -= len(dropped)
+        return dropped
+
+    def drop_blocks(self, blocks: Collection[BlockHash]) -> list[int]:
+        """Drop these blocks as far as no request uses them and no other block follows them; returns the
+        pages. O(nodes). The cache must keep a journal."""
+        dropped: list[int] = []
+        for node in list(self.nodes()):
+            while is_unused(node) and node.blocks[-1] in blocks:
+                parent = node.parent
+                assert parent is not None
+                keep = next((i for i in range(node.length, 0, -1) if node.blocks[i - 1] not in blocks), 0)
+                dropped += self._trim(node, keep)
+                if not keep:
+                    node = parent
         self.num_pages -= len(dropped)
         return dropped
 

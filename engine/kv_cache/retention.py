@@ -74,6 +74,10 @@ class Retentions:
     def sequences(self) -> list[Retained]:
         return [retained for sequences in self._sequences.values() for retained in sequences.values()]
 
+    def blocks_of(self, key: str) -> set[BlockHash]:
+        """What sessions of this key retain, of all tenants."""
+        return {block for retained in self.sequences() if retained.key == key for block in retained.blocks}
+
     def retain(self, tenant: str, retention: Retention, blocks: Sequence[BlockHash], now: float) -> None:
         """Retain a sequence, or its beginning if the budget is smaller."""
         blocks = blocks[: self.budget]

@@ -10,9 +10,10 @@ takes as many for the tokens ahead, so those with which it was admitted suffice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.token_array import token_array
@@ -279,6 +280,15 @@ class KVManager:
             self._evicted(self.cache.forget(found.node))
             if self.tiers is not None:
                 self.tiers.revoke(request)
+
+    def clear(self, blocks: Collection[BlockHash] | None) -> int:
+        """Evict these blocks from the radix cache, or all (None), as far as no request reads them; returns
+        how many pages. O(nodes of the cache)."""
+        if self.cache is None:
+            return 0
+        pages = self.cache.evict(self.cache.num_pages) if blocks is None else self.cache.drop_blocks(blocks)
+        self._evicted(pages)
+        return len(pages)
 
     def reserve(self, request: Request, headroom: int, room: int = 0) -> Reservation | None:
         """Set pages aside for a request whose KV another worker will send; None if there are too few.

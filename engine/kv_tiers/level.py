@@ -70,6 +70,9 @@ class Level:
         copy = self._copies.get(key)
         return None if copy is None or copy.digest is _FILLING or copy.revoked else copy
 
+    def hash_of(self, key: PageKey) -> BlockHash:
+        return self._copies[key].hash
+
     def is_filling(self, key: PageKey) -> bool:
         copy = self._copies.get(key)
         return copy is not None and copy.digest is _FILLING and not copy.revoked

@@ -15,7 +15,7 @@ copied first: a checkpoint is evicted for want of slots, not of pages.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from typing import Final, TypeAlias
@@ -154,6 +154,19 @@ class KVTiers:
             self.host.revoke(key)
             self.disk.revoke(key)
         self._tidy()
+
+    def clear(self, tier: Tier, blocks: Collection[BlockHash] | None) -> int:
+        """Remove the copies of these blocks from a tier, or all (None); returns how many there were.
+
+        O(copies). A block that the cache still has may go down again.
+        """
+        level = self.host if tier is Tier.HOST else self.disk
+        keys = [key for key in level if blocks is None or level.hash_of(key) in blocks]
+        for key in keys:
+            level.revoke(key)
+        self.version += 1
+        self._tidy()
+        return len(keys)
 
     # ------------------------------------------------------------------------------ requests
 

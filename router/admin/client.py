@@ -1,4 +1,4 @@
-"""`router workers`, `explain`, `drain`, `restart`, `role`, `scale`, `stop`: commands for a running router."""
+"""Commands for a running router: `router workers`, `explain`, `cache`, `drain`, `restart` and others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
+from router.admin.cache_table import cache_lines
 from router.admin.explain import explained
 from router.config.flags.command_line import parse_models
 from router.config.flags.values import ConfigError
@@ -29,7 +30,7 @@ class _Refused(Exception):
 
 def run(argv: Sequence[str]) -> int:
     """Exit status: 0 on success, 1 if the router refused the command or is not reachable."""
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     try:
         COMMANDS[arguments.command](arguments, _asker(arguments.admin_port))
     except _Refused as refused:
@@ -55,6 +56,18 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
 
 def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
     for line in explained(ask("GET", f"/requests/{quote(arguments.request, safe='')}")):
+        print(line)
+
+
+def _cache(arguments: argparse.Namespace, ask: Ask) -> None:
+    if arguments.action == "clear":
+        query = _query(arguments, worker=arguments.worker, place=arguments.place, key=arguments.key)
+        workers = ask("POST", f"/cache/clear{query}")
+    elif arguments.place or arguments.key is not None:
+        raise _Refused("--place and --key are for `router cache clear`")
+    else:
+        workers = ask("GET", f"/cache{_query(arguments, worker=arguments.worker)}")
+    for line in cache_lines(workers):
         print(line)
 
 
@@ -138,6 +151,7 @@ def _end_workers(file: str, model: str | None) -> list[str]:
 COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
     "workers": _workers,
     "explain": _explain,
+    "cache": _cache,
     "drain": _drain,
     "restart": _restart,
     "role": _role,
@@ -146,7 +160,7 @@ COMMANDS: Final[dict[str, Callable[[argparse.Namespace, Ask], None]]] = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--admin-port",
@@ -177,6 +191,16 @@ def _parser() -> argparse.ArgumentParser:
     command("workers", "list the workers of a running router", of_model)
     explain = command("explain", "show where a request was computed, and what it waited for")
     explain.add_argument("request", help="id of the response (`id`, or header x-request-id)")
+    cache = command("cache", "list what is cached, by worker and place, or clear it", of_model)
+    cache.add_argument("action", nargs="?", choices=["list", "clear"], default="list")
+    cache.add_argument("--worker", help="worker id, such as decode-0 (default: all)")
+    cache.add_argument(
+        "--place",
+        action="append",
+        choices=["pool", "host", "disk"],
+        help="clear only this; may be repeated (default: all places)",
+    )
+    cache.add_argument("--key", help="clear only what sessions of this key retain, and end its retention")
     drain = command(
         "drain", "drain workers: no new requests, running answers move to other workers", of_model, draining
     )
@@ -216,9 +240,9 @@ def _drain_path(worker: str, verb: str, arguments: argparse.Namespace, model: st
 
 
 def _query(arguments: argparse.Namespace, **values: object) -> str:
-    """With the model, if one is given, and the values that are not None."""
+    """With the model, if one is given, and the values that are not None; one parameter for each of a list."""
     given = {"model": arguments.model, **values}
-    query = urlencode({name: value for name, value in given.items() if value is not None})
+    query = urlencode({name: value for name, value in given.items() if value is not None}, doseq=True)
     return f"?{query}" if query else ""
 
 

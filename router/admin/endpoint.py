@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from router.admin.caches import PLACES, manage_caches
 from router.admin.drain import (
     CannotChangeRole,
     LastWorker,
@@ -74,6 +75,9 @@ def admin_app(
     * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
     * POST /scale/{role}: query parameter `workers`, the number of workers of that role, `prefill` or
       `decode`
+    * GET /cache: what the workers have cached, as `manage_caches` returns it; query parameter `worker`
+    * POST /cache/clear: query parameters `place` (pool, host or disk; repeated; default: all), `key` (only
+      what sessions of this key retain) and `worker`. Answered with what is cached then
     * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
       other routers. Answered before the router ends
 
@@ -135,6 +139,17 @@ def admin_app(
         scaled = await model.scaling.scale(WorkerRole(asked), int(text), model.startup_timeout_s)
         return _json({"workers": scaled})
 
+    async def cache(request: Request) -> Response:
+        return _json(await manage_caches(asked_model(request).registry, request.query_params.get("worker")))
+
+    async def clear_cache(request: Request) -> Response:
+        query = request.query_params
+        places = query.getlist("place") or PLACES
+        if unknown := [place for place in places if place not in PLACES]:
+            raise HTTPException(400, f"place={unknown[0]}: use {', '.join(PLACES)}")
+        registry = asked_model(request).registry
+        return _json(await manage_caches(registry, query.get("worker"), places, query.get("key")))
+
     async def stopped(request: Request) -> Response:
         workers = request.query_params.get("workers") == "1"
         others = sorted({name for model in models.values() for name in model.registry.other_routers()})
@@ -153,6 +168,8 @@ def admin_app(
         routes=[
             Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
             Route("/workers", _finishing(workers), methods=["GET"]),
+            Route("/cache", _finishing(cache), methods=["GET"]),
+            Route("/cache/clear", _finishing(clear_cache), methods=["POST"]),
             Route("/scale/{role}", _finishing(scale), methods=["POST"]),
             Route("/stop", _finishing(stopped), methods=["POST"]),
             Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),

@@ -172,6 +172,16 @@ class WorkerSession:
             raise translate(error, self.worker_id) from None
         return stats
 
+    async def manage_cache(
+        self, request: worker_pb2.ManageCacheRequest, timeout_s: float = 30.0
+    ) -> worker_pb2.CacheReport:
+        """Raises RpcError."""
+        try:
+            report: worker_pb2.CacheReport = await self._stub.ManageCache(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise translate(error, self.worker_id) from None
+        return report
+
     async def idle(self, timeout_s: float) -> bool:
         """Wait until all requests of the worker have ended; False after `timeout_s`."""
         with contextlib.suppress(TimeoutError):

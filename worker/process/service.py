@@ -92,6 +92,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Answered between two steps, after all earlier commands."""
         return await self._ask_engine(self._handler.stats, context)
 
+    async def ManageCache(  # noqa: N802
+        self, request: worker_pb2.ManageCacheRequest, context: Context
+    ) -> worker_pb2.CacheReport:
+        """Done between two steps."""
+        return await self._ask_engine(lambda: self._handler.manage_cache(request), context)
+
     async def _read(
         self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession, lease: Lease
     ) -> None:

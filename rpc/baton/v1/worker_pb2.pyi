@@ -39,7 +39,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class WorkerInfo(_message.Message):
     SHARES_PREFIXES_FIELD_NUMBER: _ClassVar[int]
     MOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -96,7 +97,8 @@ class WorkerInfo(_message.Message):
     shares_prefixes: bool
     most_blocks: _containers.RepeatedScalarFieldContainer[int]
     windows: _containers.RepeatedCompositeFieldContainer[Window]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ...) -> None: ...
+    page_bytes: int
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("tokens", "share")
@@ -603,6 +605,52 @@ class WorkerStats(_message.Message):
     accepted_tokens: int
     accepted_at: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, load: _Optional[_Union[Load, _Mapping]] = ..., pages: _Optional[_Union[PageCounts, _Mapping]] = ..., steps: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., cache_hit_tokens: _Optional[int] = ..., unexpected_messages: _Optional[int] = ..., tiers: _Optional[_Union[KVTiers, _Mapping]] = ..., state_slots: _Optional[_Union[PageCounts, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[GroupPages, _Mapping]]] = ..., retained_blocks: _Optional[int] = ..., drafts: _Optional[int] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_at: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ManageCacheRequest(_message.Message):
+    __slots__ = ("clear", "key")
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    clear: _containers.RepeatedScalarFieldContainer[str]
+    key: str
+    def __init__(self, clear: _Optional[_Iterable[str]] = ..., key: _Optional[str] = ...) -> None: ...
+
+class CacheReport(_message.Message):
+    __slots__ = ("places", "page_tokens", "input_tokens", "retained")
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETAINED_FIELD_NUMBER: _ClassVar[int]
+    places: _containers.RepeatedCompositeFieldContainer[CachePlace]
+    page_tokens: int
+    input_tokens: int
+    retained: _containers.RepeatedCompositeFieldContainer[RetainedSession]
+    def __init__(self, places: _Optional[_Iterable[_Union[CachePlace, _Mapping]]] = ..., page_tokens: _Optional[int] = ..., input_tokens: _Optional[int] = ..., retained: _Optional[_Iterable[_Union[RetainedSession, _Mapping]]] = ...) -> None: ...
+
+class CachePlace(_message.Message):
+    __slots__ = ("name", "pages", "capacity", "hit_tokens", "cleared")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PAGES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    pages: int
+    capacity: int
+    hit_tokens: int
+    cleared: int
+    def __init__(self, name: _Optional[str] = ..., pages: _Optional[int] = ..., capacity: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., cleared: _Optional[int] = ...) -> None: ...
+
+class RetainedSession(_message.Message):
+    __slots__ = ("tenant", "key", "tokens", "seconds")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    key: str
+    tokens: int
+    seconds: float
+    def __init__(self, tenant: _Optional[str] = ..., key: _Optional[str] = ..., tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class KVTiers(_message.Message):
     __slots__ = ("tiers", "page_bytes", "dropped", "faults")

@@ -55,6 +55,11 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.WorkerStats.FromString,
                 _registered_method=True)
+        self.ManageCache = channel.unary_unary(
+                '/baton.v1.Worker/ManageCache',
+                request_serializer=baton_dot_v1_dot_worker__pb2.ManageCacheRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.CacheReport.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -84,6 +89,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ManageCache(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -101,6 +112,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.GetStats,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.GetStatsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.WorkerStats.SerializeToString,
+            ),
+            'ManageCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ManageCache,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.ManageCacheRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.CacheReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -190,6 +206,33 @@ class Worker:
             '/baton.v1.Worker/GetStats',
             baton_dot_v1_dot_worker__pb2.GetStatsRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WorkerStats.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ManageCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/ManageCache',
+            baton_dot_v1_dot_worker__pb2.ManageCacheRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.CacheReport.FromString,
             options,
             channel_credentials,
             insecure,

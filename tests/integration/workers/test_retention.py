@@ -61,3 +61,19 @@ async def test_a_request_gets_pages_that_others_retain(folder: Path, oracle: Ora
         other = [(token + 1) % 97 for token in PROMPT]
         assert (await ask(link, other))[0] == oracle(other, 8)
         await link.all_pages_back()
+
+
+async def test_clearing_a_key_drops_what_only_its_sessions_retain(folder: Path, oracle: Oracle) -> None:
+    tiers = TierConfig(host_bytes=30 * 1024)
+    async with worker(folder, WorkerRole.DECODE, None, tiers=tiers, **POOL) as link:
+        await ask(link, PROMPT, "chat")
+        branch = [*PROMPT[:20], *PROMPT[:20]]
+        await ask(link, branch, "other")
+        request = worker_pb2.ManageCacheRequest(clear=["pool", "host"], key="chat")
+        report = await link.stub.ManageCache(request)
+        # 47 tokens have KV, in pages of 4: 11 full pages, the first 5 of which the other key retains too.
+        assert report.places[0].cleared == 6
+        assert [(kept.key, kept.tokens) for kept in report.retained] == [("other", 44)]
+        assert await ask(link, PROMPT) == (oracle(PROMPT, 8), 20)
+        assert await ask(link, branch) == (oracle(branch, 8), 36)
+        await link.all_pages_back()

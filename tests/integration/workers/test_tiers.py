@@ -102,6 +102,30 @@ async def test_flipped_bits_in_files_never_become_tokens(
         assert found.tiers.faults["digest"] + found.tiers.faults["load"] >= len(PROMPTS)
 
 
+async def test_cleared_places_are_empty_and_the_others_serve(
+    folder: Path, oracle: Oracle, tmp_path: Path
+) -> None:
+    async with worker(folder, WorkerRole.DECODE, None, tiers=with_disk(tmp_path), **POOL) as link:
+
+        async def clear(*places: str) -> dict[str, worker_pb2.CachePlace]:
+            report = await link.stub.ManageCache(worker_pb2.ManageCacheRequest(clear=places))
+            return {place.name: place for place in report.places}
+
+        tokens, _ = await run(link, PROMPTS[0])
+        await copied(link, "disk", 16)
+        found = await clear("pool")
+        assert (found["pool"].cleared, found["pool"].pages, found["host"].pages) == (16, 0, 16)
+        assert await run(link, PROMPTS[0]) == (tokens, {"host": 56})
+        await clear("host", "pool")
+        assert await run(link, PROMPTS[0]) == (tokens, {"disk": 56})
+        found = await clear("pool", "host", "disk")
+        assert [place.pages for place in found.values()] == [0, 0, 0]
+        assert (found["host"].hit_tokens, found["disk"].hit_tokens) == (56, 56)
+        assert await run(link, PROMPTS[0]) == (tokens, {})
+        assert tokens == oracle(PROMPTS[0], 8)
+        await link.all_pages_back()
+
+
 async def test_disaggregated_workers_use_their_own_tiers(folder: Path, oracle: Oracle) -> None:
     settings = {**POOL, "tiers": TIERS}
     async with pair(folder, prefill=settings, decode=settings) as workers:

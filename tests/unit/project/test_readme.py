@@ -11,6 +11,7 @@ import pytest
 from benchmarks import chunked, compare, modes, simulate, speculation
 from benchmarks.cluster import main as cluster
 from benchmarks.frontier import __main__ as frontier
+from router.admin import client as admin
 from router.cli import drain_node, plan
 from router.cli.doctor import command as doctor
 from router.client import batch, chat, top
@@ -40,6 +41,9 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
+    for action in admin.make_parser()._actions:
+        for command in action.choices.values() if isinstance(action.choices, dict) else ():
+            others |= {flag for action in command._actions for flag in action.option_strings}
     others |= TRANSLATIONS.keys()  # of other servers
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
