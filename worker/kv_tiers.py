@@ -5,24 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from common.block_key import root_key
-from engine.kv_cache.pool import KVPool
-from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
-from engine.kv_tiers.copier import BackgroundCopier, Digest
-from engine.kv_tiers.host_pages import HostPages
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
-from kv_transfer import KVLayout
-from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.config import TierConfig
-from worker.kv_pool_access import digester_of, layout_of, memory_of
+from worker.kv_copies import TierError, open_copies
+from worker.kv_pool_access import layout_of
 from worker.parts import Parts
-
-__all__ = ["TierError", "limits_for", "open_tiers"]
+from worker.tensor_parallel.rank_tiers import RunningCopier, open_ranks
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +28,8 @@ _AHEAD: Final = 0.5
 a restarted worker finds what was cached."""
 
 
-class TierError(ValueError):
-    """The tiers configured cannot be opened here; the message names the flag."""
-
-
 def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits:
-    """Sizes in pages, for a pool of `num_pages`. Raises TierError."""
+    """Sizes in pages, for a pool of `num_pages`. `page_bytes`: over all ranks. Raises TierError."""
     slots, files = tiers.host_bytes // page_bytes, tiers.disk_bytes // page_bytes
     if slots < 2:
         raise TierError(
@@ -49,42 +38,44 @@ def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits
         )
     return TierLimits(
         host_slots=slots,
-        disk_files=files,
+        disk_files=files if tiers.disk_dir is not None else 0,
         ahead=min(slots, num_pages if files else int(num_pages * _AHEAD)),
         batch=max(1, min(_BATCH_BYTES // page_bytes, num_pages // 8, slots // 4)),
         loads=max(1, min(_LOAD_BYTES // page_bytes, slots // 2)),
     )
 
 
-def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
+def open_tiers(parts: Parts, config: TierConfig) -> RunningCopier:
     """Give a worker's engine its tiers, and start their threads, which the caller stops.
 
-    Raises TierError.
+    With several ranks, while the others call `serve_tiers`. Raises TierError.
     """
     engine, runner = parts.engine, parts.runner
-    pool, layout = runner.kv, layout_of(runner)
+    pool, num_ranks = runner.kv, runner.communicator.shard.size
     if config.host_bytes > (available := _available_bytes()):
         raise TierError(
             f"--host-kv-gb {config.host_bytes / 2**30:g}: {available / 2**30:.1f} GiB of memory are available"
             f" for {parts.config.worker_id}; lower it"
         )
-    limits = limits_for(config, pool.num_pages, pool.page_bytes)
-    tiers = KVTiers(limits, page_bytes=pool.page_bytes, groups=pool.groups)
-    files = None
-    if config.disk_dir is not None and limits.disk_files:
-        files = _files(config.disk_dir / parts.config.worker_id, layout.hash, pool.page_bytes)
-        tiers.restore(files.scan())
-    copier = BackgroundCopier(
-        HostPages(pool.memory, limits.host_slots),
-        _digest(pool, layout),
-        pool.page_size,
-        files,
-        device=parts.config.engine.device,
-        wake=lambda: parts.inbox.post(lambda: None),
+    page_bytes = pool.page_bytes * num_ranks
+    limits = limits_for(config, pool.num_pages, page_bytes)
+
+    def wake() -> None:
+        parts.inbox.post(lambda: None)
+
+    opened = open_copies if num_ranks == 1 else open_ranks
+    copies = opened(
+        parts.config,
+        runner,
+        limits.host_slots,
+        with_files=limits.disk_files > 0,
+        wake=wake,
         on_fatal=parts.inbox.fail,
     )
-    engine.kv.use_tiers(tiers, copier, root_key(layout.hash), runner.pages_of_slot)
-    copier.start()
+    tiers = KVTiers(limits, page_bytes=page_bytes, groups=pool.groups)
+    tiers.restore(copies.found)
+    engine.kv.use_tiers(tiers, copies.copier, root_key(layout_of(runner).hash), runner.pages_of_slot)
+    copies.copier.start()
     log.info(
         "KV tiers: %d pages of host memory, %d on disk (%d found), beside %d in the pool",
         limits.host_slots,
@@ -92,21 +83,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> BackgroundCopier:
         len(tiers.disk),
         pool.num_pages,
     )
-    return copier
-
-
-def _digest(pool: KVPool, layout: KVLayout) -> Digest:
-    digester = digester_of(pool, memory_of(pool), layout)
-    if isinstance(digester, DeviceDigester):
-        return digester.begin
-    return lambda pages, tail_tokens, _: partial(digester.digest, pages, tail_tokens)
-
-
-def _files(folder: Path, identity: str, page_bytes: int) -> BlockFiles:
-    try:
-        return BlockFiles(folder, identity, page_bytes)
-    except (OSError, DirectoryInUse) as error:
-        raise TierError(f"--disk-kv-dir {folder.parent}: {error}; use another directory") from None
+    return copies.copier
 
 
 def _available_bytes() -> int:

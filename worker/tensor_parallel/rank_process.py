@@ -12,6 +12,7 @@ from engine.executor.runner import ModelRunner
 from engine.parallel import Rendezvous, StepChannel, join
 from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_kv import serve_kv
+from worker.tensor_parallel.rank_tiers import serve_tiers
 
 __all__ = ["run_rank"]
 
@@ -30,6 +31,7 @@ def run_rank(config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
     try:
         runner = ModelRunner(config.engine, communicator=communicator)
         close = runner.close
+        tiers = None if config.tiers is None else serve_tiers(config, runner)
         if config.kv_by_ranks:
             serve_kv(config, runner)
         tune_gc()
@@ -37,6 +39,8 @@ def run_rank(config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
         steps = StepChannel(communicator)
         while (inputs := steps.receive()) is not None:
             runner.execute_step(inputs)
+        if tiers is not None:
+            tiers.join()
     except RankLost as error:
         log.info("rank %d of %s ends: %s", rank, config.worker_id, error)
     finally:

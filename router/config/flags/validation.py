@@ -235,12 +235,6 @@ def _tiers(config: RouterConfig) -> Iterator[str]:
         )
     if not 0 <= config.retained_kv_share <= 1:
         yield f"--retained-kv-share {config.retained_kv_share:g} is not between 0 and 1; try 0.25"
-    for flag, ranks in config.everywhere("tensor_parallel_size"):
-        if config.host_kv_gb > 0 and ranks > 1:
-            yield (
-                f"--host-kv-gb {config.host_kv_gb:g} does not support {flag} {ranks} yet: each rank has its"
-                " part of a page; leave one of them out"
-            )
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:

@@ -1,0 +1,80 @@
+"""Memory, files and threads of the KV tiers of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from common.block_hash import BlockHash
+from common.block_key import PageKey
+from engine.executor.runner import ModelRunner
+from engine.kv_cache.pool import KVPool
+from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
+from engine.kv_tiers.copier import BackgroundCopier, Digest
+from engine.kv_tiers.host_pages import HostPages
+from kv_transfer import KVLayout
+from kv_transfer.integrity.device_digest import DeviceDigester
+from worker.config import WorkerConfig
+from worker.kv_pool_access import digester_of, layout_of, memory_of
+
+
+class TierError(ValueError):
+    """The tiers configured cannot be opened here; the message names the flag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    copier: BackgroundCopier
+    """Not started yet."""
+    found: list[tuple[PageKey, BlockHash]]
+    """Files of an earlier process, from the least to the most recently used."""
+
+
+def open_copies(
+    config: WorkerConfig,
+    runner: ModelRunner,
+    host_slots: int,
+    *,
+    with_files: bool,
+    wake: Callable[[], None],
+    on_fatal: Callable[[BaseException], None],
+) -> Copies:
+    """For the pool of this rank. Raises TierError."""
+    pool, shard = runner.kv, runner.communicator.shard
+    layout = replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank)
+    files, found = None, []
+    if with_files:
+        files = _files(config, layout, pool.page_bytes)
+        found = files.scan()
+    copier = BackgroundCopier(
+        HostPages(pool.memory, host_slots),
+        _digest(pool, layout),
+        pool.page_size,
+        files,
+        device=config.engine.device,
+        wake=wake,
+        on_fatal=on_fatal,
+    )
+    return Copies(copier, found)
+
+
+def _digest(pool: KVPool, layout: KVLayout) -> Digest:
+    digester = digester_of(pool, memory_of(pool), layout)
+    if isinstance(digester, DeviceDigester):
+        return digester.begin
+    return lambda pages, tail_tokens, _: partial(digester.digest, pages, tail_tokens)
+
+
+def _files(config: WorkerConfig, layout: KVLayout, page_bytes: int) -> BlockFiles:
+    """Each rank has a folder of its own, since it has its part of every page."""
+    assert config.tiers is not None
+    assert config.tiers.disk_dir is not None
+    folder, identity = config.tiers.disk_dir / config.worker_id, layout.hash
+    if layout.tp_size > 1:
+        folder = folder.with_name(f"{config.worker_id}.rank-{layout.tp_rank}")
+        identity = f"{layout.hash}, rank {layout.tp_rank} of {layout.tp_size}"
+    try:
+        return BlockFiles(folder, identity, page_bytes)
+    except (OSError, DirectoryInUse) as error:
+        raise TierError(f"--disk-kv-dir {folder.parent}: {error}; use another directory") from None

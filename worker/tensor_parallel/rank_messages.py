@@ -1,0 +1,95 @@
+"""Messages between rank 0 and the other ranks of a worker about copies of KV, and the socket for them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from engine.kv_tiers.jobs import Demote, Done, Load, Promote, Remove, Save
+from kv_transfer.codec import block, pack_one_of, unpack_one_of
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A page in a rank's files."""
+
+    key: bytes
+    hash: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Rank: it is ready, unless there is a problem."""
+
+    secret: bytes
+    """Of this start of the worker: what comes from elsewhere on the machine does not know it."""
+    rank: int
+    problem: str
+    found: tuple[File, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Rank: `Done`."""
+
+    id: int
+    digests: tuple[int, ...]
+    lacking: tuple[int, ...]
+    """Places in `digests` whose page has no copy."""
+
+    @classmethod
+    def of(cls, done: Done) -> Answer:
+        lacking = tuple(place for place, digest in enumerate(done.digests) if digest is None)
+        return cls(done.id, tuple(digest or 0 for digest in done.digests), lacking)
+
+    def done(self) -> Done:
+        digests: list[int | None] = list(self.digests)
+        for place in self.lacking:
+            digests[place] = None
+        return Done(self.id, tuple(digests))
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """From rank 0: write the files that are queued, and close."""
+
+
+Message: TypeAlias = Hello | Answer | Stop | Demote | Promote | Save | Load | Remove
+_KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove)
+
+
+class RankSocket:
+    """`send` may be called by any thread, `receive` by one."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._sending = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """Raises OSError when the other end has ended."""
+        with self._sending:
+            self._socket.sendall(block(pack_one_of(_KINDS, message)))
+
+    def receive(self) -> Message | None:
+        """Waits for the next one; None: the other end has ended. Raises BadMessage, and OSError."""
+        head = self._exactly(_LENGTH.size)
+        body = head and self._exactly(_LENGTH.unpack(head)[0])
+        return unpack_one_of(_KINDS, body) if body else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _exactly(self, size: int) -> bytes:
+        """Empty if the other end ends before."""
+        data = bytearray()
+        while len(data) < size:
+            part = self._socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                return b""
+            data += part
+        return bytes(data)

@@ -1,0 +1,227 @@
+"""KV tiers of a worker with several ranks: rank 0 decides, and each rank copies its part of the pages.
+
+The slots and the pages of a job are the same on every rank. A copy is made when all ranks have made theirs,
+and verified when the digests of all are those that went down.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from common.block_hash import BlockHash
+from common.block_key import PageKey
+from engine.executor.runner import ModelRunner
+from engine.kv_tiers.jobs import Copier, Done, Job, Remove, Save
+from kv_transfer.errors import BadMessage
+from worker.config import WorkerConfig
+from worker.kv_copies import Copies, TierError, open_copies
+from worker.tensor_parallel.rank_messages import Answer, File, Hello, RankSocket, Stop
+
+_LOOPBACK: Final = "127.0.0.1"
+_PATIENCE_S: Final = 60.0
+_SECRET_BYTES: Final = 32
+_DIGEST_BITS: Final = 64
+_Files: TypeAlias = list[tuple[PageKey, BlockHash]]
+
+
+class RunningCopier(Copier, Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Stop when queued files are written."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankedCopies:
+    """As `Copies`, of all ranks."""
+
+    copier: RankedCopier
+    found: _Files
+    """Files of which every rank has its part."""
+
+
+def open_ranks(
+    config: WorkerConfig,
+    runner: ModelRunner,
+    host_slots: int,
+    *,
+    with_files: bool,
+    wake: Callable[[], None],
+    on_fatal: Callable[[BaseException], None],
+) -> RankedCopies:
+    """On rank 0, while the other ranks call `serve_tiers`. Raises TierError."""
+    size = runner.communicator.shard.size
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    with socket.create_server((_LOOPBACK, 0)) as listener:
+        listener.settimeout(_PATIENCE_S)
+        announced = [listener.getsockname()[1], host_slots, with_files, *np.frombuffer(secret, np.int64)]
+        runner.communicator.broadcast_host(torch.tensor(announced, dtype=torch.int64))
+        own = open_copies(config, runner, host_slots, with_files=with_files, wake=wake, on_fatal=on_fatal)
+        links: dict[int, tuple[RankSocket, Hello]] = {}
+        while len(links) < size - 1:
+            link, hello = _accept(listener)
+            if hello is None or not secrets.compare_digest(hello.secret, secret):
+                link.close()  # it is no rank of this worker
+            elif hello.problem:
+                raise TierError(hello.problem)
+            else:
+                links[hello.rank] = link, hello
+    ordered = [links[rank] for rank in range(1, size)]
+    copier = RankedCopier(own.copier, [link for link, _ in ordered], wake)
+    found = [[(file.key, file.hash) for file in hello.found] for _, hello in ordered]
+    return RankedCopies(copier, copier.common([own.found, *found]))
+
+
+def serve_tiers(config: WorkerConfig, runner: ModelRunner) -> threading.Thread:
+    """On other ranks: serve `open_ranks` of rank 0, until the thread returned ends."""
+    announced = torch.zeros(3 + _SECRET_BYTES // 8, dtype=torch.int64)
+    runner.communicator.broadcast_host(announced)
+    port, host_slots, with_files = announced[:3].tolist()
+    connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
+    connection.settimeout(None)
+    link = RankSocket(connection)
+    secret, rank = announced[3:].numpy().tobytes(), runner.communicator.shard.rank
+
+    def report() -> None:
+        with suppress(OSError):  # rank 0 has ended: so does this rank
+            for done in copies.copier.poll():
+                link.send(Answer.of(done))
+
+    try:
+        copies = open_copies(
+            config,
+            runner,
+            host_slots,
+            with_files=bool(with_files),
+            wake=report,
+            on_fatal=lambda _: connection.shutdown(socket.SHUT_RDWR),
+        )
+    except TierError as error:
+        link.send(Hello(secret, rank, str(error), ()))
+        raise
+    link.send(Hello(secret, rank, "", tuple(File(key, hash) for key, hash in copies.found)))
+    copies.copier.start()
+    serving = threading.Thread(target=_serve, args=(link, copies), name="kv-tiers", daemon=True)
+    serving.start()
+    return serving
+
+
+class RankedCopier:
+    """`Copier` of all ranks. A digest of a page is those of all ranks, 64 bits each."""
+
+    def __init__(self, own: RunningCopier, links: Sequence[RankSocket], wake: Callable[[], None]) -> None:
+        self._own = own
+        self._links = links
+        self._wake = wake
+        self._arrived: deque[tuple[int, Done]] = deque()
+        """By rank, from the readers."""
+        self._parts: dict[int, dict[int, Done]] = {}
+        """Of jobs that some ranks have done, by rank."""
+        self._saves: dict[int, Save] = {}
+        self._readers = [
+            threading.Thread(target=self._read, args=(rank, link), name=f"kv-rank-{rank}", daemon=True)
+            for rank, link in enumerate(links, 1)
+        ]
+
+    def common(self, found: Sequence[_Files]) -> _Files:
+        """Files that all ranks have, in the order of rank 0. The parts of others are removed."""
+        everywhere = set(found[0]).intersection(*found[1:])
+        for rank, files in enumerate(found):
+            for key, hash in files:
+                if (key, hash) not in everywhere:
+                    self._send(rank, Remove(key, hash))
+        return [file for file in found[0] if file in everywhere]
+
+    def start(self) -> None:
+        self._own.start()
+        for reader in self._readers:
+            reader.start()
+
+    def stop(self) -> None:
+        for link in self._links:
+            with suppress(OSError):
+                link.send(Stop())
+        self._own.stop()
+        for reader in self._readers:
+            reader.join(_PATIENCE_S)
+
+    def submit(self, job: Job) -> None:
+        if isinstance(job, Save):
+            self._saves[job.id] = job
+        for rank in range(1 + len(self._links)):
+            self._send(rank, job)
+
+    def poll(self) -> list[Done]:
+        arrived = [(0, done) for done in self._own.poll()]
+        while self._arrived:
+            arrived.append(self._arrived.popleft())
+        ended = []
+        for rank, done in arrived:
+            parts = self._parts.setdefault(done.id, {})
+            parts[rank] = done
+            if len(parts) == 1 + len(self._links):
+                ended.append(self._joined(self._parts.pop(done.id)))
+        return ended
+
+    def _joined(self, parts: dict[int, Done]) -> Done:
+        id = parts[0].id
+        by_page = zip(*(parts[rank].digests for rank in range(len(parts))), strict=True)
+        joined = Done(id, tuple(_join(digests) for digests in by_page))
+        save = self._saves.pop(id, None)
+        if save is not None and None in joined.digests:
+            self.submit(Remove(save.key, save.hash))  # the parts that other ranks have written
+        return joined
+
+    def _send(self, rank: int, job: Job) -> None:
+        if isinstance(job, Save):
+            job = replace(job, digest=job.digest >> rank * _DIGEST_BITS & (1 << _DIGEST_BITS) - 1)
+        if rank == 0:
+            self._own.submit(job)
+            return
+        with suppress(OSError):  # the rank has ended, so this worker will
+            self._links[rank - 1].send(job)
+
+    def _read(self, rank: int, link: RankSocket) -> None:
+        with suppress(BadMessage, OSError):
+            while isinstance(answer := link.receive(), Answer):
+                self._arrived.append((rank, answer.done()))
+                self._wake()
+
+
+def _join(digests: Sequence[int | None]) -> int | None:
+    """None if a rank has none."""
+    total = 0
+    for rank, digest in enumerate(digests):
+        if digest is None:
+            return None
+        total |= digest << rank * _DIGEST_BITS
+    return total
+
+
+def _accept(listener: socket.socket) -> tuple[RankSocket, Hello | None]:
+    """The next connection, and how it introduces itself."""
+    connection, _ = listener.accept()
+    connection.settimeout(_PATIENCE_S)  # for one that sends nothing
+    link, hello = RankSocket(connection), None
+    with suppress(BadMessage, OSError):
+        hello = link.receive()
+    connection.settimeout(None)
+    return link, hello if isinstance(hello, Hello) else None
+
+
+def _serve(link: RankSocket, copies: Copies) -> None:
+    with suppress(BadMessage, OSError):
+        while (job := link.receive()) is not None and not isinstance(job, (Stop, Hello, Answer)):
+            copies.copier.submit(job)
+    copies.copier.stop()
+    link.close()
