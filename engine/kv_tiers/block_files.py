@@ -11,29 +11,21 @@ import fcntl
 import logging
 import os
 import shutil
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from common.block_hash import BlockHash
-from common.block_key import PAGE_KEY_BYTES, PageKey
+from common.block_key import PageKey
+from engine.kv_tiers.block_format import BlockFormat
 
 log = logging.getLogger(__name__)
 
-_MAGIC: Final = b"BatonKV2"
-_FIELDS: Final = struct.Struct(f"<8s32s{PAGE_KEY_BYTES}sQQQ")
-"""Magic, identity, key, hash, digest of the KV, bytes of the KV."""
-_HEADER_BYTES: Final = _FIELDS.size + 8
-"""With the checksum of the fields."""
-_SUFFIX: Final = ".kv"
 _LOCK_PATIENCE_S: Final = 10.0
 
 
@@ -54,19 +46,14 @@ class BlockFiles:
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _locked(folder / "lock")
-        self._identity = blake2b(identity.encode(), digest_size=32).digest()
-        self._page_bytes = page_bytes
-        self._root = folder / self._identity.hex()[:16]
+        self._format = BlockFormat(identity, page_bytes)
+        self._root = folder / self._format.folder
         for other in folder.iterdir():
             if other.is_dir() and other != self._root:
                 log.info("delete KV of other weights or another layout in %s", other)
                 shutil.rmtree(other, ignore_errors=True)
         for shard in range(256):
             (self._root / f"{shard:02x}").mkdir(parents=True, exist_ok=True, mode=0o700)
-
-    @property
-    def file_bytes(self) -> int:
-        return _HEADER_BYTES + self._page_bytes
 
     def scan(self) -> list[tuple[PageKey, BlockHash]]:
         """Key and hash of the files that there are, the one used longest ago first. Deletes other files.
@@ -75,13 +62,13 @@ class BlockFiles:
         """
         found: list[tuple[float, PageKey, BlockHash]] = []
         for entry in self._entries():
-            key, hash = _parsed(entry.name)
+            parsed = self._format.parsed(entry.name)
             stat = entry.stat()
-            if key is None or stat.st_size != self.file_bytes:
+            if parsed is None or stat.st_size != self._format.total_bytes:
                 with suppress(OSError):
                     os.unlink(entry.path)
             else:
-                found.append((stat.st_mtime, key, hash))
+                found.append((stat.st_mtime, *parsed))
         return [(key, hash) for _, key, hash in sorted(found)]
 
     def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
@@ -90,7 +77,7 @@ class BlockFiles:
         temporary = path.with_suffix(".new")
         try:
             with open(temporary, "wb", buffering=0) as file:
-                for part in (self._header(key, hash, digest), content.data):
+                for part in (self._format.header(key, hash, digest), content.data):
                     rest = memoryview(part)
                     while rest:
                         rest = rest[file.write(rest) :]
@@ -102,19 +89,18 @@ class BlockFiles:
 
     def read(self, key: PageKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
         """Read a file's KV, and return the digest that it should have; None: this is not the file."""
-        header = bytearray(_HEADER_BYTES)
+        header = bytearray(self._format.header_bytes)
         path = self._path(key, hash)
         try:
             with open(path, "rb", buffering=0) as file:
                 whole = _filled(file, memoryview(header)) and _filled(file, into.data) and not file.read(1)
-            digest = _FIELDS.unpack_from(header)[4] if whole else 0
-            if not whole or header != self._header(key, hash, digest):
-                return None
-            os.utime(path)
+            digest = self._format.digest_of(header, key, hash) if whole else None
+            if digest is not None:
+                os.utime(path)
         except OSError as error:
             log.warning("cannot read %s: %s", path, error)
             return None
-        return int(digest)
+        return digest
 
     def remove(self, key: PageKey, hash: BlockHash) -> None:
         with suppress(OSError):
@@ -128,12 +114,7 @@ class BlockFiles:
             yield from os.scandir(shard.path)
 
     def _path(self, key: PageKey, hash: BlockHash) -> Path:
-        name = key.hex()
-        return self._root / name[:2] / f"{name}-{hash:016x}{_SUFFIX}"
-
-    def _header(self, key: PageKey, hash: BlockHash, digest: int) -> bytes:
-        fields = _FIELDS.pack(_MAGIC, self._identity, key, hash, digest, self._page_bytes)
-        return fields + xxh3_64_intdigest(fields).to_bytes(8, "little")
+        return self._root / self._format.path(key, hash)
 
 
 def _filled(file: object, view: memoryview) -> bool:
@@ -144,17 +125,6 @@ def _filled(file: object, view: memoryview) -> bool:
             return False
         view = view[count:]
     return True
-
-
-def _parsed(name: str) -> tuple[PageKey | None, BlockHash]:
-    stem, suffix = os.path.splitext(name)
-    key, _, hash = stem.partition("-")
-    try:
-        if suffix == _SUFFIX and len(key) == 2 * PAGE_KEY_BYTES and len(hash) == 16:
-            return bytes.fromhex(key), int(hash, 16)
-    except ValueError:
-        pass
-    return None, 0
 
 
 def _locked(path: Path) -> int:
