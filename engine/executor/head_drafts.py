@@ -1,7 +1,8 @@
 """A head as a source of drafts: EAGLE-3, or one for multi-token prediction.
 
 Row i of the head has token i + 1 and the features of token i, and its KV is at the place of token i: beside
-that of the target, at the same page ids. So the head has no page accounts, and its KV is never sent.
+that of the target, at the same page ids. So the head has no page accounts, and its KV is never sent. Of a
+target with several groups of layers these are the pages of one that attends to the whole context.
 
 For each request there is a twin, a request whose tokens are those of the head's rows. It begins at the first
 page behind which all features are here: the prompt's first page; or, behind a handoff, a migration or a
@@ -159,7 +160,11 @@ class HeadDrafts:
         model = self._runner.model
         assert isinstance(model, DraftHead)
         self._context = min(config.max_model_len, head.max_position)
-        self._features = TargetFeatures(model, (own.num_pages + 1) * self._page_size)
+        groups = target.kv.groups
+        self._stride = len(groups)
+        self._group = next(number for number, group in enumerate(groups) if group.window is None)
+        slots_of_tokens = (own.num_pages + 1) * self._page_size
+        self._features = TargetFeatures(model, slots_of_tokens, group=self._group)
         self._runner.show(HeadRows(model, self._features.features, num_requests=slots))
         target.show(self._features)
         self._twins: dict[RequestId, _Twin] = {}
@@ -216,35 +221,39 @@ class HeadDrafts:
         twin.tokens.extend(request.tokens(twin.offset + 1 + len(twin.tokens), request.num_known))
         first, end = twin.offset // self._page_size, -(-(request.num_known - 1) // self._page_size)
         own = self._num_pages + request.slot * self._own_pages
-        twin.request.pages = [*request.pages[first:end], *range(own, own + self._own_pages)]
+        pages = request.pages[first * self._stride + self._group : end * self._stride : self._stride]
+        twin.request.pages = [*pages, *range(own, own + self._own_pages)]
         twin.request.slot = request.slot
         self._note(twin, request, range(first + twin.marked, end))
         return twin
 
-    def _note(self, twin: _Twin, request: Request, pages: range) -> None:
-        """Mark those of the request's `pages` whose rows are complete, and the others as changing."""
+    def _page(self, request: Request, block: int) -> PageId:
+        return request.pages[block * self._stride + self._group]
+
+    def _note(self, twin: _Twin, request: Request, blocks: range) -> None:
+        """Mark the pages of those blocks whose rows are complete, and the others as changing."""
         complete = (twin.offset + twin.request.num_computed) // self._page_size
-        for page in pages:
-            if page < complete:
-                self._marks[request.pages[page]] = self._mark(request, page)
+        for block in blocks:
+            if block < complete:
+                self._marks[self._page(request, block)] = self._mark(request, block)
                 twin.marked += 1
             else:
-                self._marks.pop(request.pages[page], None)
+                self._marks.pop(self._page(request, block), None)
 
     def _begun(self, request: Request, since: int) -> _Twin:
         """`since`: the first token from which on there are features."""
         first = computed = -(-since // self._page_size)
-        while first and self._marks.get(request.pages[first - 1]) == self._mark(request, first - 1):
+        while first and self._marks.get(self._page(request, first - 1)) == self._mark(request, first - 1):
             first -= 1
         rows = Request(request.id, (), guessing(request.sampling))
         rows.num_computed = (computed - first) * self._page_size
         offset = first * self._page_size
         return _Twin(rows, token_array(rows.prompt), request.admissions, offset, computed - first)
 
-    def _mark(self, request: Request, page: int) -> int:
+    def _mark(self, request: Request, block: int) -> int:
         """What the rows of a page are computed from, the tokens in front of the page aside. A page whose mark
         is that of other tokens by chance would make drafts worse, and no token wrong."""
-        first = page * self._page_size
+        first = block * self._page_size
         return hash((first, request.tokens(first, first + self._page_size).tobytes()))
 
     # ------------------------------------------------------------------------------------ steps

@@ -27,9 +27,10 @@ class TargetFeatures:
     Tokens whose KV came from elsewhere (a handoff, a pull, a tier) have none.
     """
 
-    def __init__(self, head: DraftHead, num_slots: int) -> None:
-        """`num_slots`: tokens in all pages."""
+    def __init__(self, head: DraftHead, num_slots: int, *, group: int = 0) -> None:
+        """`num_slots`: tokens in all pages. `group`: of the target's layers, whose pages they use."""
         self._head = head
+        self._group = group
         self.features = head.features.new_zeros(num_slots, head.spec.hidden_size)
         """[slots, d]"""
         self._computed: dict[RequestId, _Computed] = {}
@@ -47,7 +48,8 @@ class TargetFeatures:
         pass
 
     def after(self, batch: Batch, hidden: torch.Tensor) -> None:
-        self.features.index_copy_(0, batch.groups[0].slot_mapping, self._head.features_of(hidden))
+        slots = batch.groups[self._group].slot_mapping
+        self.features.index_copy_(0, slots, self._head.features_of(hidden))
 
     def computed_since(self, request: Request) -> int | None:
         """The first token from which on all but the last known one have features; None: there is none."""

@@ -17,7 +17,7 @@ def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
         return False
     if target.rope is None:
         raise UnsupportedModel(f"{target.architecture} shows no hidden states to an EAGLE-3 head")
-    _require_one_group(target, "an EAGLE-3 head")
+    _require_whole_context(target, "an EAGLE-3 head")
     if (target.vocab_size, target.hidden_size) != (head.vocab_size, eagle.target_hidden_size):
         raise UnsupportedModel(
             f"the EAGLE-3 head is of a model with {head.vocab_size} tokens and hidden states of"
@@ -43,7 +43,6 @@ def mtp_head(target: ModelSpec, *, ranks: int = 1) -> ModelSpec:
         raise UnsupportedModel(
             f"this {target.architecture} has no head for multi-token prediction; use --speculative auto"
         )
-    _require_one_group(target, "a head for multi-token prediction")
     if experts is not None:
         dense = frozenset() if target.has_experts(mtp.index) else frozenset({0})
         experts = replace(experts, dense_layers=dense, parallel=1)
@@ -57,7 +56,7 @@ def mtp_head(target: ModelSpec, *, ranks: int = 1) -> ModelSpec:
     )
 
 
-def _require_one_group(target: ModelSpec, head: str) -> None:
-    """Raise UnsupportedModel for a model with several block tables: a head has the one of its target."""
-    if any(group.window is not None for group in target.kv_groups):
-        raise UnsupportedModel(f"{target.architecture} cannot have {head}: its layers have windows")
+def _require_whole_context(target: ModelSpec, head: str) -> None:
+    """Raise UnsupportedModel if all layers have windows: a head uses the pages of the others."""
+    if all(group.window is not None for group in target.kv_groups):
+        raise UnsupportedModel(f"{target.architecture} cannot have {head}: all its layers have windows")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import SpeculationConfig
@@ -64,15 +66,21 @@ def engine_with(target: Path, head: Path | None, **changes: Any) -> Engine:
 
 @torch.inference_mode()
 def by_formula(
-    model: SmallModel, head: TrainableHead, tokens: list[int], count: int, first: int = 0
+    model: SmallModel,
+    head: TrainableHead,
+    tokens: list[int],
+    count: int,
+    first: int = 0,
+    scale: float = 1.0,
 ) -> list[int]:
-    """The greedy draft behind `tokens`, from the target's hidden states of tokens from `first` on."""
+    """The greedy draft behind `tokens`, from the target's hidden states of tokens from `first` on. `scale`:
+    by which the target multiplies embeddings, unlike the head."""
     layers = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     hidden = torch.cat([layers[layer + 1][0] for layer in (0, 1)], -1)
     hidden = torch.cat([hidden, _last_layer(model, tokens)], -1)[first:-1]
     draft: list[int] = []
     for _ in range(count):
-        embedded = model.model.get_input_embeddings()(torch.tensor([*tokens[first + 1 :], *draft]))
+        embedded = model.model.get_input_embeddings()(torch.tensor([*tokens[first + 1 :], *draft])) / scale
         padded = torch.cat([hidden, hidden.new_zeros(len(draft), hidden.shape[1])])
         logits = head.chain(embedded, padded, len(draft) + 1)[-1]
         draft.append(int(head.ids[logits[-1].argmax()]))
@@ -209,6 +217,38 @@ def test_an_answer_that_began_elsewhere_is_drafted_for_once_its_tokens_are_compu
     assert answers(engine, continued) == {id: told[10:] for id, told in plain.items()}
     assert engine.stats().drafts.drafted > 30
     engine.close()
+
+
+def _with_states(**fields: Any) -> PreTrainedModel:
+    linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    types = ["linear_attention", "full_attention"] * 2
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear, head_dim=8, layer_types=types))
+
+
+def _with_windows(**fields: Any) -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention"] * 2
+    fields |= {"head_dim": 8, "layer_types": types, "sliding_window": 12}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
+
+
+@pytest.mark.parametrize("family", [_with_states, _with_windows])
+def test_a_head_drafts_for_models_with_states_or_windows(
+    head: tuple[TrainableHead, Path], tmp_path: Path, family: Callable[..., PreTrainedModel]
+) -> None:
+    model = save_small_model(tmp_path, family, num_hidden_layers=4)
+    greedy = [SamplingParams(max_tokens=30, ignore_eos=True)] * len(PROMPTS)
+    without = engine_with(model.folder, None)
+    engine = engine_with(model.folder, head[1])
+    watched = Watched(engine)
+    assert answers(engine, requests(greedy)) == answers(without, requests(greedy))
+    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
+    assert len(drafted) > 20
+    scale = 32**0.5 if family is _with_windows else 1.0  # heads take embeddings as they are stored
+    for tokens, draft in drafted[::9]:
+        assert draft == by_formula(model, head[0], tokens, len(draft), scale=scale)
+    for each in (engine, without):
+        each.close()
 
 
 def test_a_head_of_another_model_is_refused(head: tuple[TrainableHead, Path], tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.mtp import MtpHead
 from engine.speculation.kinds import DrafterKind
 from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.unit.engine.loader.quantizing import FP8_FORMATS, rewrite
 from tests.unit.engine.speculation.test_eagle_drafts import DRAFTS, PROMPTS, Watched
 from tests.unit.engine.speculation.test_speculation import answers
 from tests.unit.tiny import make_config
@@ -59,8 +60,8 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _EXPERTS["shared_expert_intermediate_size"] = 24
 
 
-def _deepseek(fields: dict[str, Any], *, head: bool) -> PreTrainedModel:
-    sizes = fields | _ROUTED | _LATENT | {"num_key_value_heads": fields["num_attention_heads"]}
+def _deepseek(fields: dict[str, Any], *, head: bool, **shape: Any) -> PreTrainedModel:
+    sizes = fields | _ROUTED | _LATENT | {"num_key_value_heads": fields["num_attention_heads"]} | shape
     return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, first_k_dense_replace=0 if head else 1))
 
 
@@ -78,12 +79,12 @@ def _qwen3_next(fields: dict[str, Any], *, head: bool) -> PreTrainedModel:
     return Qwen3NextForCausalLM(Qwen3NextConfig(**sizes))
 
 
-def _qwen3_5(fields: dict[str, Any], *, head: bool) -> PreTrainedModel:
-    sizes = fields | _LINEAR | {"layer_types": _layer_types(head=head)}
+def _qwen3_5(fields: dict[str, Any], *, head: bool, **shape: Any) -> PreTrainedModel:
+    sizes = fields | _LINEAR | {"layer_types": _layer_types(head=head)} | shape
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes))
 
 
-_FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
+FAMILIES: dict[str, Callable[..., PreTrainedModel]] = {
     "deepseek": _deepseek,
     "glm": _glm,
     "qwen3-next": _qwen3_next,
@@ -127,7 +128,7 @@ class WithHead:
         return draft
 
 
-def _save(folder: Path, family: Callable[..., PreTrainedModel], scratch: Path) -> WithHead:
+def save(folder: Path, family: Callable[..., PreTrainedModel], scratch: Path) -> WithHead:
     target = save_small_model(folder, lambda **fields: family(fields, head=False))
     shape = {name: getattr(target.model.config, name) for name in _SHARED}
     layer = family(shape | {"num_hidden_layers": 1}, head=True).eval()
@@ -174,10 +175,10 @@ _SHARED = (
 )
 
 
-@pytest.fixture(scope="module", params=_FAMILIES)
+@pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> WithHead:
     folder, scratch = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("head")
-    return _save(folder, _FAMILIES[request.param], scratch)
+    return save(folder, FAMILIES[request.param], scratch)
 
 
 def engine_with(folder: Path, *, mtp: bool, **changes: Any) -> Engine:
@@ -221,6 +222,25 @@ def test_a_head_for_several_ranks_has_the_whole_lm_head(model: WithHead) -> None
     hidden, theirs = torch.randn(3, spec.hidden_size), model.target.model.get_output_embeddings()
     head.share(load_model(model.target.folder))
     torch.testing.assert_close(head.logits(hidden), hidden @ theirs.weight.t(), atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_in_fp8_with_scales_of_blocks_is_what_its_values_are(tmp_path: Path) -> None:
+    """As DeepSeek-V3 has it: the projection is in 16 bits."""
+    folder, scratch, stored, dense = (tmp_path / name for name in ("model", "head", "stored", "dense"))
+    for made in (folder, scratch):
+        made.mkdir()
+    wide = {"intermediate_size": 128}
+    save(folder, lambda f, *, head: _deepseek(f | wide, head=head, moe_intermediate_size=128), scratch)
+    rewrite(folder, stored, dense, FP8_FORMATS["fp8 in blocks"])
+    seen = []
+    for quantized in (stored, dense):
+        engine = engine_with(quantized, mtp=True)
+        watched = Watched(engine)
+        answers(engine, requests(GREEDY)[:2])
+        seen.append([draft for _, _, draft in watched.seen])
+        engine.close()
+    assert seen[0] == seen[1]
+    assert sum(map(len, seen[0])) > 10
 
 
 def test_a_checkpoint_without_its_head_says_so(model: WithHead, tmp_path: Path) -> None:
