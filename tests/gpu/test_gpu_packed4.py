@@ -33,7 +33,7 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
     assert error < 0.01, f"{float(error):.4f}: more than bfloat16's rounding"
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 20, 64, 200, 1000])
+@pytest.mark.parametrize("tokens", [1, 4, 16, 20, 64, 200, 1000])
 @pytest.mark.parametrize(
     ("depth", "features", "group"),
     [

@@ -66,7 +66,7 @@ def test_integers_with_zero_points_equal_their_values(width: int) -> None:
     torch.testing.assert_close(product, x @ values.flatten(1).t(), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 3, 13])
 @pytest.mark.parametrize(("depth", "features"), [(1024, 64), (640, 32), (8448, 32)])
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_a_few_rows_times_integers_equal_their_values(
