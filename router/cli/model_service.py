@@ -21,8 +21,8 @@ from router.admin.scaling import Scaling
 from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
 from router.cli.scaling import begin_scaling
+from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import residents
-from router.cluster.poison_board import PoisonBoard
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.cluster.ray_worker import RayWorker
@@ -136,7 +136,8 @@ class ModelStart:
         tracing = self._tracing(name)
         on_end = tracing if feed is None else feed.before(tracing)
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
-        exchange = asyncio.create_task(PoisonBoard(dispatcher.poison_requests, cluster.ask).run())
+        board = FaultBoard(dispatcher.poison_requests, registry, cluster.ask)
+        exchange = asyncio.create_task(board.run(), name="faults")
         self.stack.callback(exchange.cancel)
         drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
         follow = asyncio.create_task(drainer.follow(), name="drains of other routers")

@@ -23,6 +23,7 @@ _INCARNATION: Final = b"incarnation/"
 _STOPPED: Final = b"stopped/"
 _WANTED: Final = b"workers/"
 _POISON: Final = b"poison/"
+_OPEN: Final = b"open circuits/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,17 @@ class PoisonEntry:
     sequence_id: str
     until: float
     """Wall clock, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCircuits:
+    """The processes of workers that failed the probes of a router."""
+
+    router: str
+    at: float
+    """Wall clock, in seconds."""
+    workers: tuple[tuple[str, int], ...]
+    """Worker ids with the epochs of their processes."""
 
 
 class KeyValueStore(Protocol):
@@ -144,6 +156,28 @@ class ClusterRecord:
             for key, value in found
             if value is not None  # removed meanwhile
         ]
+
+    def keep_open_circuits(self, circuits: OpenCircuits) -> None:
+        """In place of the router's earlier ones."""
+        if circuits.workers:
+            value = json.dumps([circuits.at, circuits.workers]).encode()
+            self._put(_OPEN + circuits.router.encode(), value)
+        else:
+            self.forget_open_circuits(circuits.router)
+
+    def forget_open_circuits(self, router: str) -> None:
+        self._store.internal_kv_del(_OPEN + router.encode(), False, self._namespace, _ANSWER_S)
+
+    def open_circuits(self) -> list[OpenCircuits]:
+        """Of all routers, also those that are over."""
+        keys = self._store.internal_kv_keys(_OPEN, self._namespace, _ANSWER_S)
+        found = []
+        for key in keys:
+            if (value := self._get(key)) is not None:  # not removed meanwhile
+                at, workers = json.loads(value)
+                named = tuple((worker_id, epoch) for worker_id, epoch in workers)
+                found.append(OpenCircuits(key.removeprefix(_OPEN).decode(), at, named))
+        return found
 
     def keep_incarnation(self, incarnation: Incarnation) -> None:
         """The last one of its worker that a router was connected to."""

@@ -14,7 +14,8 @@ class CircuitState(IntEnum):
 
     CLOSED = 0
     SUSPECT = 1
-    """Several requests in a row failed: used only if no other worker is available."""
+    """Several requests in a row, or a probe of another router failed: used only if no other worker is
+    available."""
     OPEN = 2
     """A probe failed too: no requests until a probe succeeds."""
 
@@ -45,6 +46,13 @@ class CircuitBreaker:
         self.failures += 1
         if self.failures >= _MAX_FAILURES and self.state is CircuitState.CLOSED:
             self.state = CircuitState.SUSPECT
+
+    def doubt(self) -> bool:
+        """Record that another router's probe failed. Returns whether that is news."""
+        is_news = self.state is CircuitState.CLOSED
+        if is_news:
+            self.state = CircuitState.SUSPECT
+        return is_news
 
     def probe_succeeded(self) -> None:
         self.state = CircuitState.CLOSED
