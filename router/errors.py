@@ -143,6 +143,17 @@ class Unavailable(RouterError):
     plain = "The server cannot process this request now; try again later."
 
 
+class ShuttingDown(Unavailable):
+    """This router stops before the request's end. Another one, or the next one, serves the same request."""
+
+    default_code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server is shutting down; send the request again.", retry_after_s=1.0, public=True
+        )
+
+
 class DeadlineExceeded(RouterError):
     """The request's time ran out before it was done."""
 

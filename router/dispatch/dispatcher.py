@@ -35,7 +35,7 @@ from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, Sequence
 from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
-from router.errors import Overloaded, RouterError, Unavailable
+from router.errors import Overloaded, RouterError, ShuttingDown
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
@@ -152,7 +152,7 @@ class ClusterDispatcher:
     ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
         if self._draining:
-            raise Unavailable("The server is shutting down.", public=True)
+            raise ShuttingDown
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf

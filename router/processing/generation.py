@@ -13,7 +13,7 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
-from router.errors import InvalidRequest, Unavailable
+from router.errors import InvalidRequest, ShuttingDown
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
@@ -179,9 +179,9 @@ class Generation:
         return found[-1] if found else None
 
     def fail_all(self) -> None:
-        """End every running request with Unavailable, when the router stops and cannot wait for them."""
+        """End every running request with ShuttingDown, when the router stops and cannot wait for them."""
         for run in list(self._running.values()):
-            run.fail(Unavailable("The server is shutting down.", public=True))
+            run.fail(ShuttingDown())
 
     async def prepare(self, prompt: Prompt) -> PreparedPrompt:
         """The tokens of a prompt, and the parser of its answers. Raises InvalidRequest."""

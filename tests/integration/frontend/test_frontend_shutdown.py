@@ -65,10 +65,11 @@ async def test_requests_that_outlast_the_drain_end_with_the_reason(frontends: Fr
         await asyncio.gather(frontends.http.stop(grace_s=0.2), frontends.grpc.stop(grace_s=0.2))
     over_http, over_grpc = await asyncio.gather(*running, return_exceptions=True)
     assert isinstance(over_http, openai.APIError)
-    assert "shutting down" in over_http.message
+    assert "send the request again" in over_http.message
+    assert over_http.code == "shutting_down"
     assert isinstance(over_grpc, grpc.aio.AioRpcError)
     assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
-    assert "shutting down" in (over_grpc.details() or "")
+    assert "send the request again" in (over_grpc.details() or "")
     await frontends.dispatcher.until_all_given_up()
 
 
