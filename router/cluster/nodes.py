@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +22,12 @@ _ALIVE: Final = 0
 """GcsNodeInfo.ALIVE; the generated module is not imported, since its protobuf version is Ray's own."""
 _OTHER_CLUSTER: Final = "WrongClusterID"
 """In the error of a GCS that was restarted at the same address."""
-_SILENT: Final = 4
-"""Consecutive failed requests. Ray itself ends a process that has lost its GCS for 60 s."""
+_RAYS_PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
+"""Ray's setting of the time after which it ends a process that has lost its GCS."""
+_RAYS_PATIENCE_S: Final = 60.0
+"""Its default."""
+_SPARE_S: Final = 35.0
+"""Of that time, for streams to finish."""
 
 
 class RayLost(Exception):
@@ -103,27 +109,45 @@ async def until_enough(
         await asyncio.sleep(ask_s)
 
 
+def patience_s() -> float:
+    """How long Ray may be silent: its GCS may be started again, with the state that it keeps.
+
+    Sessions with workers do without Ray meanwhile.
+    """
+    setting = float(os.environ.get(_RAYS_PATIENCE, _RAYS_PATIENCE_S))
+    return max(setting - _SPARE_S, _ANSWER_S)
+
+
 async def until_lost(
-    ask: AskNodes, own: str, *, ask_s: float = _ASK_S, answer_s: float = _ANSWER_S
+    ask: AskNodes,
+    own: str,
+    *,
+    ask_s: float = _ASK_S,
+    answer_s: float = _ANSWER_S,
+    silence_s: float | None = None,
 ) -> RayLost:
-    """Wait until Ray has ended; returns the reason. `own` is the id of this process's node."""
-    silent = 0
+    """Wait until Ray has ended, or is silent for `silence_s` (default: `patience_s()`); returns the reason.
+
+    `own` is the id of this process's node.
+    """
+    silence_s = patience_s() if silence_s is None else silence_s
+    heard = time.monotonic()
     while True:
         try:
             async with asyncio.timeout(answer_s):
                 alive = {node.id for node in await ask() if node.alive}
         except Exception as error:  # Ray's errors share no base class
-            silent += 1
+            silent = time.monotonic() - heard
             reason = str(error).partition("\n")[0] or type(error).__name__
             if _OTHER_CLUSTER in reason:
                 return RayLost(
                     "another Ray answers at the address of the one that was joined: Ray was restarted"
                 )
-            _log.warning("Ray does not answer (%d of %d): %s", silent, _SILENT, reason)
-            if silent == _SILENT:
-                return RayLost(f"Ray did not answer {_SILENT} questions in a row, the last with: {reason}")
+            _log.warning("Ray has not answered for %.0f s (%.0f at most): %s", silent, silence_s, reason)
+            if silent > silence_s:
+                return RayLost(f"Ray did not answer for {silent:.0f} s, at last with: {reason}")
         else:
-            silent = 0
+            heard = time.monotonic()
             if own not in alive:
                 return RayLost("this node is not part of the Ray cluster any more: Ray was restarted")
         await asyncio.sleep(ask_s)

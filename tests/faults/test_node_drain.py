@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.e2e.router_process import ENDS_WITH_ITS_PARENT
+from tests.faults.support.joined import joined
 from tests.faults.support.load import Answers, Load
-from tests.faults.support.service import serve
 from tests.faults.support.small_model import SmallModel
 from tests.running_ray import running_ray
 
@@ -67,19 +67,17 @@ async def test_a_node_that_is_drained_ends_without_a_failed_or_repeated_attempt(
 ) -> None:
     questions = [small.question(seed, length=300, max_tokens=400) for seed in range(3)]
     answers = Answers(small, {question: small.answer(question) for question in questions})
-    joins = ("--mode", "adaptive", "--placement", "strict-spread", "--worker-cpus", "1")
+    joins = ("--mode", "adaptive", "--placement", "strict-spread")
     with (
-        running_ray(num_cpus=1) as address,
-        second_node(address),
-        serve(
-            small, tmp_path / "log", "--ray-address", address, *joins, prefill_workers=1, decode_workers=1
-        ) as service,
+        running_ray(num_cpus=1) as running,
+        second_node(running.address),
+        joined(small, running.address, tmp_path / "log", *joins) as service,
     ):
-        node = node_of("decode-0", address)
+        node = node_of("decode-0", running.address)
         async with Load(service.clients(8), answers) as load:
             await load.everybody_streams()
             code, said = await command(
-                "drain-node", "--ray-address", address, "--node", node, "--timeout", "60"
+                "drain-node", "--ray-address", running.address, "--node", node, "--timeout", "60"
             )
             assert (code, said.count("no request is left")) == (0, 1), said
             await load.everybody_streams(since=time.monotonic())

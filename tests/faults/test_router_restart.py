@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.faults.support.joined import cached_tokens, joined, worker_pids
 from tests.faults.support.load import Answers, Load
-from tests.faults.support.service import Service, serve
+from tests.faults.support.service import Service
 from tests.faults.support.small_model import SmallModel
 from tests.running_ray import running_ray
 
@@ -27,38 +27,8 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    with running_ray(num_cpus=WORKERS + 1) as address:
-        yield address
-
-
-def joined(
-    small: SmallModel, address: str, log: Path, *flags: str, prefill_workers: int = 1, decode_workers: int = 1
-) -> AbstractContextManager[Service]:
-    """A router that joins that Ray."""
-    return serve(
-        small,
-        log,
-        "--ray-address",
-        address,
-        "--worker-cpus",
-        "1",
-        *flags,
-        prefill_workers=prefill_workers,
-        decode_workers=decode_workers,
-    )
-
-
-async def worker_pids(service: Service) -> dict[str, int]:
-    lines = (await service.operate("workers")).splitlines()
-    found = [re.match(r"(\S+) .* pid (\d+) on ", line) for line in lines]
-    return {match[1]: int(match[2]) for match in found if match}
-
-
-async def cached_tokens(service: Service, prompt: tuple[int, ...]) -> int:
-    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-    async with httpx.AsyncClient(timeout=60) as client:
-        answer = (await client.post(f"{service.url}/v1/completions", json=body)).json()
-    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    with running_ray(num_cpus=WORKERS + 1) as running:
+        yield running.address
 
 
 async def test_a_killed_router_leaves_workers_weights_and_prefix_caches_to_the_next_one(
@@ -212,3 +182,67 @@ async def test_two_routers_and_their_workers_are_replaced_without_a_failed_reque
         assert not set(after.values()) & set(before.values())
         assert await worker_pids(upgraded) == after
         await last.all_pages_back()
+
+
+async def test_a_stream_of_a_killed_router_breaks_and_its_retry_hits_the_prefix_cache(
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+) -> None:
+    question = small.question(1000, length=600, max_tokens=1000)
+    body = {"prompt": question.prompt, "max_tokens": 1000, "temperature": 0, "ignore_eos": True}
+    headers = {"idempotency-key": "7c1e"}  # accepted; what was computed is found by its tokens
+    with (
+        joined(small, ray_address, tmp_path / "first") as first,
+        joined(small, ray_address, tmp_path / "second") as second,
+    ):
+
+        async def stream(client: httpx.AsyncClient) -> None:
+            url, chunks = f"{first.url}/v1/completions", 0
+            async with client.stream("POST", url, json=body | {"stream": True}) as answer:
+                async for _ in answer.aiter_lines():
+                    chunks += 1
+                    if chunks == 20:
+                        first.running.process.kill()
+
+        async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+            with pytest.raises(httpx.TransportError):
+                await stream(client)
+            answer = (await client.post(f"{second.url}/v1/completions", json=body)).json()
+        assert answer["choices"][0]["text"] == small.text(small.answer(question))
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > len(question.prompt) // 2
+        await second.all_pages_back()
+
+
+async def statuses(service: Service, key: str, bodies: list[dict[str, object]]) -> list[int]:
+    """Of streamed requests that are asked at once, each of which is read to its end if it is accepted."""
+
+    async def ask(client: httpx.AsyncClient, body: dict[str, object]) -> int:
+        async with client.stream("POST", f"{service.url}/v1/completions", json=body) as stream:
+            await stream.aread()
+            return stream.status_code
+
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(timeout=60, headers=headers) as client:
+        return await asyncio.gather(*(ask(client, body) for body in bodies))
+
+
+async def test_routers_together_keep_to_the_limit_of_a_key(
+    small: SmallModel, ray_address: str, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("0123456789abcdef\n")
+    keys.chmod(0o600)
+    flags = ("--api-key-file", str(keys), "--max-requests-per-key", "7")
+    bodies: list[dict[str, object]] = [
+        {"prompt": [9, seed, 3], "max_tokens": 600, "ignore_eos": True, "stream": True} for seed in range(8)
+    ]
+    with joined(small, ray_address, tmp_path / "first", *flags) as first:
+        with joined(small, ray_address, tmp_path / "second", *flags) as second:
+            await asyncio.sleep(1.0)  # until the workers have reported both routers to both
+            both = await asyncio.gather(
+                *(statuses(service, "0123456789abcdef", bodies) for service in (first, second))
+            )
+            assert sorted(both[0] + both[1]) == 7 * [200] + 9 * [429]
+            assert abs(both[0].count(200) - both[1].count(200)) == 1
+        await asyncio.sleep(1.0)
+        alone = await statuses(first, "0123456789abcdef", bodies)
+        assert sorted(alone) == 7 * [200] + [429]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 
-from router.cluster.nodes import Node, residents, until_enough, until_lost
+import pytest
+
+from router.cluster.nodes import Node, patience_s, residents, until_enough, until_lost
 
 A = Node("a", "head", "10.0.0.10", True)
 B = Node("b", "w1", "10.0.0.11", True)
 DEAD = Node("c", "w2", "10.0.0.12", False)
 PATIENCE_S = 5.0
+SILENCE_S = 0.2
 
 
 class Ray:
@@ -34,7 +38,7 @@ class Ray:
 
 async def loss(ray: Ray) -> str:
     async with asyncio.timeout(PATIENCE_S):
-        return str(await until_lost(ray.nodes, "a", ask_s=0.0, answer_s=0.01))
+        return str(await until_lost(ray.nodes, "a", ask_s=0.001, answer_s=0.01, silence_s=SILENCE_S))
 
 
 async def test_workers_are_placed_when_enough_nodes_are_alive() -> None:
@@ -53,13 +57,26 @@ async def test_a_node_that_ray_declared_dead_has_lost_its_ray() -> None:
     assert "not part of the Ray cluster" in await loss(Ray([Node("a", "head", "10.0.0.10", False), B]))
 
 
-async def test_ray_is_gone_when_it_leaves_four_questions_in_a_row_unanswered() -> None:
+async def test_ray_is_gone_when_it_is_silent_for_too_long() -> None:
     failed = RuntimeError("GCS is not there\nand more")
     ray = Ray([A], failed, None, failed, [A], failed, None, None, failed)
+    began = time.monotonic()
     reason = await loss(ray)
-    assert "4 questions" in reason
+    assert time.monotonic() - began > SILENCE_S
+    assert reason.startswith("Ray did not answer for ")
     assert reason.endswith("GCS is not there")
-    assert ray.asked == 9
+    assert ray.asked > 9, "an answer ends the silence"
+
+
+@pytest.mark.parametrize(("setting", "patience"), [(None, 25.0), ("120", 85.0), ("10", 5.0)])
+def test_the_router_gives_ray_up_before_ray_ends_the_router(
+    setting: str | None, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "RAY_gcs_rpc_server_reconnect_timeout_s"
+    monkeypatch.delenv(name, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(name, setting)
+    assert patience_s() == patience
 
 
 async def test_another_ray_at_the_same_address_is_detected_at_once() -> None:
