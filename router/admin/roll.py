@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
 
 from router.admin.drain import LastWorker, NotBackInTime, OperationFailed, WorkerDrainer
 from router.workers.member import Member
@@ -12,20 +14,41 @@ from router.workers.registry import Registry
 
 _log = logging.getLogger(__name__)
 
+_ASK_S: Final = 1.0
+
+
+class Workers(Protocol):
+    """The workers of the cluster as Ray has them, also those without a session. Raises what Ray raises."""
+
+    async def routers(self, worker_ids: Collection[str]) -> Collection[str]:
+        """The routers that are connected to these workers."""
+        ...
+
+    async def drain(self, worker_id: str, seconds: float) -> None:
+        """Have those routers move the worker's requests, which takes at most so long."""
+        ...
+
 
 class Roll:
     """One pass over the workers that the router has found at its start.
 
     A worker that can serve with its old settings does so until its turn, and its answers move to others.
-    Those that cannot (another model, KV layout or version) are restarted together if there is no other
-    worker.
+    Those that cannot (another model, KV layout or version) are restarted together, unless routers of that
+    kind use them: then one by one too, and once this router serves, the last one stays until they have ended.
     """
 
     def __init__(
-        self, registry: Registry, drainer: WorkerDrainer, *, drain_timeout_s: float, startup_timeout_s: float
+        self,
+        registry: Registry,
+        drainer: WorkerDrainer,
+        workers: Workers,
+        *,
+        drain_timeout_s: float,
+        startup_timeout_s: float,
     ) -> None:
         self._registry = registry
         self._drainer = drainer
+        self._workers = workers
         self._drain_timeout_s = drain_timeout_s
         self._startup_timeout_s = startup_timeout_s
 
@@ -40,15 +63,34 @@ class Roll:
                 outdated = self._outdated()
                 if not outdated:
                     return
-                in_service = any(member.usable for member in self._registry.members())
-                batch = outdated[:1] if in_service else [m for m in outdated if m.session is None]
+                batch = await self._batch(outdated)
                 await asyncio.gather(*(self._restart(member) for member in batch))
+                if not batch:
+                    await asyncio.sleep(_ASK_S)
         except (LastWorker, NotBackInTime, OperationFailed) as error:
             _log.error("%s; workers that were not restarted yet keep their settings", error)
+
+    async def _batch(self, outdated: Sequence[Member]) -> Sequence[Member]:
+        """Those that are restarted next; none while the last one that other routers can use has to stay."""
+        in_service = any(member.usable for member in self._registry.members())
+        foreign = [member for member in outdated if member.session is None]
+        if not foreign:
+            return outdated[:1]
+        if in_service and len(foreign) > 1:
+            return foreign[:1]
+        users = await self._workers.routers([member.handle.worker_id for member in foreign])
+        if not in_service:
+            return foreign[:1] if users else foreign
+        if users:
+            _log.debug("%s stays for %s", foreign[0].handle.worker_id, ", ".join(users))
+            return []
+        return foreign
 
     async def _restart(self, member: Member) -> None:
         worker_id = member.handle.worker_id
         _log.info("%s was started with other settings or code, and is restarted", worker_id)
+        if member.session is None:  # its requests are those of routers that it can serve
+            await self._workers.drain(worker_id, self._drain_timeout_s)
         await self._drainer.restart(
             worker_id, self._drain_timeout_s, self._startup_timeout_s, force=self._is_last(member)
         )

@@ -142,7 +142,7 @@ class ModelStart:
         drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
         follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
         self.stack.callback(follow.cancel)
-        roll = asyncio.create_task(self._roll(registry, drainer).run(), name="roll")
+        roll = asyncio.create_task(self._roll(registry, drainer, cluster).run(), name="roll")
         self.stack.callback(roll.cancel)
         await self._ready(cluster, registry)
         scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
@@ -253,10 +253,11 @@ class ModelStart:
         for worker in cluster.workers:
             self.display.say(_started(worker))
 
-    def _roll(self, registry: Registry, drainer: WorkerDrainer) -> Roll:
+    def _roll(self, registry: Registry, drainer: WorkerDrainer, cluster: Cluster) -> Roll:
         return Roll(
             registry,
             drainer,
+            cluster,
             drain_timeout_s=self.config.operation.drain_timeout,
             startup_timeout_s=self.config.cluster.startup_timeout,
         )

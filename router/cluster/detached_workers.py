@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -156,10 +156,12 @@ class DetachedWorkers:
                     found[actor["name"]] = ray.get_actor(actor["name"], self._namespace)
         return found
 
-    def routers(self) -> list[str]:
-        """The routers that are connected to the workers."""
+    def routers(self, worker_ids: Collection[str] | None = None) -> list[str]:
+        """The routers that are connected to these workers, or to any."""
         found: set[str] = set()
-        for actor in self.actors().values():
+        for name, actor in self.actors().items():
+            if worker_ids is not None and name not in worker_ids:
+                continue
             with suppress(RayError):  # a worker that does not answer has no router
                 found.update(ray.get(actor.routers.remote(), timeout=_ANSWER_S))
         return sorted(found)

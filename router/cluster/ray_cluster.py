@@ -257,9 +257,15 @@ class Cluster:
             " cluster with --ray-address"
         )
 
-    async def routers(self) -> list[str]:
-        """The routers that are connected to the workers that there are."""
-        return await self._acting.call(self._detached.routers)
+    async def routers(self, worker_ids: Collection[str] | None = None) -> list[str]:
+        """The routers that are connected to these workers, or to any. Raises what Ray raises."""
+        return await self._acting.call(partial(self._detached.routers, worker_ids))
+
+    async def drain(self, worker_id: str, seconds: float) -> None:
+        """See `RayWorker.drain`."""
+        await asyncio.gather(
+            *(worker.drain(seconds) for worker in self.workers if worker.worker_id == worker_id)
+        )
 
     async def end_workers(self) -> list[str]:
         """End all workers of the cluster, and give their room back. Returns their names."""

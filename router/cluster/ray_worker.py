@@ -178,6 +178,18 @@ class RayWorker:
             self._was_up, self._silent_s = False, 0.0
             await self._thread.call(partial(self._record.keep_stopped, self.worker_id, False))
 
+    async def drain(self, seconds: float) -> None:
+        """Have the routers that are connected to the worker move its requests, for at most so long.
+
+        A worker that does not answer has none.
+        """
+        actor = self._actor or await self._thread.call(self._find)
+        try:
+            async with asyncio.timeout(seconds + _STOP_S):
+                await actor.drain.remote(seconds)
+        except (RayError, TimeoutError) as error:
+            _log.debug("%s was not drained: %s", self.worker_id, first_line(error))
+
     async def stop(self) -> None:
         """Stop the worker: orderly if it answers, by killing it otherwise. No router starts it before
         `revive`.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from router.admin.drain import NotBackInTime, WorkerDrainer
 from router.admin.roll import Roll
@@ -27,9 +30,12 @@ class Worker(SimpleNamespace):
 class Cluster:
     """Registry and drainer: a restart takes a turn of the loop, and then the worker has the new settings."""
 
-    def __init__(self, *workers: Worker, broken: str = "") -> None:
+    def __init__(self, *workers: Worker, broken: str = "", users: int = 0) -> None:
+        """`users`: how often another router is found connected to workers that cannot serve this one."""
         self.workers = workers
         self._broken = broken
+        self._users = users
+        self.drained: list[str] = []
         self.restarted: list[list[str]] = []
         """By turn: those that were out of service together."""
         self._out: list[str] = []
@@ -45,6 +51,14 @@ class Cluster:
             await asyncio.sleep(0)
         return True
 
+    async def routers(self, worker_ids: Collection[str]) -> list[str]:
+        assert all(w.session is None for w in self.workers if w.handle.worker_id in worker_ids)
+        self._users -= 1
+        return ["old"] if self._users >= 0 else []
+
+    async def drain(self, worker_id: str, seconds: float) -> None:
+        self.drained.append(worker_id)
+
     async def restart(self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool) -> int:
         [worker] = [w for w in self.workers if w.handle.worker_id == worker_id]
         others = any(w.usable for w in self.workers if w is not worker)
@@ -57,12 +71,12 @@ class Cluster:
             self._out = []
         if worker_id == self._broken:
             raise NotBackInTime(worker_id)
-        worker.usable, worker.is_outdated = True, False
+        worker.usable, worker.is_outdated, worker.session = True, False, object()
         return 0
 
     async def roll(self) -> list[list[str]]:
         registry, drainer = cast(Registry, self), cast(WorkerDrainer, self)
-        await Roll(registry, drainer, drain_timeout_s=1.0, startup_timeout_s=1.0).run()
+        await Roll(registry, drainer, self, drain_timeout_s=1.0, startup_timeout_s=1.0).run()
         return self.restarted
 
 
@@ -86,3 +100,24 @@ async def test_a_drained_worker_is_left_alone() -> None:
     cluster.workers[1].is_stopped = True
     cluster.workers[1].usable = True
     assert await cluster.roll() == [["a"]]
+
+
+def foreign(count: int) -> list[Worker]:
+    return [Worker(name, serves=False) for name in "abc"[:count]]
+
+
+async def test_workers_that_other_routers_use_are_restarted_one_by_one_and_the_last_when_those_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.admin.roll._ASK_S", 0.0)
+    cluster = Cluster(*foreign(3), users=4)
+    roll = asyncio.create_task(cluster.roll())
+    while cluster._users > 1:
+        assert cluster.workers[2].session is None, "the last one was taken from the other router"
+        await asyncio.sleep(0)
+    assert await roll == [["a"], ["b"], ["c"]]
+    assert cluster.drained == ["a", "b", "c"], "requests of other routers were cut"
+
+
+async def test_the_only_worker_is_restarted_though_another_router_uses_it() -> None:
+    assert await Cluster(*foreign(1), users=100).roll() == [["a"]]
