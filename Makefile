@@ -48,6 +48,8 @@ test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(or $(ARGS),tests/faults); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 
+# Answers are compared with those of transformers, beside nine processes of the cluster.
+test-cluster: export OMP_NUM_THREADS := 1
 test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
 

@@ -27,7 +27,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 DEPLOY: Final = ROOT / "deploy"
 NODES: Final = {"head": "10.0.0.10", "w1": "10.0.0.11", "w2": "10.0.0.12"}
 ADDRESSES: Final = {"ops": "10.0.0.2", **NODES}
-URL: Final = f"http://{NODES['head']}:30000"
 READY_S: Final = 240.0
 _MOST_STREAMS: Final = 16
 _LOG_CHARS: Final = 6000
@@ -128,15 +127,21 @@ class ThreeNodes:
 
     def edit(self, **settings: object) -> None:
         """Changes the operator's router.yaml."""
-        file = Path(f"/proc/{self.ops.pid}/root{HOME}/checkout/deploy/router.yaml")
+        self.edit_file("router.yaml", **settings)
+
+    def edit_file(self, name: str, **settings: object) -> None:
+        """Changes the operator's file of that name in deploy/."""
+        file = Path(f"/proc/{self.ops.pid}/root{HOME}/checkout/deploy/{name}")
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | settings))
 
-    def get(self, path: str) -> httpx.Response:
-        return self._clients.submit(httpx.get, URL + path, timeout=10).result()
+    def get(self, path: str, node: str = "head") -> httpx.Response:
+        """Of the router on that node."""
+        return self._clients.submit(httpx.get, _url(node) + path, timeout=10).result()
 
-    def is_ready(self) -> bool:
+    def is_ready(self, node: str = "head") -> bool:
+        """Whether the router on that node is."""
         try:
-            return self.get("/ready").status_code == 200
+            return self.get("/ready", node).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -189,9 +194,9 @@ class ThreeNodes:
         """Names of nodes by worker, of workers that have a session with the router."""
         return {name: worker.node for name, worker in self.workers().items() if worker.node}
 
-    def log(self) -> str:
-        """The router's log."""
-        return self.machines["head"].run("cat ~/baton/router.log || true", user=USER).stdout
+    def log(self, node: str = "head") -> str:
+        """The log of the router there."""
+        return self.machines[node].run("cat ~/baton/router.log || true", user=USER).stdout
 
     def pages(self, worker: str) -> dict[str, int]:
         """Pages of a worker's pool by state; empty if the worker cannot be reached."""
@@ -209,19 +214,19 @@ class ThreeNodes:
         """Until no page of their pools is held, in flight or quarantined. Raises TimeoutError."""
         self.wait_until(lambda: all(_is_idle(self.pages(worker)) for worker in workers), within_s)
 
-    def ask(self, question: Question) -> Stream:
+    def ask(self, question: Question, node: str = "head") -> Stream:
         """Returns when the answer is complete."""
-        return self.stream([question])[0].result()
+        return self.watch([question], node)[0][0].result()
 
     def stream(self, questions: Sequence[Question]) -> list[Future[Stream]]:
         """Asks all at once. Each future is done when its stream is over."""
         return [future for future, _ in self.watch(questions)]
 
-    def watch(self, questions: Sequence[Question]) -> list[tuple[Future[Stream], Stream]]:
-        """The same, with the streams themselves, which grow meanwhile."""
+    def watch(self, questions: Sequence[Question], node: str = "head") -> list[tuple[Future[Stream], Stream]]:
+        """The same, through the router on `node`, with the streams themselves, which grow meanwhile."""
         streams = [Stream() for _ in questions]
         return [
-            (self._clients.submit(ask, URL, question, stream), stream)
+            (self._clients.submit(ask, _url(node), question, stream), stream)
             for question, stream in zip(questions, streams, strict=True)
         ]
 
@@ -236,6 +241,10 @@ class ThreeNodes:
         shutil.copytree(self._wheel, root / "dist", dirs_exist_ok=True)
         self.edit(**self._settings)
         ops.run(f"chown -R {USER}: {HOME}")
+
+
+def _url(node: str) -> str:
+    return f"http://{NODES[node]}:30000"
 
 
 def _is_idle(pages: dict[str, int]) -> bool:

@@ -6,83 +6,38 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from common.ports import PortRange
-from scripts.cluster.clients import Stream
 from scripts.cluster.machines import USER, why_not
-from scripts.cluster.three_nodes import (
-    DEPLOY,
-    NODES,
-    ThreeNodes,
-    Worker,
-    build_wheel,
-    command_with,
-    commands,
+from scripts.cluster.three_nodes import DEPLOY, NODES, ThreeNodes, command_with, commands
+from tests.cluster.steps import (
+    PORTS,
+    ROUTER_TIMEOUT_S,
+    TOKEN_BYTES,
+    cut_under_load,
+    expect,
+    expect_all,
+    kill_under_load,
+    load,
+    pids_of_workers,
+    place_anew,
+    question,
+    restart,
+    show,
 )
-from tests.faults.support.small_model import Question, SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel
 
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
-SHAPE = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    # The small model's, scaled by the number of features: with larger weights, rounding decides attention.
-    "initializer_range": 0.175,
-}
-TOKEN_BYTES = 2 * 4 * 256 * 4
-"""Of KV in float32."""
-TIMEOUT_S, GRACE_S, ROUTER_TIMEOUT_S = 1.0, 3.0, 20.0
-PORTS = PortRange(11000, 11031)
-SETTINGS: Mapping[str, object] = {
-    "device": "cpu",
-    "dtype": "float32",  # texts are compared with those of transformers
-    "worker-cpus": 1,
-    "kv-pool-tokens": 16384,
-    "worker-timeout": TIMEOUT_S,
-    "worker-grace": GRACE_S,
-    "router-timeout": ROUTER_TIMEOUT_S,
-    "worker-env": "UCX_TLS=tcp UCX_NET_DEVICES=eth0",
-    "worker-ports": str(PORTS),
-}
-OF_BATON = ("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router")
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    folder = tmp_path_factory.mktemp("model")
-    small = save_small_model(folder, **SHAPE)
-    for path in (folder, *folder.iterdir()):  # for the user of the nodes
-        path.chmod(0o755 if path.is_dir() else 0o644)
-    return small
-
-
-@pytest.fixture(scope="module")
-def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
-    wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
-    with ThreeNodes(wheel, small.folder, **SETTINGS) as cluster:
-        yield cluster
-
-
-def question(small: SmallModel, seed: int, *, length: int = 400, max_tokens: int = 64) -> Question:
-    return small.question(seed, length=length, max_tokens=max_tokens)
-
-
-def expect(small: SmallModel, question: Question, stream: Stream) -> None:
-    assert not stream.error
-    assert stream.text == small.text(small.answer(question))
-
-
-def show(**figures: object) -> None:
-    print(" ", ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+OF_BATON = (
+    *("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router"),
+    "start_ray",
+)
+REDIS = "RAY_REDIS_ADDRESS=10.0.0.2:6390 REDIS_PASSWORD=swordfish "
 
 
 def test_the_router_waits_for_three_nodes_and_places_a_worker_on_each(cluster: ThreeNodes) -> None:
@@ -152,84 +107,6 @@ def test_workers_keep_to_their_ports(cluster: ThreeNodes) -> None:
         open_to_others = {int(a.rpartition(":")[2]) for a in own if node.address in a}
         assert len(open_to_others) == 4, lines
         assert open_to_others <= set(PORTS), lines
-
-
-def restart(cluster: ThreeNodes) -> None:
-    """The router, with the settings as they are now."""
-    cluster.type(command_with("rsync-up"))
-    cluster.type(command_with("service start").replace("start", "restart"))
-    cluster.wait_until(cluster.is_ready)
-
-
-def place_anew(cluster: ThreeNodes) -> None:
-    """New workers, wherever Ray places them."""
-    cluster.type(command_with("service stop").replace("stop", "stop --workers"))
-    cluster.type(command_with("service start"))
-    cluster.wait_until(cluster.is_ready)
-
-
-def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
-    return {name: worker.pid for name, worker in cluster.workers().items()}
-
-
-def load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> tuple[list[Question], list[Stream]]:
-    """Six long answers, all of them being written."""
-    questions = [question(small, seed + i, max_tokens=600) for i in range(6)]
-    streams = [stream for _, stream in cluster.watch(questions)]
-    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
-    return questions, streams
-
-
-def expect_all(
-    cluster: ThreeNodes, small: SmallModel, questions: Sequence[Question], streams: Sequence[Stream]
-) -> None:
-    cluster.wait_until(lambda: all(stream.is_over for stream in streams))
-    for asked, stream in zip(questions, streams, strict=True):
-        expect(small, asked, stream)
-
-
-def busiest(cluster: ThreeNodes, *, beside: str = "") -> tuple[str, Worker]:
-    """The worker with most requests on a node other than `beside`."""
-    workers = {name: w for name, w in cluster.workers().items() if w.node and w.node != beside}
-    name = max(workers, key=lambda name: workers[name].requests)
-    assert workers[name].requests
-    return name, workers[name]
-
-
-def kill_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> None:
-    """The streams of a worker whose process is killed go on elsewhere, and it comes back."""
-    questions, streams = load(cluster, small, seed=seed)
-    name, worker = busiest(cluster)
-    cluster.machines[worker.node].run(f"kill -9 {worker.pid}")
-    expect_all(cluster, small, questions, streams)
-    show(killed=name, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
-    cluster.wait_until(lambda: cluster.workers()[name].pid not in (0, worker.pid))
-    cluster.wait_for_workers()
-
-
-def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
-    """The streams of a node that is cut off go on elsewhere before Ray notices. Returns the worker's name."""
-    questions, streams = load(cluster, small, seed=seed)
-    name, worker = busiest(cluster, beside="head")
-    others = cluster.homes().keys() - {name}
-    fences = cluster.log().count(f"{name} is fenced")
-
-    def is_fenced() -> bool:
-        return cluster.log().count(f"{name} is fenced") > fences
-
-    cluster.machines.cut(worker.node)
-    cut = time.monotonic()
-    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1] > cut + TIMEOUT_S for s in streams), 60)
-    assert not is_fenced()
-    expect_all(cluster, small, questions, streams)
-    paused = [stream.longest_pause for stream in streams if stream.longest_pause > TIMEOUT_S]
-    assert paused, "no stream was on the node"
-    show(cut_off=f"{name} on {worker.node}", paused=len(paused), longest_pause=f"{max(paused):.2f} s")
-    later = question(small, seed + 6)
-    expect(small, later, cluster.ask(later))
-    cluster.wait_until(is_fenced, 120)
-    cluster.wait_until_idle(others, 60)
-    return name
 
 
 def test_streams_of_a_killed_worker_continue_elsewhere(cluster: ThreeNodes, small: SmallModel) -> None:
@@ -310,6 +187,89 @@ def test_ray_up_without_restart_changes_nothing(cluster: ThreeNodes, small: Smal
     assert pids() == before
 
 
+def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    """As an upgrade does it: one router after the other, while clients use the other one."""
+    before = pids_of_workers(cluster)
+    other = cluster.machines["w1"]
+    settings = cluster.machines["head"].run("cat ~/baton/router.yaml", user=USER).stdout
+    other.run(f"cat > ~/baton/router.yaml <<'END'\n{settings}\nEND\n~/baton/service start", user=USER)
+    cluster.wait_until(lambda: cluster.is_ready("w1"))
+    assert pids_of_workers(cluster) == before
+
+    cluster.edit(**{"max-running-requests": 32})
+    cluster.type(command_with("rsync-up"))
+    questions, streams = load(cluster, small, seed=80, node="w1")
+    upgraded = len(cluster.log())
+    cluster.type(command_with("service start").replace("start", "restart"))
+    number = 90
+    while any(f"{worker} is ready again" not in cluster.log()[upgraded:] for worker in before):
+        asked = question(small, number := number + 1)
+        expect(small, asked, cluster.ask(asked, "w1"))
+        assert number < 300, cluster.log()[upgraded:]
+    expect_all(cluster, small, questions, streams)
+    show(
+        asked_meanwhile=number - 90, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s"
+    )
+    after = pids_of_workers(cluster)
+    assert not set(after.items()) & set(before.items())
+
+    questions, streams = load(cluster, small, seed=310)
+    settings = cluster.machines["head"].run("cat ~/baton/router.yaml", user=USER).stdout
+    other.run(f"cat > ~/baton/router.yaml <<'END'\n{settings}\nEND\n~/baton/service restart", user=USER)
+    cluster.wait_until(lambda: cluster.is_ready("w1"))
+    expect_all(cluster, small, questions, streams)
+    asked = question(small, 320)
+    expect(small, asked, cluster.ask(asked, "w1"))
+    other.run("~/baton/service stop", user=USER)
+    assert pids_of_workers(cluster) == after
+
+
+def kill_gcs_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> None:
+    """No stream, no worker and no router ends, and Ray restarts workers afterwards."""
+    head = cluster.machines["head"]
+    before, routers = pids_of_workers(cluster), head.processes("bin/router --config")
+    questions, streams = load(cluster, small, seed=seed)
+    ((gcs, _),) = head.processes("gcs/gcs_server").items()
+    killed = time.monotonic()
+    head.run(f"kill -9 {gcs}")
+    cluster.wait_until(lambda: set(head.processes("gcs/gcs_server")) - {gcs}, 60)
+    cluster.wait_until(lambda: cluster.active_nodes() == len(NODES), 60)
+    show(ray_answers=f"{time.monotonic() - killed:.1f} s after the kill")
+    expect_all(cluster, small, questions, streams)
+    show(longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    assert pids_of_workers(cluster) == before
+    assert head.processes("bin/router --config") == routers
+    kill_under_load(cluster, small, seed=seed + 10)
+
+
+def test_nothing_ends_with_the_gcs_of_the_head_which_is_started_again(
+    cluster: ThreeNodes, small: SmallModel
+) -> None:
+    kill_gcs_under_load(cluster, small, seed=400)
+
+
+def test_workers_of_other_nodes_outlive_the_ray_of_the_head(cluster: ThreeNodes, small: SmallModel) -> None:
+    head = cluster.machines["head"]
+    elsewhere = {name: w.pid for name, w in cluster.workers().items() if w.node != "head"}
+    assert len(elsewhere) >= 2
+    questions, streams = load(cluster, small, seed=430)
+    (raylet,) = head.processes("raylet/raylet")
+    begun = len(cluster.log())
+    killed = time.monotonic()
+    head.run(f"kill -9 {raylet}")
+    expect_all(cluster, small, questions, streams)
+    cluster.wait_until(lambda: "the router ended with status 3" in cluster.log()[begun:], 120)
+    cluster.wait_until(cluster.is_ready, 120)
+    show(serves_again=f"{time.monotonic() - killed:.1f} s after the kill")
+    now = cluster.workers()
+    assert {name: now[name].pid for name in elsewhere} == elsewhere
+    asked = question(small, 440)
+    expect(small, asked, cluster.ask(asked))
+    cluster.wait_for_workers()
+
+
 @pytest.mark.parametrize(
     ("seed", "settings"),
     [
@@ -337,12 +297,24 @@ def test_the_mode_is_changed_without_touching_ray_and_survives_a_kill_and_a_cut(
 def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_again(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
+    if shutil.which("redis-server") is not None:
+        cluster.edit_file("cluster.yaml", head_start_ray_commands=[f"{REDIS}bash ~/baton/start_ray head"])
+        cluster.ops.run("redis-server --port 6390 --bind 0.0.0.0 --requirepass swordfish --daemonize yes")
+    begun = len(cluster.log())
     cluster.type(command_with("ray up -y deploy"), timeout_s=600)
-    cluster.wait_until(lambda: "the router ended with status 3" in cluster.log(), 120)
-    assert "the router ends" in cluster.log()
+    cluster.wait_until(lambda: "the router ended with status 3" in cluster.log()[begun:], 120)
+    assert "the router ends" in cluster.log()[begun:]
     cluster.wait_until(cluster.is_ready, 300)
     asked = question(small, 60)
     expect(small, asked, cluster.ask(asked))
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Debian's package redis-server")
+def test_gcs_keeps_its_state_in_redis_as_well(cluster: ThreeNodes, small: SmallModel) -> None:
+    assert "baton" in cluster.ops.run("redis-cli -p 6390 -a swordfish keys '*'").stdout
+    cluster.wait_until(lambda: cluster.active_nodes() == len(NODES))
+    cluster.wait_for_workers()
+    kill_gcs_under_load(cluster, small, seed=500)
 
 
 def test_ray_down_leaves_no_process_on_any_node(cluster: ThreeNodes) -> None:
@@ -350,7 +322,7 @@ def test_ray_down_leaves_no_process_on_any_node(cluster: ThreeNodes) -> None:
     cluster.type(command_with("ray down"))
     down = time.monotonic()
     for node in cluster.nodes:
-        cluster.wait_until(lambda node=node: not node.processes(*OF_BATON), 150)
+        cluster.wait_until(lambda node=node: not node.processes(*OF_BATON), 240)
     show(nothing_left=f"{time.monotonic() - down:.0f} s after ray down")
 
 

@@ -1,0 +1,27 @@
+"""Three nodes, for the tests of all files: the steps of one story."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from scripts.cluster.three_nodes import ThreeNodes, build_wheel
+from tests.cluster.steps import SETTINGS, SHAPE
+from tests.faults.support.small_model import SmallModel, save_small_model
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    folder = tmp_path_factory.mktemp("model")
+    small = save_small_model(folder, **SHAPE)
+    for path in (folder, *folder.iterdir()):  # for the user of the nodes
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return small
+
+
+@pytest.fixture(scope="session")
+def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
+    wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
+    with ThreeNodes(wheel, small.folder, **SETTINGS) as cluster:
+        yield cluster

@@ -1,0 +1,129 @@
+"""What several tests do to the three nodes, and expect of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from common.ports import PortRange
+from scripts.cluster.clients import Stream
+from scripts.cluster.three_nodes import ThreeNodes, Worker, command_with
+from tests.faults.support.small_model import Question, SmallModel
+
+SHAPE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    # The small model's, scaled by the number of features: with larger weights, rounding decides attention.
+    "initializer_range": 0.175,
+}
+TOKEN_BYTES = 2 * 4 * 256 * 4
+"""Of KV in float32."""
+TIMEOUT_S, GRACE_S, ROUTER_TIMEOUT_S = 1.0, 3.0, 20.0
+PORTS = PortRange(11000, 11031)
+SETTINGS: Mapping[str, object] = {
+    "device": "cpu",
+    "dtype": "float32",  # texts are compared with those of transformers
+    "worker-cpus": 1,
+    "kv-pool-tokens": 16384,
+    "worker-timeout": TIMEOUT_S,
+    "worker-grace": GRACE_S,
+    "router-timeout": ROUTER_TIMEOUT_S,
+    "worker-env": "UCX_TLS=tcp UCX_NET_DEVICES=eth0",
+    "worker-ports": str(PORTS),
+}
+
+
+def question(small: SmallModel, seed: int, *, length: int = 400, max_tokens: int = 64) -> Question:
+    return small.question(seed, length=length, max_tokens=max_tokens)
+
+
+def expect(small: SmallModel, question: Question, stream: Stream) -> None:
+    assert not stream.error
+    assert stream.text == small.text(small.answer(question))
+
+
+def show(**figures: object) -> None:
+    print(" ", ", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
+
+
+def restart(cluster: ThreeNodes) -> None:
+    """The router, with the settings as they are now."""
+    cluster.type(command_with("rsync-up"))
+    cluster.type(command_with("service start").replace("start", "restart"))
+    cluster.wait_until(cluster.is_ready)
+
+
+def place_anew(cluster: ThreeNodes) -> None:
+    """New workers, wherever Ray places them."""
+    cluster.type(command_with("service stop").replace("stop", "stop --workers"))
+    cluster.type(command_with("service start"))
+    cluster.wait_until(cluster.is_ready)
+
+
+def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
+    return {name: worker.pid for name, worker in cluster.workers().items()}
+
+
+def load(
+    cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head"
+) -> tuple[list[Question], list[Stream]]:
+    """Six long answers, all of them being written, through the router on `node`."""
+    questions = [question(small, seed + i, max_tokens=600) for i in range(6)]
+    streams = [stream for _, stream in cluster.watch(questions, node)]
+    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
+    return questions, streams
+
+
+def expect_all(
+    cluster: ThreeNodes, small: SmallModel, questions: Sequence[Question], streams: Sequence[Stream]
+) -> None:
+    cluster.wait_until(lambda: all(stream.is_over for stream in streams))
+    for asked, stream in zip(questions, streams, strict=True):
+        expect(small, asked, stream)
+
+
+def busiest(cluster: ThreeNodes, *, beside: str = "") -> tuple[str, Worker]:
+    """The worker with most requests on a node other than `beside`."""
+    workers = {name: w for name, w in cluster.workers().items() if w.node and w.node != beside}
+    name = max(workers, key=lambda name: workers[name].requests)
+    assert workers[name].requests
+    return name, workers[name]
+
+
+def kill_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> None:
+    """The streams of a worker whose process is killed go on elsewhere, and it comes back."""
+    questions, streams = load(cluster, small, seed=seed)
+    name, worker = busiest(cluster)
+    cluster.machines[worker.node].run(f"kill -9 {worker.pid}")
+    expect_all(cluster, small, questions, streams)
+    show(killed=name, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    cluster.wait_until(lambda: cluster.workers()[name].pid not in (0, worker.pid))
+    cluster.wait_for_workers()
+
+
+def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
+    """The streams of a node that is cut off go on elsewhere before Ray notices. Returns the worker's name."""
+    questions, streams = load(cluster, small, seed=seed)
+    name, worker = busiest(cluster, beside="head")
+    others = cluster.homes().keys() - {name}
+    fences = cluster.log().count(f"{name} is fenced")
+
+    def is_fenced() -> bool:
+        return cluster.log().count(f"{name} is fenced") > fences
+
+    cluster.machines.cut(worker.node)
+    cut = time.monotonic()
+    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1] > cut + TIMEOUT_S for s in streams), 60)
+    assert not is_fenced()
+    expect_all(cluster, small, questions, streams)
+    paused = [stream.longest_pause for stream in streams if stream.longest_pause > TIMEOUT_S]
+    assert paused, "no stream was on the node"
+    show(cut_off=f"{name} on {worker.node}", paused=len(paused), longest_pause=f"{max(paused):.2f} s")
+    later = question(small, seed + 6)
+    expect(small, later, cluster.ask(later))
+    cluster.wait_until(is_fenced, 120)
+    cluster.wait_until_idle(others, 60)
+    return name
