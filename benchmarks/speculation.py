@@ -116,6 +116,7 @@ def main() -> None:
         drafters=Speculation(options.speculative).drafters,
         num_draft_tokens=options.drafts,
         model_path=draft_model,
+        mtp=Speculation(options.speculative) is Speculation.MTP,
     )
     tokenizer = Tokenizer.load(folder, vocab_size=ModelSpec.from_folder(folder).vocab_size)
     engine = Engine(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,22 @@ from transformers import (
 )
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from engine.config import SpeculationConfig
+from engine.config import EngineConfig, SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.executor.build import build_runner
+from engine.executor.runner import ModelRunner
 from engine.loader.model_loader import load_model
 from engine.model_config.draft_heads import mtp_head
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.models.mtp import MtpHead
+from engine.parallel.step_channel import StepChannel
+from engine.parallel.torch_communicator import TorchCommunicator
 from engine.speculation.kinds import DrafterKind
 from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.ranks import together
 from tests.unit.engine.loader.quantizing import FP8_FORMATS, rewrite
 from tests.unit.engine.speculation.test_eagle_drafts import DRAFTS, PROMPTS, Watched
 from tests.unit.engine.speculation.test_speculation import answers
@@ -181,11 +186,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return save(folder, FAMILIES[request.param], scratch)
 
 
-def engine_with(folder: Path, *, mtp: bool, **changes: Any) -> Engine:
+def engine_config_of(folder: Path, *, mtp: bool, **changes: Any) -> EngineConfig:
     kinds = frozenset({DrafterKind.MODEL})
     speculation = SpeculationConfig(drafters=kinds, num_draft_tokens=DRAFTS, adaptive=False, mtp=True)
     changes = {"num_pages": 200, "max_model_len": 256, **changes}
-    return Engine(make_config(folder, speculation=speculation if mtp else None, **changes))
+    return make_config(folder, speculation=speculation if mtp else None, **changes)
+
+
+def engine_with(folder: Path, *, mtp: bool, **changes: Any) -> Engine:
+    return Engine(engine_config_of(folder, mtp=mtp, **changes))
 
 
 def requests(sampling: SamplingParams) -> list[Request]:
@@ -222,6 +231,28 @@ def test_a_head_for_several_ranks_has_the_whole_lm_head(model: WithHead) -> None
     hidden, theirs = torch.randn(3, spec.hidden_size), model.target.model.get_output_embeddings()
     head.share(load_model(model.target.folder))
     torch.testing.assert_close(head.logits(hidden), hidden @ theirs.weight.t(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_first_of_two_ranks_drafts_and_both_keep_the_states(
+    model: WithHead, plain: dict[int, list[Any]]
+) -> None:
+    config = replace(engine_config_of(model.target.folder, mtp=True), tensor_parallel_size=2)
+
+    def rank(communicator: TorchCommunicator) -> dict[int, list[Any]]:
+        if communicator.shard.is_first_rank:
+            runner, drafts = build_runner(config, communicator=lambda: communicator)
+            engine = Engine(config, runner=runner, drafts=drafts)
+            told = answers(engine, requests(GREEDY))
+            assert engine.stats().drafts.drafted > 20
+            engine.close()
+            return told
+        part = ModelRunner(config, communicator=communicator)
+        steps = StepChannel(communicator)
+        while (inputs := steps.receive()) is not None:
+            part.execute_step(inputs)
+        return {}
+
+    assert together(2, rank)[0] == plain
 
 
 def test_a_head_in_fp8_with_scales_of_blocks_is_what_its_values_are(tmp_path: Path) -> None:
