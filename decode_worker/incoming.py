@@ -15,9 +15,7 @@ from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, R
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
 from worker.session.convert import peer_from_proto, ticket_to_proto
-from worker.session.jobs import Job
-from worker.session.refusal import CommandRefused
-from worker.session.request_digest import digest_of
+from worker.session.jobs import CommandRefused, Job, digest_of
 
 _NO_PAGES_NOW: Final = "no pages are free, and this handoff must not wait"
 

@@ -10,18 +10,6 @@ from typing import Final, Literal
 
 from engine.speculation.kinds import DrafterKind
 
-__all__ = [
-    "PATIENCE",
-    "STEP_SHARE",
-    "Batching",
-    "EngineConfig",
-    "Forecast",
-    "Policy",
-    "SchedulerConfig",
-    "SpeculationConfig",
-    "Victim",
-]
-
 PATIENCE: Final = 64.0
 """Default of `SchedulerConfig.prompt_patience`."""
 STEP_SHARE: Final = 0.96

@@ -15,8 +15,6 @@ from engine.requests import Requests
 from engine.sched.scheduler import Scheduler
 from engine.step_clock import StepClock
 
-__all__ = ["StepResults"]
-
 
 class StepResults:
     def __init__(

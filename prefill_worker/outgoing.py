@@ -12,8 +12,7 @@ from kv_transfer import Final, HandedOff, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
-from worker.session.jobs import Job
-from worker.session.request_digest import digest_of
+from worker.session.jobs import Job, digest_of
 
 
 @dataclass(slots=True, eq=False)

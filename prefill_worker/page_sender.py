@@ -9,9 +9,8 @@ from engine.engine import Engine
 from kv_transfer import Final, HandedOff, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
-from worker.session.jobs import Job
+from worker.session.jobs import Job, digest_of
 from worker.session.metrics import Outcome
-from worker.session.request_digest import digest_of
 
 
 class PageSender:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rpc.channel import SERVER_OPTIONS
-from rpc.health import HealthService
 
 _OVERALL: Final = ""
 """The health service's name for the whole process."""
@@ -71,3 +70,15 @@ class GrpcServer:
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
+
+
+class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
+    """Adds List, which grpc_health declares and does not implement."""
+
+    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return health_pb2.HealthListResponse(
+            statuses={
+                service: health_pb2.HealthCheckResponse(status=status)
+                for service, status in self._server_status.items()
+            }
+        )

@@ -16,9 +16,8 @@ from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.session.answers import Answers
 from worker.session.convert import request_from_proto
-from worker.session.jobs import Job
+from worker.session.jobs import CommandRefused, Job
 from worker.session.metrics import Outcome
-from worker.session.refusal import CommandRefused
 from worker.session.router_session import RouterSession
 
 log = logging.getLogger(__name__)

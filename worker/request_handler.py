@@ -35,13 +35,9 @@ from worker.session.convert import (
     step_work_to_proto,
     ticket_from_proto,
 )
-from worker.session.jobs import Job
+from worker.session.jobs import CommandRefused, Job, router_loads
 from worker.session.metrics import Outcome
-from worker.session.refusal import CommandRefused
-from worker.session.router_loads import router_loads
 from worker.session.router_session import RouterSession
-
-__all__ = ["RequestHandler"]
 
 log = logging.getLogger(__name__)
 

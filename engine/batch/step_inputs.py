@@ -12,8 +12,6 @@ import numpy.typing as npt
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request_state import NO_SLOT, Save
 
-__all__ = ["HEADER_INTS", "Ints", "StepInputs", "StepWriter", "states_of"]
-
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 HEADER_INTS: Final = 5

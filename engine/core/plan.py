@@ -10,8 +10,6 @@ from typing import Final, NamedTuple, TypeAlias
 
 from engine.core.request import Request, TokenId
 
-__all__ = ["Chunk", "ChunkKind", "StepPlan", "chunk_of"]
-
 
 class ChunkKind(Enum):
     """What a chunk is to the scheduler, the accounts of a step and the cost of it."""

@@ -12,8 +12,6 @@ from engine.executor.head_drafts import HeadDrafts, companion_of, head_of
 from engine.executor.runner import ModelRunner
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 
-__all__ = ["build_runner"]
-
 
 def build_runner(
     config: EngineConfig,

@@ -17,8 +17,6 @@ from engine.executor.base import StepResult
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.scoring import SCORE_TENSORS, Scored
 
-__all__ = ["DeviceStep", "Enqueued", "EnqueuingStep", "Pause"]
-
 
 class Pause(Enum):
     BUSY = auto()

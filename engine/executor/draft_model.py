@@ -27,8 +27,6 @@ from engine.executor.runner import ModelRunner
 from engine.kv_cache.pages import PageCounts
 from engine.kv_manager.kv_manager import KVManager
 
-__all__ = ["DraftModel", "draft_engine_config"]
-
 _POOL_TOKENS: Final = 131_072
 """Of the KV pool, if that of the target is not smaller or unknown. Of a 1B model they take 4 GB."""
 _BEHIND: Final = 2

@@ -12,8 +12,6 @@ from engine.batch.batch import Batch
 from engine.core.plan import StepPlan
 from engine.models.base import CausalLM
 
-__all__ = ["Companion", "HiddenStates"]
-
 
 class HiddenStates(Protocol):
     """Follows the steps of one runner. What it enqueues on the device is in order with the steps."""

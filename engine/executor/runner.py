@@ -42,9 +42,6 @@ from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of
 
-__all__ = ["ModelRunner", "PreparedStep"]
-
-
 _MOST_READ_AGAIN: Final = 32_768
 """Tokens of context: 4 GB of an 8B model's KV take an H200 a millisecond."""
 

@@ -24,8 +24,6 @@ from engine.kv_cache.radix_node import RadixNode, UnusedLeaves, is_unused
 from engine.kv_cache.retention import Retentions
 from engine.kv_cache.window_pages import WindowPages
 
-__all__ = ["WHATEVER_IS_THERE", "Insertion", "Match", "RadixCache"]
-
 WHATEVER_IS_THERE: Final = 1 << 40
 """A request that continued at this position would need no pages of windows."""
 

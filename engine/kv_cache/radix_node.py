@@ -11,8 +11,6 @@ from typing import TypeAlias
 from common.block_hash import BlockHash
 from engine.kv_cache.retention import NO_RETENTIONS, Retentions
 
-__all__ = ["PageKey", "RadixNode", "UnusedLeaves", "is_unused"]
-
 PageKey: TypeAlias = bytes
 """The tokens of a block."""
 

@@ -16,8 +16,6 @@ from typing import Final
 
 from common.block_hash import BlockHash
 
-__all__ = ["NO_RETENTIONS", "Retained", "Retention", "Retentions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Retention:

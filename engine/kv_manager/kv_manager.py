@@ -34,8 +34,6 @@ from engine.kv_manager.state_slots import StateSlots
 from engine.kv_tiers.jobs import Copier
 from engine.kv_tiers.tiers import KVTiers
 
-__all__ = ["KVManager"]
-
 
 class KVManager:
     """Every method that takes pages for a request takes all or none, and returns whether it did."""

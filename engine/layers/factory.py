@@ -24,8 +24,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.quantization import Quantization
 from engine.parallel.communicator import Communicator
 
-__all__ = ["Layers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layers:

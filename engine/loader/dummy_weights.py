@@ -9,8 +9,6 @@ from torch import nn
 
 from engine.layers.formats.fp8 import FP8
 
-__all__ = ["fill_randomly"]
-
 _STD: Final = 0.02
 """The standard deviation with which Llama and GPT-2 were initialised."""
 _E8M0_STD: Final = 127 - 7

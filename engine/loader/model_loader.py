@@ -23,8 +23,6 @@ from engine.models import registry
 from engine.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 
-__all__ = ["load_model"]
-
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STAGE: Final = "Loading weights"
 _NAMES_SHOWN: Final = 5

@@ -12,17 +12,6 @@ from typing import Any, Final
 
 from engine.model_config.errors import UnsupportedModel
 
-__all__ = [
-    "FP8_BLOCK",
-    "MXFP4_BLOCK",
-    "NVFP4_BLOCK",
-    "ONLINE_FP8",
-    "Nvfp4Names",
-    "Packing",
-    "Quantization",
-    "WeightFormat",
-]
-
 FP8_BLOCK: Final = 128
 """Rows and columns of a block that shares a scale."""
 

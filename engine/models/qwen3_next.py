@@ -18,8 +18,6 @@ from engine.models.base import RecurrentAttention
 from engine.models.llama import LlamaModel
 from engine.models.weight_table import ParamSlice
 
-__all__ = ["Qwen3NextModel"]
-
 
 class Qwen3NextModel(LlamaModel):
     def mixer(self, index: int, layers: Layers) -> nn.Module:

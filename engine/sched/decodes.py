@@ -13,8 +13,6 @@ from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.queue.queues import Queues
 
-__all__ = ["Decodes"]
-
 
 class Decodes:
     def __init__(

@@ -28,8 +28,6 @@ from engine.sched.queue.queues import Queues
 from engine.sched.queue.waiting_queue import WaitingQueue
 from engine.speculation.counts import DraftCounts
 
-__all__ = ["Scheduler"]
-
 
 class Scheduler:
     """Keeps waiting and running requests, and plans one step at a time.

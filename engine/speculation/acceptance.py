@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["Acceptance"]
-
 _PRIOR_WEIGHT: Final = 2.0
 """Drafted tokens that the prior counts for."""
 _FORGET: Final = 0.97

@@ -8,8 +8,6 @@ from typing import Final
 from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
 from router.placement.view import Link, WorkerId
 
-__all__ = []
-
 _FADING: Final = 0.9
 """Weight of a handoff relative to the next one."""
 _TELLING_BYTES: Final = 16_000_000

@@ -21,7 +21,7 @@ from worker.config import WorkerConfig
 from worker.log import log_to_stderr
 from worker.network import own_address
 from worker.process.last_words import LastWords
-from worker.process.ray_contact import RayContact
+from worker.process.router_watch import RayContact
 
 if TYPE_CHECKING:
     from worker.process.engine_loop import EngineDied

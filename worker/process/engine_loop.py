@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
 import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from engine.device.current import enter_device
 from engine.engine import Engine
+from engine.executor.base import StepInFlight
 from worker.process.batch_log import BatchLog
-from worker.process.step_waker import StepWaker
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
 from worker.session.metrics import WorkerMetrics
@@ -150,3 +151,42 @@ class EngineLoop:
         ended = self._clock()
         self._metrics.on_step(output, ended - began)
         self._batch_log.on_step(output, self._engine.occupancy(), began, ended)
+
+
+class StepWaker:
+    """A thread that waits for device events, since the engine thread can wait only for its inbox.
+
+    The first `watch` starts it. `watch` and `stop` belong to one thread.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._steps: queue.SimpleQueue[StepInFlight | None] = queue.SimpleQueue()
+        self._watched: StepInFlight | None = None
+        self._thread = threading.Thread(target=self._run, name="step-waker", daemon=True)
+
+    def watch(self, step: StepInFlight) -> None:
+        """Post an empty message to the inbox when `step`, which must be fully enqueued, has completed."""
+        if step is self._watched:
+            return
+        if self._watched is None:
+            self._thread.start()
+        self._watched = step
+        self._steps.put(step)
+
+    def stop(self) -> None:
+        """End the thread, after the step for which it waits."""
+        if self._watched is not None:
+            self._steps.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (step := self._steps.get()) is not None:
+            try:
+                step.wait()
+            finally:  # an error of the step is raised to the engine
+                self._inbox.post(_nothing)
+
+
+def _nothing() -> None:
+    pass

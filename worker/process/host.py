@@ -39,10 +39,9 @@ from worker.assembly import Assemble, Parts, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.kv_tiers import open_tiers
 from worker.network import is_loopback
-from worker.process.batch_log import BatchLog
+from worker.process.batch_log import BatchLog, PaceLog
 from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.process.metrics_server import start_metrics_server
-from worker.process.pace_log import PaceLog
 from worker.process.router_watch import RouterWatch
 from worker.process.service import WorkerService
 from worker.process.settings_line import settings_line
@@ -51,8 +50,6 @@ from worker.request_handler import RequestHandler
 from worker.session.convert import peer_to_proto
 from worker.session.metrics import WorkerMetrics
 from worker.tensor_parallel.rank_processes import RankProcesses
-
-__all__ = ["WorkerHost"]
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,7 @@ from worker.process.engine_loop import EngineDied
 from worker.process.router_watch import RouterWatch
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
-from worker.session.lease import TURN_S, Lease
-from worker.session.router_session import RouterSession, SessionBroken
-
-__all__ = ["WorkerService"]
+from worker.session.router_session import TURN_S, Lease, RouterSession, SessionBroken
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]

@@ -1,14 +1,15 @@
-"""The requests of a worker and their deadlines."""
+"""The requests of a worker, their deadlines, and what they are as load of each router."""
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from engine.core.events import Verified
 from engine.core.request import Request, RequestId
+from kv_transfer import request_digest
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.router_session import RouterSession
 
@@ -99,3 +100,38 @@ class Jobs:
             _, request_id = heapq.heappop(self._deadlines)
             late.append(self._jobs[request_id])
         return late
+
+
+class CommandRefused(Exception):
+    """The command is rejected; its request fails with `code`."""
+
+    def __init__(self, code: worker_pb2.FailureCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
+    """Digest of a request's first `num_tokens` tokens and its sampling parameters.
+
+    Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
+    """
+    return request_digest(request.tokens(0, num_tokens), (sampling.SerializeToString(deterministic=True),))
+
+
+def router_loads(sessions: Iterable[RouterSession], jobs: Iterable[Job]) -> list[worker_pb2.RouterLoad]:
+    """The part of every connected router, those without requests included. Costs O(jobs)."""
+    loads = {session.router: worker_pb2.RouterLoad(router=session.router) for session in sessions}
+    for job in jobs:
+        load, request = loads.get(job.session.router), job.request
+        if load is None:
+            continue  # its session has just ended
+        prompt, context = len(request.prompt), request.num_tokens
+        left = max(prompt - request.num_computed, 0)
+        load.requests += 1
+        # The cache may hold tokens of the answer too, of a request that continues here.
+        load.tokens += max(prompt - (request.num_cached or 0), 0)
+        load.queued_tokens += left
+        if not left:
+            load.decodes += 1
+            load.context_tokens += context
+    return [loads[name] for name in sorted(loads)]

@@ -14,8 +14,6 @@ from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_kv import serve_kv
 from worker.tensor_parallel.rank_tiers import serve_tiers
 
-__all__ = ["run_rank"]
-
 log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from engine.layers.linear.codes import Codes
 from engine.layers.linear.linear_layer import GroupedProduct, Linear, LinearMethod, Slot
 from engine.model_config.quantization import Packing
 
-__all__ = ["ActOrder"]
-
 _NAMES: Final = {Packing.GPTQ: "g_idx", Packing.COMPRESSED: "weight_g_idx"}
 _SORTED: Final = "sorted"
 """Key of the permutation that makes groups neighbours, beside the stored parameters."""

@@ -14,8 +14,6 @@ from engine.layers.formats.integers import IntegerGroups
 from engine.layers.linear.linear_layer import LinearMethod
 from engine.model_config.quantization import Quantization, WeightFormat
 
-__all__ = ["method_of"]
-
 
 def method_of(quantization: Quantization, shares: int = 1) -> LinearMethod:
     """For layers whose activations have torch's current default dtype.

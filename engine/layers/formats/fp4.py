@@ -15,8 +15,6 @@ from engine.layers.linear.codes import Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import MXFP4_BLOCK, NVFP4_BLOCK, Nvfp4Names
 
-__all__ = ["Mxfp4", "Nvfp4"]
-
 _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Of the codes 0 to 15."""
 _EXPONENT_BIAS: Final = 127

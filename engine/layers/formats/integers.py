@@ -14,8 +14,6 @@ from engine.layers.linear.codes import SIGNED4, Codes
 from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
 from engine.model_config.quantization import Packing
 
-__all__ = ["IntegerGroups"]
-
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 """Position of each value in AWQ's words."""
 

@@ -22,8 +22,6 @@ from engine.layers.linear.linear_layer import (
     Slot,
 )
 
-__all__ = ["CodesOnCpu", "PackedMethod", "QuantizedWeight", "taken"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -15,20 +15,6 @@ from engine.layers.linear.panels import Panels, faster_panels
 from engine.layers.linear.product import linear
 from engine.layers.routing import Routes
 
-__all__ = [
-    "PLAIN",
-    "GroupedProduct",
-    "Linear",
-    "LinearMethod",
-    "MatrixPerExpert",
-    "PlainWeight",
-    "Product",
-    "Slot",
-    "float32",
-    "slots_of",
-    "weight",
-]
-
 
 def weight(*shape: int) -> nn.Parameter:
     """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""

@@ -11,8 +11,6 @@ from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.layer_options import QKNorm
 from engine.model_config.mtp_spec import QWEN_MTP
 
-__all__ = ["qwen3_5", "qwen3_5_moe", "qwen3_next"]
-
 
 def qwen3_next(config: Config) -> dict[str, Any]:
     experts = ExpertSpec(

@@ -16,8 +16,6 @@ from typing import Final
 
 from engine.sched.drafts.verify_costs import Level, VerifyCosts
 
-__all__ = ["DraftLength"]
-
 _LEAST: Final = 0.05
 """Probability below which a token is never drafted."""
 _GROWTH: Final = 4

@@ -17,8 +17,6 @@ from engine.speculation.counts import DraftCounts
 from engine.speculation.drafters import Drafter, EarlierAnswers, NGram, Predicted, Suffix
 from engine.speculation.kinds import DrafterKind
 
-__all__ = ["DraftersOf", "Speculator"]
-
 DraftersOf: TypeAlias = "Callable[[Request], list[Drafter]]"
 
 _PRIORS: Final = {

@@ -14,8 +14,6 @@ from typing import Final
 
 from engine.sched.timing.line_fit import LineFit
 
-__all__ = ["Level", "VerifyCosts", "Verifying"]
-
 _CLASSES: Final = 4
 """Classes of sizes for each doubling of the number of decodes."""
 _NEWEST: Final = 0.06

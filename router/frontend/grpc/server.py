@@ -25,7 +25,7 @@ from router.frontend.grpc.service import RouterService
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.models import Models
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
-from rpc.health import HealthService
+from rpc.server import HealthService
 from rpc.tls import TlsFiles
 
 _OPEN: Final = "/grpc.health.v1.Health/"

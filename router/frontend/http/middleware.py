@@ -15,8 +15,6 @@ from router.frontend.http.refusal import error_response
 from router.frontend.page.routes import PAGE_PATHS, STATUS_PATH
 from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 
-__all__ = []
-
 
 class IgnoreTrailingSlash:
     """ASGI middleware. Serves /health/ as /health.

@@ -27,7 +27,7 @@ from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.reading import deltas_of
 from tests.integration.tiny_cluster import Link, slow_down, work, worker
 from worker.config import WorkerRole
-from worker.session import lease as lease_module
+from worker.session import router_session as lease_module
 
 PATIENCE_S = 20.0
 LONG = sampling_pb2.SamplingParams(max_tokens=90, ignore_eos=True)

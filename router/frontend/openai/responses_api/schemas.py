@@ -7,8 +7,6 @@ from typing import Any, Literal, NotRequired, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-__all__ = []
-
 _closed = with_config(ConfigDict(extra="forbid"))
 
 _ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]

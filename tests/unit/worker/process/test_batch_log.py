@@ -16,8 +16,7 @@ from common.log_format import TEXT, formatter
 from engine.core.events import Occupancy, StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from worker.process.batch_log import BatchLog
-from worker.process.pace_log import PaceLog
+from worker.process.batch_log import BatchLog, PaceLog
 
 PREFILL_LINE = (
     "Prefill batch. #new-seq: 2, #new-token: 2040, #cached-token: 32, token usage: 0.25, #running-req: 8,"
@@ -159,7 +158,7 @@ def test_an_exception_stays_on_one_json_line() -> None:
 def test_the_log_reports_when_the_itl_target_shrinks_chunks_and_when_they_are_whole_again(
     lines: pytest.LogCaptureFixture,
 ) -> None:
-    lines.set_level(logging.INFO, logger="worker.process.pace_log")
+    lines.set_level(logging.INFO, logger="worker.process.batch_log")
     batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
     for paced in (8000, 5000, 4000, 3500, 1000, 900, 1500, 4096, 8192, 8192):
         batches.on_step(prefill(), replace(occupancy(), paced_tokens=paced), 0.0, 0.1)
@@ -169,7 +168,7 @@ def test_the_log_reports_when_the_itl_target_shrinks_chunks_and_when_they_are_wh
 
 
 def test_steps_without_decodes_say_nothing_about_the_target(lines: pytest.LogCaptureFixture) -> None:
-    lines.set_level(logging.INFO, logger="worker.process.pace_log")
+    lines.set_level(logging.INFO, logger="worker.process.batch_log")
     alone = StepOutput(num_tokens=512, num_prompts=1, prompt_tokens=512)
     batches = BatchLog(0, page_size=16, pace=PaceLog(8192, itl_target_s=0.02))
     batches.on_step(alone, replace(occupancy(), paced_tokens=512), 0.0, 0.1)

@@ -15,8 +15,7 @@ from engine.core.request import PENDING
 from engine.engine import NO_HOOKS, Engine
 from tests.unit.engine.engines import KeepPages, make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
-from worker.process.engine_loop import EngineDied, EngineLoop
-from worker.process.step_waker import StepWaker
+from worker.process.engine_loop import EngineDied, EngineLoop, StepWaker
 from worker.session.inbox import Inbox
 
 

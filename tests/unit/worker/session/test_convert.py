@@ -22,7 +22,7 @@ from worker.session.convert import (
     ticket_from_proto,
     ticket_to_proto,
 )
-from worker.session.request_digest import digest_of
+from worker.session.jobs import digest_of
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

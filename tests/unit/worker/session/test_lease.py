@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.session.lease import Lease
+from worker.session.router_session import Lease
 
 LEASE_S = 10.0
 BEAT = None
