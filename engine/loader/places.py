@@ -71,7 +71,7 @@ class Place:
             return
         axis, filled = self.cut.axis, 0
         for stretch in self.cut.stretches:
-            part = value.narrow(axis, stretch.start, len(stretch))
+            part = value[(slice(None),) * axis + (slice(stretch.start, stretch.stop, stretch.step),)]
             if self.slot.summary and axis == 1:
                 yield self.target, part
             else:
@@ -121,8 +121,14 @@ def _entries(
 ) -> list[range]:
     """Ranges of features as ranges of entries; only the last entry of a tensor may be incomplete."""
     tile = slot.tile[axis] or 1
+    if tile == 1:
+        return list(features)
     for stretch in features:
-        if stretch.start % tile or (stretch.stop % tile and extent is not None and stretch.stop != extent):
+        if (
+            stretch.step != 1
+            or stretch.start % tile
+            or (stretch.stop % tile and extent is not None and stretch.stop != extent)
+        ):
             raise UnsupportedModel(
                 f"{name} has one entry for {tile} features: {stretch.start} to {stretch.stop} cannot be cut"
                 " from it; use fewer ranks"

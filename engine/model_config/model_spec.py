@@ -46,6 +46,8 @@ class ModelSpec:
     """Of the layers that have a window; None: the same."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose queries and keys are not rotated."""
+    interleaved_rotation: bool = False
+    """Whether checkpoints have the features of a head that are rotated together side by side."""
     tied_embeddings: bool
     qkv_bias: bool = False
     output_bias: bool = False
@@ -60,6 +62,10 @@ class ModelSpec:
     """Whether checkpoints store the difference of a norm's weight to 1."""
     embedding_scale: float = 1.0
     """Factor of the embeddings where they enter the first layer."""
+    residual_scale: float = 1.0
+    """Factor of the outputs of attention and MLP where they are added up."""
+    logit_scale: float = 1.0
+    """Factor of the logits."""
     logit_soft_cap: float | None = None
     """Logits s become logit_soft_cap * tanh(s / logit_soft_cap)."""
     qk_norm: QKNorm | None = None

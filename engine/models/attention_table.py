@@ -9,6 +9,12 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Cut, Shard
 from engine.models.weight_table import ParamSlice
 
+_GLM4_NORMS: Final = {
+    "input_layernorm": "input_norm",
+    "post_self_attn_layernorm": "attention_output_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "post_mlp_layernorm": "mlp_output_norm",
+}
 _FUSED: Final = frozenset({"Phi3ForCausalLM"})
 """Architectures whose checkpoints have queries, keys and values in one tensor."""
 _NORMS: Final = {
@@ -34,7 +40,8 @@ def projections(spec: ModelSpec) -> list[str]:
 
 def norm_table(spec: ModelSpec) -> dict[str, ParamSlice]:
     """Which modules of a checkpoint's layer fill the norms before and behind attention and MLP."""
-    return {source: ParamSlice(target) for source, target in _NORMS[spec.norms].items()}
+    names = _GLM4_NORMS if spec.architecture == "Glm4ForCausalLM" else _NORMS[spec.norms]
+    return {source: ParamSlice(target) for source, target in names.items()}
 
 
 def attention_table(whole: ModelSpec, part: ModelSpec, shard: Shard) -> dict[str, ParamSlice]:
@@ -72,7 +79,7 @@ def _stacked(*cuts: Cut) -> Cut:
     stretches: list[range] = []
     extent = 0
     for cut in cuts:
-        stretches += [range(extent + part.start, extent + part.stop) for part in cut.stretches]
+        stretches += [range(extent + part.start, extent + part.stop, part.step) for part in cut.stretches]
         extent += cut.extent
     return Cut(0, extent, tuple(stretches))
 
@@ -90,16 +97,20 @@ def _rotated_first(spec: ModelSpec, heads: Cut) -> Cut:
     """`heads` with the features that are rotated in the first part of either half of each head.
 
     Kernels rotate feature i with feature i + head_dim / 2. Where a model rotates only its first features,
-    those come first in both halves, and the table turns the others by an angle of 0.
+    those come first in both halves, and the table turns the others by an angle of 0. Where it rotates each
+    feature with the next one, the even ones come in the first half.
     """
     size = spec.head_dim
     rotated = spec.rope.rotated_features(size) if spec.rope else size
-    if rotated == size:
+    if rotated == size and not spec.interleaved_rotation:
         return heads
     half, kept = rotated // 2, rotated + (size - rotated) // 2
-    pieces = (range(half), range(rotated, kept), range(half, rotated), range(kept, size))
+    firsts, seconds = range(half), range(half, rotated)
+    if spec.interleaved_rotation:
+        firsts, seconds = range(0, rotated, 2), range(1, rotated, 2)
+    pieces = [piece for piece in (firsts, range(rotated, kept), seconds, range(kept, size)) if piece]
     stretches = (
-        range(head + piece.start, head + piece.stop)
+        range(head + piece.start, head + piece.stop, piece.step)
         for stretch in heads.stretches
         for head in stretch[::size]
         for piece in pieces

@@ -115,6 +115,8 @@ class CausalLM(nn.Module, ABC):
         Ranks other than the leader return the scores of their own part of the vocabulary.
         """
         scores: Tensor = self.head(hidden)
+        if self.spec.logit_scale != 1.0:
+            scores = scores * self.spec.logit_scale
         cap = self.spec.logit_soft_cap
         return scores if cap is None else torch.tanh(scores / cap).mul_(cap)
 

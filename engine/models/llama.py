@@ -121,6 +121,7 @@ class LlamaLayer(nn.Module):
         self.mlp_norm = layers.norm(spec) if before else NoNorm()
         self.mlp = layers.mlp(spec, index, mlp_names(spec))
         self.mlp_output_norm = layers.norm(spec) if after else None
+        self._scale = spec.residual_scale
 
     def forward(
         self, x: Tensor, residual: Tensor, rotation: Rotation | None, attn: Attention
@@ -130,9 +131,12 @@ class LlamaLayer(nn.Module):
         x = self.attention(x, rotation, attn)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm(x)
-        x, residual = self.mlp_norm.add(x, residual)
+        x, residual = self.mlp_norm.add(self._scaled(x), residual)
         x = self.mlp(x)
-        return (x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+        return self._scaled(x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1.0 else x * self._scale
 
 
 class LlamaAttention(nn.Module):

@@ -16,6 +16,7 @@ _MIXTRAL: Final = MlpNames(
     "block_sparse_moe.w2",
     router="block_sparse_moe.gate",
 )
+_FUSED: Final = MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 _SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
 _NAMES: Final = {
     "MixtralForCausalLM": _MIXTRAL,
@@ -23,7 +24,10 @@ _NAMES: Final = {
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
     "GptOssForCausalLM": MlpNames(router="mlp.router"),
-    "Phi3ForCausalLM": MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj"),
+    "Phi3ForCausalLM": _FUSED,
+    "GlmForCausalLM": _FUSED,
+    "Glm4ForCausalLM": _FUSED,
+    "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
 }
 """Where they differ from Qwen's."""
 

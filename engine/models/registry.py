@@ -11,11 +11,12 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.models.deepseek import DeepseekModel
 from engine.models.eagle3 import Eagle3Head
-from engine.models.gemma3 import Gemma3Model
+from engine.models.ernie import ErnieMoeModel
 from engine.models.gpt2 import GPT2Model
 from engine.models.gpt_oss import GptOssModel
 from engine.models.llama import LlamaModel
 from engine.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
+from engine.models.nested import NestedModel
 from engine.models.qwen3_next import Qwen3NextModel
 
 __all__ = ["build"]
@@ -31,8 +32,18 @@ _MODELS: Final[dict[str, _Build]] = {
     "Olmo2ForCausalLM": LlamaModel,
     "Olmo3ForCausalLM": LlamaModel,
     "Gemma2ForCausalLM": LlamaModel,
-    "Gemma3ForCausalLM": Gemma3Model,
-    "Gemma3ForConditionalGeneration": Gemma3Model,
+    "Gemma3ForCausalLM": NestedModel,
+    "Gemma3ForConditionalGeneration": NestedModel,
+    "SeedOssForCausalLM": LlamaModel,
+    "GraniteForCausalLM": LlamaModel,
+    "GlmForCausalLM": LlamaModel,
+    "Glm4ForCausalLM": LlamaModel,
+    "Exaone4ForCausalLM": LlamaModel,
+    "Ernie4_5ForCausalLM": LlamaModel,
+    "Ministral3ForCausalLM": LlamaModel,
+    "Mistral3ForConditionalGeneration": NestedModel,
+    "Qwen3VLForConditionalGeneration": NestedModel,
+    "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
     "Qwen2ForCausalLM": LlamaModel,
     "Qwen3ForCausalLM": LlamaModel,
     "MixtralForCausalLM": LlamaModel,

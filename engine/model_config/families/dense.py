@@ -82,6 +82,67 @@ def gemma3(config: Config) -> dict[str, Any]:
     }
 
 
+def seed_oss(config: Config) -> dict[str, Any]:
+    fields = llama({"attention_bias": True} | dict(config))
+    return fields | {"output_bias": bool(config.get("attention_out_bias", False))}
+
+
+def granite(config: Config) -> dict[str, Any]:
+    scale = float(config.get("attention_multiplier", 1.0))
+    return llama(config) | {
+        "attention": AttentionSpec(scale=scale),
+        "embedding_scale": float(config.get("embedding_multiplier", 1.0)),
+        "residual_scale": float(config.get("residual_multiplier", 1.0)),
+        "logit_scale": 1.0 / config.get("logits_scaling", 1.0),
+    }
+
+
+def glm(config: Config) -> dict[str, Any]:
+    fields = llama({"partial_rotary_factor": 0.5} | dict(config), partial_rotation=True)
+    return fields | {"output_bias": False, "interleaved_rotation": True}
+
+
+def glm4(config: Config) -> dict[str, Any]:
+    return glm({"attention_bias": True} | dict(config)) | {"norms": Norms.BOTH}
+
+
+def exaone4(config: Config) -> dict[str, Any]:
+    """Where some layers have a window, the others are not rotated."""
+    layers = range(config["num_hidden_layers"])
+    every = config.get("sliding_window_pattern") or 4
+    if isinstance(every, str):  # such as LLLG
+        every = len(every)
+    types = config.get("layer_types")
+    slides = [types[layer] == "sliding_attention" if types else (layer + 1) % every != 0 for layer in layers]
+    hybrid = config.get("sliding_window") is not None
+    return llama(config) | {
+        "norms": Norms.AFTER,
+        "qk_norm": QKNorm.HEAD,
+        "attention": AttentionSpec(windows=windows(config, lambda layer: slides[layer])),
+        "unrotated_layers": frozenset(layer for layer in layers if hybrid and not slides[layer]),
+    }
+
+
+def ernie4_5(config: Config) -> dict[str, Any]:
+    bias = bool(config.get("use_bias", False))
+    rope: RopeSpec = RopeSpec.from_config(config, theta=500_000.0)
+    return llama({"tie_word_embeddings": True} | dict(config)) | {
+        "rope": rope,
+        "interleaved_rotation": True,
+        "qkv_bias": bias,
+        "output_bias": bias,
+        "mlp_bias": bias,
+    }
+
+
+def mistral3(config: Config) -> dict[str, Any]:
+    """Ministral 3 scales queries by their position, by 1 up to the context before YaRN."""
+    fields, rope = llama(config), config.get("rope_parameters") or {}
+    if rope.get("llama_4_scaling_beta"):
+        fields["max_position"] = min(fields["max_position"], rope["original_max_position_embeddings"])
+    return fields
+
+
 def _gemma(config: Config, windows: tuple[int | None, ...]) -> dict[str, Any]:
     require(config, "hidden_activation", "gelu_pytorch_tanh")
     fields = llama({"tie_word_embeddings": True, "head_dim": 256, **config, "hidden_act": "silu"})

@@ -7,12 +7,12 @@ from typing import Any
 from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, dense_layers, llama, require, windows
 from engine.model_config.expert_spec import ExpertSpec, Scoring
-from engine.model_config.families.dense import qwen2, qwen3
+from engine.model_config.families.dense import ernie4_5, qwen2, qwen3
 from engine.model_config.layer_options import Activation, QKNorm
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeSpec
 
-__all__ = ["glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
+__all__ = ["ernie4_5_moe", "glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
 
 
 def mixtral(config: Config) -> dict[str, Any]:
@@ -84,6 +84,23 @@ def glm4_moe(config: Config) -> dict[str, Any]:
         "experts": experts,
         "mtp": nextn(config),
     }
+
+
+def ernie4_5_moe(config: Config) -> dict[str, Any]:
+    require(config, "use_bias", False)
+    size, layers = config["moe_intermediate_size"], range(config["num_hidden_layers"])
+    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
+    every = config.get("moe_layer_interval", 1)
+    routed = range(first, (last if last >= 0 else len(layers) - 1) + 1)
+    experts = ExpertSpec(
+        count=config["moe_num_experts"],
+        per_token=config["moe_k"],
+        intermediate_size=size,
+        score_bias=True,
+        shared_size=size * config.get("moe_num_shared_experts", 0),
+        dense_layers=frozenset(layer for layer in layers if layer not in routed or (layer + 1) % every),
+    )
+    return ernie4_5(config) | {"experts": experts}
 
 
 def gpt_oss(config: Config) -> dict[str, Any]:

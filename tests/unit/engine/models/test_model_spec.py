@@ -109,6 +109,7 @@ def test_layers_have_the_windows_of_their_type() -> None:
         ("Gemma2ForCausalLM", {"hidden_activation": "gelu_pytorch_tanh"}, (64, None, 64, None)),
         ("Gemma3ForCausalLM", {"sliding_window_pattern": 3}, (64, 64, None, 64)),
         ("Olmo3ForCausalLM", {}, (64, 64, 64, None)),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLLG"}, (64, 64, 64, None)),
         ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, (64, None, 64, None)),
     ],
 )
@@ -151,6 +152,14 @@ def test_gemma3_with_a_vision_part_is_read_as_its_language_model() -> None:
     assert near is not None
     assert far is not None
     assert (near.theta, near.factor, far.theta, far.factor) == (1e4, 1.0, 1e6, 8.0)
+
+
+def test_ministral_3_reads_no_further_than_its_queries_are_unscaled() -> None:
+    yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
+    config = LLAMA | {"architectures": ["Ministral3ForCausalLM"], "max_position_embeddings": 262144}
+    scaled = ModelSpec.from_config(config | {"rope_parameters": yarn | {"llama_4_scaling_beta": 0.1}})
+    plain = ModelSpec.from_config(config | {"rope_parameters": yarn})
+    assert (scaled.max_position, plain.max_position) == (16384, 262144)
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,34 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
     GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -39,6 +55,7 @@ from transformers import (
     OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PixtralVisionConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -50,6 +67,10 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -236,6 +257,34 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             shape = tiny | DELTA | EXPERTS | {"shared_expert_intermediate_size": 40}
             del shape["intermediate_size"]
             model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**shape))
+        case "seed-oss":
+            model = SeedOssForCausalLM(SeedOssConfig(**tiny, head_dim=16, attention_out_bias=True))
+        case "granite":
+            factors = {"embedding_multiplier": 6.0, "attention_multiplier": 0.2}
+            factors |= {"residual_multiplier": 0.3, "logits_scaling": 4.0}
+            model = GraniteForCausalLM(GraniteConfig(**tiny, **factors))
+        case "glm":
+            config = GlmConfig(**tiny, **NO_PADDING, head_dim=16, attention_bias=True)
+            model = GlmForCausalLM(config)
+        case "glm4":
+            model = Glm4ForCausalLM(Glm4Config(**tiny, **NO_PADDING, head_dim=16))
+        case "exaone4":
+            model = Exaone4ForCausalLM(Exaone4Config(**tiny, sliding_window=20, sliding_window_pattern=2))
+        case "exaone4 without windows":
+            kinds = ["full_attention"] * 3
+            model = Exaone4ForCausalLM(Exaone4Config(**tiny, sliding_window=None, layer_types=kinds))
+        case "ernie 4.5":
+            model = Ernie4_5ForCausalLM(Ernie4_5Config(**tiny, head_dim=16, use_bias=True))
+        case "ernie 4.5 with experts":
+            experts = {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24}
+            model = Ernie4_5_MoeForCausalLM(Ernie4_5_MoeConfig(**tiny, **experts))
+            for name, parameter in model.named_parameters():
+                if name.endswith("e_score_correction_bias"):
+                    parameter.data.uniform_(-0.1, 0.1)
+        case "ministral 3":
+            yarn = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
+            yarn |= {"original_max_position_embeddings": 256}
+            model = Ministral3ForCausalLM(Ministral3Config(**tiny, head_dim=16, rope_parameters=yarn))
         case "gpt2":
             config = GPT2Config(
                 vocab_size=97, n_embd=48, n_head=num_heads, n_layer=3, n_positions=512, initializer_range=0.1
@@ -284,6 +333,15 @@ NAMES = [
     "deepseek v2",
     "deepseek v2 in groups",
     "deepseek v3",
+    "seed-oss",
+    "granite",
+    "glm",
+    "glm4",
+    "exaone4",
+    "exaone4 without windows",
+    "ernie 4.5",
+    "ernie 4.5 with experts",
+    "ministral 3",
     "gpt2",
 ]
 
@@ -308,6 +366,39 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours = logits(load_model(tmp_path), ids)
 
     torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=tolerance(name), rtol=1e-5)
+
+
+def with_vision(name: str) -> PreTrainedModel:
+    """A model of text and images whose language model is tiny, and the rest tinier."""
+    torch.manual_seed(0)
+    text = TINY | {"head_dim": 16}
+    eye = {"hidden_size": 16, "intermediate_size": 16}
+    if name == "mistral 3":
+        yarn = YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 256}
+        language = Ministral3Config(**text, rope_parameters=yarn)
+        vision = PixtralVisionConfig(
+            **eye, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
+        )
+        return Mistral3ForConditionalGeneration(Mistral3Config(text_config=language, vision_config=vision))
+    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    config = Qwen3VLConfig(
+        text_config=text | {"rope_parameters": sections | {"mrope_interleaved": True}},
+        vision_config=eye
+        | {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "deepstack_visual_indexes": []},
+    )
+    return Qwen3VLForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("name", ["mistral 3", "qwen3-vl"])
+@torch.inference_mode()
+def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path) -> None:
+    oracle = with_vision(name).eval()
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(97, (100,), generator=torch.Generator().manual_seed(1))
+
+    ours = logits(load_model(tmp_path), ids)
+
+    torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()

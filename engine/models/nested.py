@@ -1,4 +1,4 @@
-"""Gemma 3, of which checkpoints with a vision part nest the language model."""
+"""A model of the Llama family that checkpoints with a vision part nest: Gemma 3, Mistral 3, Qwen3-VL."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _NESTED: Final = {
     "language_model.model.": "model.",  # before
     "language_model.lm_head.": "lm_head.",
 }
-_VISION: Final = ("vision_tower.", "multi_modal_projector.")
+_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
-class Gemma3Model(LlamaModel):
+class NestedModel(LlamaModel):
     def source_name(self, name: str) -> str:
         for nested, plain in _NESTED.items():
             if name.startswith(nested):
