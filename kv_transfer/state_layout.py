@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,12 +20,17 @@ class StateLayout:
 
     heads: int
     """Of the whole model, over all ranks."""
-    rows: tuple[int, ...]
-    """Bytes of a head, of each row."""
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+    """Rows that repeat, such as those of every layer: how often, and the bytes of a head in each."""
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Bytes of a head in each row."""
+        return tuple(row for repeats, rows in self.groups for row in rows * repeats)
 
     @property
     def head_bytes(self) -> int:
-        return sum(self.rows)
+        return sum(repeats * sum(rows) for repeats, rows in self.groups)
 
     @property
     def word_bytes(self) -> int:
@@ -39,12 +44,20 @@ class StateLayout:
             yield begin * heads
             begin += row
 
-    def by_head(self, state: Any, heads: int) -> Sequence[Any]:
-        """Views `[head, bytes]` of the rows of `state`, an array or tensor of bytes of that many heads.
+    def by_head(self, state: Any, heads: int, item: int = 1) -> list[Any]:
+        """The state as arrays `[head, ..]`, which side by side have all of a head in one row.
 
-        Side by side, they have all of a head in one row.
+        `state`: an array or tensor of that many heads, of items of `item` bytes.
         """
-        return [
-            state[start : start + heads * row].reshape(heads, row)
-            for start, row in zip(self.starts(heads), self.rows, strict=True)
-        ]
+        arrays: list[Any] = []
+        begin = 0
+        for repeats, rows in self.groups:
+            sizes = [heads * row // item for row in rows]
+            group = state[begin : begin + repeats * sum(sizes)].reshape(repeats, -1)
+            begin += repeats * sum(sizes)
+            start = 0
+            for size in sizes:
+                row = group[:, start : start + size].reshape(repeats, heads, -1)
+                arrays.append(row.swapaxes(0, 1).reshape(heads, -1))
+                start += size
+        return arrays

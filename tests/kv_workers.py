@@ -22,8 +22,8 @@ _WINDOWS = replace(LAYOUT, groups=(KVGroup((0,), 3), KVGroup((1,)), KVGroup((2,)
 LAYOUTS = [
     LAYOUT,
     _WINDOWS,
-    replace(LAYOUT, state=StateLayout(2, (12, 8, 4))),
-    replace(_WINDOWS, state=StateLayout(1, (20, 4))),
+    replace(LAYOUT, state=StateLayout(2, ((1, (12, 8, 4)),))),
+    replace(_WINDOWS, state=StateLayout(1, ((2, (8, 4)),))),
 ]
 _NUM_BLOCKS = 12
 _NUM_SLOTS = 4

@@ -63,15 +63,15 @@ class DeltaSpec:
         """Of one request, all layers together; the matrices are in float32, the windows as activations."""
         return len(self.layers) * (4 * self.matrix_values + value_bytes * self.window_values)
 
-    def state_rows(self, value_bytes: int) -> tuple[int, ...]:
-        """Bytes of a key head in each row of a state, in the order of `engine.kv_cache.state_pool`.
+    def state_rows(self, value_bytes: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Rows of a state and how often they repeat, in the order of `engine.kv_cache.state_pool`.
 
         A row is the matrices of a layer, where a key head has those of its value heads, or the queries, the
-        keys or the values in the window of a layer.
+        keys or the values in the window of a layer. Each is given by the bytes of a key head.
         """
         values = self.value_heads // self.key_heads * self.value_dim
         key, value = (value_bytes * size * (self.kernel - 1) for size in (self.key_dim, values))
-        return len(self.layers) * (4 * values * self.key_dim,) + len(self.layers) * (key, key, value)
+        return (len(self.layers), (4 * values * self.key_dim,)), (len(self.layers), (key, key, value))
 
     @property
     def weights(self) -> int:

@@ -66,9 +66,9 @@ class DeviceDigester:
         assert layout.state is not None
         words, heads = Words.of_state(layout.state), len(layout.state_heads)
         begin = first * layout.page_bytes
-        state = self._bytes[begin : begin + layout.state_bytes]
+        state = self._bytes[begin : begin + layout.state_bytes].view(_WORD_TYPES[words.word_bytes])
         with self._on_stream():
-            rows = [row.view(_WORD_TYPES[words.word_bytes]) for row in layout.state.by_head(state, heads)]
+            rows = layout.state.by_head(state, heads, words.word_bytes)
             return self._begin(torch.cat(rows, dim=1), words, range(heads), words.tokens)()
 
     def begin(

@@ -84,7 +84,7 @@ def test_digests_are_much_faster_than_any_link() -> None:
 
 def test_a_state_has_the_digests_of_the_host_and_they_are_faster_than_any_link() -> None:
     """In the shape of Qwen3-Next's, of which a page is 1 / 197."""
-    rows = 36 * (2 * 128 * 128 * 4,) + 36 * (768, 768, 1536)
+    rows = (36, (2 * 128 * 128 * 4,)), (36, (768, 768, 1536))
     layout = replace(
         LLAMA_8B, groups=full_group(12), num_kv_heads=2, head_dim=256, state=StateLayout(16, rows)
     )

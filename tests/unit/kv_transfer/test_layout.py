@@ -40,7 +40,7 @@ def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -
         {"page_size": 32},
         {"tp_size": 2},
         {"digest": "crc32"},
-        {"state": StateLayout(4, (8, 4))},
+        {"state": StateLayout(4, ((1, (8, 4)),))},
     ],
 )
 def test_the_hash_changes_with_every_field_that_changes_the_meaning_of_pages(
@@ -75,7 +75,7 @@ def test_an_impossible_layout_is_refused_with_the_reason(change: dict[str, objec
 
 
 def test_ranks_share_the_heads_of_a_state_equally_also_where_they_share_kv_heads() -> None:
-    layout = replace(LLAMA_8B, num_kv_heads=2, state=StateLayout(16, (2**20, 2**10)))
+    layout = replace(LLAMA_8B, num_kv_heads=2, state=StateLayout(16, ((1, (2**20, 2**10)),)))
     shards = [replace(layout, tp_size=4, tp_rank=rank) for rank in range(4)]
     assert [list(shard.state_heads) for shard in shards] == [list(range(4 * r, 4 * r + 4)) for r in range(4)]
     assert sum(shard.state_bytes for shard in shards) == layout.state_bytes
@@ -86,4 +86,4 @@ def test_ranks_share_the_heads_of_a_state_equally_also_where_they_share_kv_heads
 
 def test_ranks_that_cannot_share_the_heads_of_a_state_are_refused() -> None:
     with pytest.raises(ValueError, match="a state of 6 heads cannot be shared by 4 ranks"):
-        replace(LLAMA_8B, state=StateLayout(6, (4,)), tp_size=4)
+        replace(LLAMA_8B, state=StateLayout(6, ((1, (4,)),)), tp_size=4)

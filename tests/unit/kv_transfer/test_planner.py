@@ -131,7 +131,7 @@ def test_ranks_of_any_number_reassemble_a_state(
     source_size: int, target_size: int, rows: list[int], heads: int, at: tuple[int, int]
 ) -> None:
     """There may be more ranks than KV heads: then pages are copies, and states are not."""
-    layout = replace(LAYOUT, num_kv_heads=2, state=StateLayout(heads, tuple(rows)))
+    layout = replace(LAYOUT, num_kv_heads=2, state=StateLayout(heads, ((2, tuple(rows)), (1, (9,)))))
     local, remote = at
     for target_rank in range(target_size):
         target = shard(layout, target_size, target_rank)
@@ -152,12 +152,12 @@ def test_ranks_of_any_number_reassemble_a_state(
 
 
 def test_ranks_with_the_same_heads_copy_a_state_at_once() -> None:
-    layout = replace(LAYOUT, state=StateLayout(4, (3, 5)), tp_size=2, tp_rank=1)
+    layout = replace(LAYOUT, state=StateLayout(4, ((1, (3, 5)),)), tp_size=2, tp_rank=1)
     (copy,) = plan_state_copies(layout, layout, 1, 2)
     assert (copy.local, copy.remote, copy.length) == (layout.page_bytes, 2 * layout.page_bytes, 16)
 
 
 def test_states_of_different_shapes_are_never_mixed() -> None:
-    layout = replace(LAYOUT, state=StateLayout(4, (3, 5)))
+    layout = replace(LAYOUT, state=StateLayout(4, ((1, (3, 5)),)))
     with pytest.raises(ValueError, match="not of the same state"):
-        plan_state_copies(layout, replace(layout, state=StateLayout(4, (5, 3))), 0, 0)
+        plan_state_copies(layout, replace(layout, state=StateLayout(4, ((1, (5, 3)),))), 0, 0)

@@ -54,7 +54,7 @@ class Side:
         runner: Any = self.engine.runner
         self.memory = runner.memory
         state_pages = 0 if self.engine.kv.states is None else len(runner.pages_of_slot(0))
-        state = StateLayout(1, (state_pages * LAYOUT.page_bytes,)) if state_pages else None
+        state = StateLayout(1, ((1, (state_pages * LAYOUT.page_bytes,)),)) if state_pages else None
         self.layout = replace(LAYOUT, groups=groups, page_size=SIZE, state=state)
         self.copier: FakeCopier | None = None
         if slots:

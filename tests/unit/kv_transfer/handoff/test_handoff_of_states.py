@@ -13,7 +13,7 @@ from kv_transfer.state_layout import StateLayout
 from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_off, final_for
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
 
-STATEFUL = replace(LAYOUT, state=StateLayout(2, (300, 100)))
+STATEFUL = replace(LAYOUT, state=StateLayout(2, ((1, (300, 100)),)))
 OURS, THEIRS = [30, 31], [16, 17]
 
 
@@ -100,6 +100,6 @@ def test_a_sender_without_the_state_does_not_finish(pair: Pair) -> None:
 
 
 def test_states_of_other_shapes_are_refused_when_workers_meet(pair: Pair) -> None:
-    other = Pool(4, replace(STATEFUL, state=StateLayout(2, (100, 300))))
+    other = Pool(4, replace(STATEFUL, state=StateLayout(2, ((1, (100, 300)),))))
     with pytest.raises(LayoutMismatch):
         pair.sender.peer.require(other.layout)

@@ -47,7 +47,9 @@ def test_a_pool_of_another_page_size_is_refused() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("rows", [(64, 12), (6, 10), (3, 5, 7)])
 def test_states_have_the_same_digests_on_a_device(rows: tuple[int, ...], ranks: int) -> None:
-    layout = replace(LAYOUTS[0], num_kv_heads=2, state=StateLayout(4, rows), tp_size=ranks)
+    layout = replace(
+        LAYOUTS[0], num_kv_heads=2, state=StateLayout(4, ((3, rows), (2, rows[1:]))), tp_size=ranks
+    )
     pool = pool_of(layout)
     tensor = torch.from_numpy(pool.bytes).view(getattr(torch, layout.dtype))
     device, host = DeviceDigester(tensor, layout), HostSum64(pool.memory, layout)

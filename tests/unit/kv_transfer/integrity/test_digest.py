@@ -96,7 +96,7 @@ def test_sampling_parameters_are_part_of_a_request() -> None:
     assert len(set(digests)) == len(digests)
 
 
-STATEFUL = replace(LAYOUT, state=StateLayout(2, (300, 60, 28)))
+STATEFUL = replace(LAYOUT, state=StateLayout(2, ((1, (300,)), (2, (24, 20)))))
 
 
 @pytest.mark.parametrize("kind", [HostDigester, HostSum64])

@@ -28,7 +28,7 @@ from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, Write
 NUM_PAGES = 6
 
 
-STATE = StateLayout(4, (44, 8))
+STATE = StateLayout(4, ((1, (44, 8)),))
 """A page of a rank has 192 bytes or more, and its part of the state 208 or fewer."""
 
 
