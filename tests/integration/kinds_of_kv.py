@@ -1,0 +1,61 @@
+"""Small models whose KV is not of all tokens: windows, latents, recurrent states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    PreTrainedModel,
+)
+from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+__all__ = ["KINDS", "latents", "latents_v2", "states", "windows"]
+
+_LATENT: Final[dict[str, Any]] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
+
+
+def windows(**fields: Any) -> PreTrainedModel:
+    """Not tied: scaled embeddings of large weights would make every answer repeat one token."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    fields |= {"head_dim": 8, "num_hidden_layers": 3, "layer_types": types, "sliding_window": 11}
+    fields |= {"tie_word_embeddings": False}
+    return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
+
+
+def latents(**fields: Any) -> PreTrainedModel:
+    groups = {"n_group": 4, "topk_group": 2, "q_lora_rank": 20}
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**(fields | _LATENT | groups)))
+
+
+def latents_v2(**fields: Any) -> PreTrainedModel:
+    config = DeepseekV2Config(**(fields | _LATENT), q_lora_rank=None, n_shared_experts=2)
+    return DeepseekV2ForCausalLM(config)
+
+
+def states(**fields: Any) -> PreTrainedModel:
+    linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    types = ["linear_attention", "full_attention"] * 2
+    fields |= {"num_hidden_layers": len(types)}
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear, head_dim=8, layer_types=types))
+
+
+KINDS: Final[list[Callable[..., PreTrainedModel]]] = [windows, latents, states]
