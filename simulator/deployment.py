@@ -48,6 +48,8 @@ class Deployment:
     """KV pool of each worker, in tokens with a page in every group."""
     max_running: int = 512
     """Requests that a worker computes at a time."""
+    state_slots: int = 0
+    """See `WorkerSettings`."""
 
     @property
     def name(self) -> str:
@@ -77,6 +79,7 @@ class Deployment:
             groups=self.groups,
             num_pages=self.kv_tokens // page_size * len(self.groups),
             max_running=self.max_running,
+            state_slots=self.state_slots,
         )
         roles = (Preference.PREFILL,) * self.prefill + (Preference.DECODE,) * self.decode
         if self.mode is Mode.MIXED:

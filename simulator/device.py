@@ -57,6 +57,8 @@ class DeviceCosts:
     pair: float = 1.1e-9
     """Attention, per pair of a prompt token and a token that it attends to."""
     reach: Reach = EVERYTHING
+    state: float = 0.0
+    """To read and write the recurrent states of a decode."""
     step: float = 0.5e-3
     """Everything else on the device."""
     prompts: float = 1.0e-3
@@ -75,7 +77,8 @@ class DeviceCosts:
     def seconds(self, work: StepWork) -> float:
         rows = -(-(work.prompt_tokens + work.decodes) // self.padding) * self.padding
         read = self.reach.of_step(work)
-        seconds = self.step + self.of_matrices(rows) + self.context * read.context_tokens
+        seconds = self.step + self.of_matrices(rows)
+        seconds += self.context * read.context_tokens + self.state * work.decodes
         return seconds + (self.prompts + self.pair * read.attention if work.prompt_tokens else 0.0)
 
     def of_matrices(self, rows: float) -> float:

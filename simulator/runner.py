@@ -48,13 +48,20 @@ class FormulaRunner:
 
     num_pages = 0
     """It has no memory: an engine's configuration says how many pages it has."""
-    num_state_slots = 0
 
     def __init__(
-        self, costs: StepCosts, clock: Clock, *, groups: tuple[KVGroup, ...] = ONE_GROUP, seed: int = 1
+        self,
+        costs: StepCosts,
+        clock: Clock,
+        *,
+        groups: tuple[KVGroup, ...] = ONE_GROUP,
+        state_slots: int = 0,
+        seed: int = 1,
     ) -> None:
-        """`groups`: of the model's layers. `seed`: of small random deviations from `costs`."""
+        """`groups`: of the model's layers. `state_slots`: of a model with recurrent states. `seed`: of small
+        random deviations from `costs`."""
         self.spec = _Model(groups)
+        self.num_state_slots = state_slots
         self._costs = costs
         self._clock = clock
         self._noise = random.Random(seed)

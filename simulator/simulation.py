@@ -46,6 +46,8 @@ class LinkCosts:
     latency_s: float = 3.2e-3
     """Latency of a handoff: messages, polls and digests."""
     kv_bytes_per_token: int = 131_072
+    state_bytes: int = 0
+    """Of a request's recurrent state, with which a handoff ends."""
 
 
 NVLINK: Final = LinkCosts()
@@ -304,7 +306,8 @@ class Simulation:
         link, sender = self.cluster.link, handoff.source.number
         tokens = max(0, handoff.computed - handoff.sent)
         begins = max(self.now, self._link_free[sender])
-        ends = begins + tokens * link.kv_bytes_per_token / link.bytes_per_s
+        state = link.state_bytes if handoff.done else 0
+        ends = begins + (tokens * link.kv_bytes_per_token + state) / link.bytes_per_s
         self._link_free[sender] = ends
         handoff.sent = max(handoff.sent, handoff.computed)
         handoff.sent_at = max(handoff.sent_at, ends)

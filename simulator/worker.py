@@ -47,6 +47,8 @@ class WorkerSettings:
     """Of all groups together."""
     page_size: int = 16
     max_running: int = 512
+    state_slots: int = 0
+    """For requests and checkpoints, of a model with recurrent states; 0: of one without."""
     radix_cache: bool = False
     policy: Policy = Policy.SHORTEST
     patience: float = PATIENCE
@@ -122,7 +124,9 @@ class SimWorker:
         self.number = number
         self.settings = settings
         self._clock = Clock()
-        self._runner = FormulaRunner(costs, self._clock, groups=settings.groups, seed=number)
+        self._runner = FormulaRunner(
+            costs, self._clock, groups=settings.groups, state_slots=settings.state_slots, seed=number
+        )
         self.engine = Engine(settings.engine_config(), hooks=self, runner=self._runner, clock=self._clock.now)
         self.load = WorkerLoad(self.engine.kv.needs.of_request, settings.max_running)
         """The router's account of this worker."""

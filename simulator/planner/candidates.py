@@ -121,6 +121,7 @@ def _of_ranks(
             groups=groups,
             kv_tokens=costs.kv_tokens,
             max_running=costs.max_running,
+            state_slots=costs.state_slots,
         )
         return Candidate(deployment, ranks, chunk, step_s, costs.basis)
 

@@ -66,6 +66,8 @@ class WorkerCosts:
     """Capacity of its KV pool; 0 or less: the weights do not fit."""
     max_running: int
     """Requests that it computes at a time."""
+    state_slots: int
+    """For the recurrent states of requests, and checkpoints; 0: the model has none."""
     basis: Basis
 
 
@@ -80,24 +82,30 @@ def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
     kv_bytes = kv_bytes_per_token(model)
     per_rank = kv_bytes * max(1, model.num_kv_heads // ranks) / model.num_kv_heads
     room = _MEMORY_SHARE * gpu.memory_bytes - weight_bytes(model) / ranks - _ACTIVATIONS
-    room, max_running = _share_with_states(model, ranks, room)
+    slots = _state_slots(model, ranks, room)
+    state_bytes = _state_bytes(model)
+    room -= slots * state_bytes / ranks
+    max_running = min(slots, _MAX_RUNNING) if state_bytes else _MAX_RUNNING
     link = LinkCosts(
         bytes_per_s=ranks * NVLINK.bytes_per_s * gpu.link_bytes_per_s / H200.link_bytes_per_s,
         latency_s=NVLINK.latency_s,
         kv_bytes_per_token=kv_bytes,
+        state_bytes=state_bytes,
     )
     device = H200_8B if measured else _scaled(model, gpu, ranks, per_rank)
     basis = Basis.MEASURED if measured else Basis.ESTIMATED
-    return WorkerCosts(device, link, int(room / per_rank), max_running, basis)
+    return WorkerCosts(device, link, int(room / per_rank), max_running, slots, basis)
 
 
-def _share_with_states(model: ModelSpec, ranks: int, room: float) -> tuple[float, int]:
-    """Bytes of a rank for pages, and how many requests have slots for their recurrent states beside them."""
-    if model.delta is None:
-        return room, _MAX_RUNNING
-    of_slot = model.delta.state_bytes(_BYTES) / ranks
-    slots = min(wanted_slots(None, _MAX_RUNNING), int(max(room, 0.0) / 2 / of_slot))
-    return room - slots * of_slot, min(slots, _MAX_RUNNING)
+def _state_slots(model: ModelSpec, ranks: int, room: float) -> int:
+    """Slots for recurrent states, which take at most half of a rank's room; 0 for a model without them."""
+    of_slot = _state_bytes(model) / ranks
+    return min(wanted_slots(None, _MAX_RUNNING), int(max(room, 0.0) / 2 / of_slot)) if of_slot else 0
+
+
+def _state_bytes(model: ModelSpec) -> int:
+    """Of a request's recurrent state, on all ranks together."""
+    return 0 if model.delta is None else model.delta.state_bytes(_BYTES)
 
 
 def kv_bytes_per_token(model: ModelSpec) -> int:
@@ -115,7 +123,8 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
         (len(model.attention_layers) * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
     )
     layers = model.num_layers / LLAMA_8B.num_layers
-    context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * H200.bytes_per_s / gpu.bytes_per_s
+    slower = H200.bytes_per_s / gpu.bytes_per_s
+    context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * slower
     return DeviceCosts(
         matrices=tuple(
             (rows, seconds + _all_reduces(model, gpu, ranks, rows))
@@ -123,6 +132,8 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
         ),
         context=H200_8B.context * context,
         reach=Reach(window_shares(model.kv_groups)),
+        # Read and written once for each token, as fast as contexts are read.
+        state=2 * _state_bytes(model) / ranks * H200_8B.context / kv_bytes_per_token(LLAMA_8B) * slower,
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
         step=H200_8B.step * layers,
         prompts=H200_8B.prompts * layers,

@@ -103,8 +103,16 @@ def test_recurrent_states_take_memory_and_limit_the_requests_that_run() -> None:
     plain, stateful = (
         costs_of(model, GPUS["h100"], 1) for model in (LLAMA_8B, replace(LLAMA_8B, delta=delta))
     )
-    assert plain.max_running == 512
-    assert stateful.max_running < 512
+    assert (plain.max_running, plain.state_slots) == (512, 0)
+    assert stateful.max_running == stateful.state_slots < 512
+    assert stateful.link.state_bytes == delta.state_bytes(2)
+    # What is read and written comes from the same memory as contexts: 2 * 105 MB at the speed of the KV of
+    # a context of 128 KiB a token.
+    decodes = StepWork(0, 0.0, 64, 0.0)
+    without = replace(stateful.device, state=0.0)
+    per_token = plain.device.context / plain.link.kv_bytes_per_token
+    more = stateful.device.seconds(decodes) - without.seconds(decodes)
+    assert more == pytest.approx(64 * 2 * delta.state_bytes(2) * per_token)
 
 
 # ---------------------------------------------------------------------------------- candidates

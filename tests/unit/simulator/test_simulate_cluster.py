@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from router.config.choices import Mode
 from simulator.deployment import Deployment
 from simulator.objective import Objective
 from simulator.outcome import STRICT
+from simulator.simulation import NVLINK
 from simulator.traffic import Arrival, bursts, chats, day, mooncake, poisson
 
 MODES = [Deployment(mode=mode) for mode in Mode]
@@ -92,6 +94,32 @@ def test_a_chat_finds_its_history_in_the_cache() -> None:
     load = chats(4.0, 10.0, Fixed(100), Fixed(60), seed=1)
     outcomes = Deployment(mode=Mode.ADAPTIVE, radix_cache=True).simulation().run(load)
     assert sum(o.cached_tokens for o in outcomes) > 0.3 * sum(o.prompt_tokens for o in outcomes)
+
+
+def test_a_chat_finds_its_history_where_its_state_has_a_checkpoint() -> None:
+    """With few slots, requests wait for one, and take those of checkpoints."""
+    load = chats(4.0, 10.0, Fixed(100), Fixed(60), seed=1)
+    cached, seconds = {}, {}
+    for slots in (0, 512, 3):
+        deployment = Deployment(
+            mode=Mode.ADAPTIVE, radix_cache=True, state_slots=slots, max_running=slots or 512
+        )
+        simulation = deployment.simulation()
+        outcomes = simulation.run(load)
+        cached[slots] = sum(o.cached_tokens for o in outcomes)
+        seconds[slots] = sum(o.ttft for o in outcomes)
+        for worker in simulation.workers:
+            worker.engine.check_pages()
+    assert 0 < cached[3] < cached[512] <= cached[0], cached
+    assert seconds[3] > seconds[512]
+
+
+def test_a_handoff_ends_with_the_state() -> None:
+    (plain,), (stateful,) = (
+        Deployment(mode=Mode.DISAGG, link=link).simulation().run([Arrival(0.0, 2048, 8)])
+        for link in (NVLINK, replace(NVLINK, state_bytes=int(0.01 * NVLINK.bytes_per_s)))
+    )
+    assert stateful.second - plain.second == pytest.approx(0.01, abs=0.001)
 
 
 def test_loads_have_the_rate_they_promise() -> None:
