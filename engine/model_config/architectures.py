@@ -45,6 +45,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", dense.ernie4_5),
     "Ministral3ForCausalLM": Architecture("ministral3", dense.mistral3),
     "Mistral3ForConditionalGeneration": Architecture("mistral3", dense.mistral3),
+    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_5_vl", dense.qwen2),
     "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", dense.qwen3),
     "MixtralForCausalLM": Architecture("mixtral", experts.mixtral),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", experts.qwen2_moe),
@@ -60,6 +61,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5_moe", delta.qwen3_5_moe),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
+    "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
     EAGLE3: Architecture("eagle3", eagle3),
 }

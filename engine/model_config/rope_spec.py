@@ -11,7 +11,8 @@ from typing import Any, Final
 from engine.model_config.errors import UnsupportedModel
 
 _DEFAULT_THETA: Final = 10000.0
-_OLD_NAMES: Final = {"su": "longrope"}
+_OLD_NAMES: Final = {"su": "longrope", "mrope": "default"}
+"""Of text, all positions of Qwen-VL's mrope are the same."""
 
 
 class RopeScaling(Enum):

@@ -23,6 +23,7 @@ _NAMES: Final = {
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
+    "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
     "GptOssForCausalLM": MlpNames(router="mlp.router"),
     "Phi3ForCausalLM": _FUSED,
     "GlmForCausalLM": _FUSED,

@@ -1,4 +1,4 @@
-"""A model of the Llama family that checkpoints with a vision part nest: Gemma 3, Mistral 3, Qwen3-VL."""
+"""A model of the Llama family that checkpoints with a vision part nest: Gemma 3, Mistral 3, Qwen-VL."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ _MODELS: Final[dict[str, _Build]] = {
     "Ernie4_5ForCausalLM": LlamaModel,
     "Ministral3ForCausalLM": LlamaModel,
     "Mistral3ForConditionalGeneration": NestedModel,
+    "Qwen2_5_VLForConditionalGeneration": NestedModel,
     "Qwen3VLForConditionalGeneration": NestedModel,
     "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
     "Qwen2ForCausalLM": LlamaModel,
@@ -59,6 +60,7 @@ _MODELS: Final[dict[str, _Build]] = {
     "Qwen3_5MoeForConditionalGeneration": Qwen3NextModel,
     "DeepseekV2ForCausalLM": DeepseekModel,
     "DeepseekV3ForCausalLM": DeepseekModel,
+    "Glm4MoeLiteForCausalLM": DeepseekModel,
     "GPT2LMHeadModel": GPT2Model,
     EAGLE3: Eagle3Head,
 }

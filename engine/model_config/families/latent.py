@@ -13,7 +13,7 @@ from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
 
-__all__ = ["deepseek_v2", "deepseek_v3"]
+__all__ = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
 
 
 def deepseek_v2(config: Config) -> dict[str, Any]:
@@ -36,6 +36,15 @@ def deepseek_v3(config: Config) -> dict[str, Any]:
         "experts": experts,
         "mtp": nextn(config),
     }
+
+
+def glm4_moe_lite(config: Config) -> dict[str, Any]:
+    """As DeepSeek-V3, with a list of layers without experts, of which the first is one by default."""
+    fields = deepseek_v3({"first_k_dense_replace": 1} | dict(config))
+    if types := config.get("mlp_layer_types"):
+        dense = frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
+        fields["experts"] = replace(fields["experts"], dense_layers=dense)
+    return fields
 
 
 def _deepseek(config: Config) -> dict[str, Any]:

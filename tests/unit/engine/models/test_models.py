@@ -29,6 +29,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GlmConfig,
     GlmForCausalLM,
     GPT2Config,
@@ -57,6 +59,8 @@ from transformers import (
     Phi3ForCausalLM,
     PixtralVisionConfig,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -246,6 +250,12 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             yarn = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
             groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 20}
             model = DeepseekV3ForCausalLM(DeepseekV3Config(**shape, **groups, rope_parameters=yarn))
+        case "glm4 moe lite":
+            shape = (
+                tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads, "q_lora_rank": 20}
+            )
+            del shape["head_dim"]
+            model = Glm4MoeLiteForCausalLM(Glm4MoeLiteConfig(**shape))
         case "qwen3-next":
             shape = tiny | DELTA | EXPERTS | {"shared_expert_intermediate_size": 40}
             model = Qwen3NextForCausalLM(
@@ -333,6 +343,7 @@ NAMES = [
     "deepseek v2",
     "deepseek v2 in groups",
     "deepseek v3",
+    "glm4 moe lite",
     "seed-oss",
     "granite",
     "glm",
@@ -380,6 +391,10 @@ def with_vision(name: str) -> PreTrainedModel:
             **eye, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
         )
         return Mistral3ForConditionalGeneration(Mistral3Config(text_config=language, vision_config=vision))
+    if name == "qwen2.5-vl":
+        text = TINY | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}, **NO_PADDING}
+        eye |= {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "fullatt_block_indexes": [0]}
+        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=eye))
     sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
     config = Qwen3VLConfig(
         text_config=text | {"rope_parameters": sections | {"mrope_interleaved": True}},
@@ -389,7 +404,7 @@ def with_vision(name: str) -> PreTrainedModel:
     return Qwen3VLForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("name", ["mistral 3", "qwen3-vl"])
+@pytest.mark.parametrize("name", ["mistral 3", "qwen2.5-vl", "qwen3-vl"])
 @torch.inference_mode()
 def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path) -> None:
     oracle = with_vision(name).eval()
