@@ -18,7 +18,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import NO_HOOKS, Engine
 from engine.model_config.model_spec import ModelSpec
 from tests.engine_config import engine_config
-from tests.unit.engine.models.test_models import NAMES, reference
+from tests.unit.engine.models.test_models import LIKE_OTHERS, NAMES, reference
 
 MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]
@@ -68,7 +68,10 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
     return answer
 
 
-@pytest.fixture(scope="module", params=NAMES)
+ALIKE = [pytest.param(name, marks=pytest.mark.thorough) for name in LIKE_OTHERS]
+
+
+@pytest.fixture(scope="module", params=NAMES + ALIKE)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(request.param, tmp_path_factory.mktemp("model"))
 
