@@ -70,7 +70,8 @@ class TritonRecurrence:
         nothing = torch.empty(0, dtype=torch.int32)
         self._singles = SingleRows(nothing, nothing, nothing, nothing)
         self._verified = nothing, nothing
-        """Of single rows: [N] int64, the first ones of verify chunks; [R] their slots, NO_SLOT elsewhere."""
+        """Of the last step with drafts, of its single rows: [N] int64, the first ones of verify chunks; [R]
+        their slots, NO_SLOT elsewhere."""
         self._graph_rows = torch.empty((len(SingleRows._fields), 0), dtype=torch.int32)
 
     def prepare(self, batch: Batch) -> None:
@@ -128,10 +129,12 @@ class TritonRecurrence:
         """Arrays on the device, as int32. Notes which rows behind the first `n` requests are verified."""
         states, device = batch.states, batch.input_ids.device
         assert states is not None
-        firsts = states.verified
+        small, firsts = [array.astype(np.int32) for array in arrays], states.verified
+        if not len(firsts):
+            return send(small, device)
         kept = np.full(len(states.slots) - n, NO_SLOT, dtype=np.int32)
         kept[firsts - n] = states.slots[firsts]
-        *sent, slots = send([*(array.astype(np.int32) for array in arrays), kept], device)
+        *sent, slots = send([*small, kept], device)
         (places,) = send([firsts - n], device)
         self._verified = places, slots
         return sent
