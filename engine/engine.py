@@ -281,7 +281,7 @@ class Engine:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.reservations.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
-        self.kv.pass_by(request, request.num_computed)
+        self.kv.tables.pass_by(request, request.num_computed)
         now = self._clock()
         request.waited = {WaitReason.TRANSFER: now - request.arrival}
         request.arrival = now

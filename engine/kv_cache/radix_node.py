@@ -118,3 +118,10 @@ class UnusedLeaves:
 
 def is_unused(node: RadixNode) -> bool:
     return not node.locks and not node.children and node.parent is not None
+
+
+def shared_part(node: RadixNode | None) -> RadixNode | None:
+    """The deepest node up from a locked one that has other readers; None if there is none."""
+    while node is not None and node.locks == 1:
+        node = node.parent
+    return node

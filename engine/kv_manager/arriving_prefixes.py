@@ -20,6 +20,7 @@ from engine.kv_cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache
 from engine.kv_cache.radix_node import RadixNode
 from engine.kv_manager.lacking import Lacking
 from engine.kv_manager.prefix_holds import Hold, PrefixHolds
+from engine.kv_manager.reservations import Reservation
 from engine.kv_manager.state_slots import StateSlots
 
 _LEAST_PATIENCE_S: Final = 0.5
@@ -160,6 +161,23 @@ class ArrivingPrefixes:
         self._pool.give_back([page for page in verified if page not in adopted], owner)
         self.on_adopted(request, first, table, inserted)
         return inserted.node
+
+    def keep_verified(self, reservation: Reservation, verified: int) -> int:
+        """Insert the first `verified` pages of a failed handoff into the cache; returns how many it took.
+
+        None if the prefix before them is not cached any more, or if they are of no use without the windows
+        or the state behind them.
+        """
+        if self._cache.windows is not None or self._states is not None:
+            return 0
+        request, first, size = reservation.request, reservation.first_token, self._cache.page_size
+        node = self._cache.match(request.tokens(0, first)).node
+        blocks = min(verified // self._stride, request.num_tokens // size - node.depth)
+        if node.depth * size < first or blocks <= 0:
+            return 0
+        table = reservation.incoming[: blocks * self._stride]
+        self.insert(request, node, table, reservation.handoff_id)
+        return len(table)
 
     def quarantine(self, prefix: ArrivingPrefix) -> None:
         """Nobody waits for it any more, but a peer may still write its pages."""

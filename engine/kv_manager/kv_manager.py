@@ -1,31 +1,28 @@
 """Allocates KV pages to requests: keeps the pool's accounts and the radix cache consistent.
 
-A request's block table mixes two kinds of pages: those that the radix cache owns (the request holds a lock on
-the deepest node it uses) and those the request holds alone. The pool's page states tell them apart.
-
-Of a group with a window, a request has only the pages of tokens that a later one sees, and while its prompt
-is computed those of the next chunks. Pages behind the window go to the cache or the pool, and the prompt
-takes as many for the tokens ahead, so those with which it was admitted suffice.
+A request holds a lock on the deepest node of the cache whose pages are in its block table. Pages behind a
+window go to the cache or the pool, and the prompt takes as many for the tokens ahead, so those with which it
+was admitted suffice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
-from common.token_array import token_array
 from engine.core.request import Request
-from engine.errors import EngineError, PageLeak
+from engine.errors import EngineError
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache
-from engine.kv_cache.radix_node import RadixNode
+from engine.kv_cache.radix_node import shared_part
 from engine.kv_cache.retention import Retentions
 from engine.kv_manager.arriving_prefixes import ArrivingPrefixes
+from engine.kv_manager.block_tables import BlockTables
+from engine.kv_manager.page_audit import check_pages
 from engine.kv_manager.page_tiers import PageTiers
 from engine.kv_manager.peer_prefixes import PeerPrefixes
 from engine.kv_manager.prefix_holds import PrefixHolds
@@ -71,6 +68,7 @@ class KVManager:
         self.cache = cache if radix_cache else None
         self._windows = self.cache.windows if self.cache is not None else None
         self._stride = self.needs.stride
+        self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
         self.tiers: PageTiers | None = None
         self.holds: PrefixHolds | None = None
         self.arriving: ArrivingPrefixes | None = None
@@ -142,12 +140,12 @@ class KVManager:
         O(nodes of the cache that only this request reads).
         """
         blocks = len(request.pages) // self._stride
-        return self.needs.pages(blocks - _shared_part(request.locked).depth)
+        return self.needs.pages(blocks - _shared_blocks(request))
 
     def is_second_reader(self, request: Request) -> bool:
         """Whether cached pages that one other request had to itself are now also read by this one."""
-        shared = _shared_part(request.locked)
-        return shared.depth > 0 and shared.locks == 2
+        shared = shared_part(request.locked)
+        return shared is not None and shared.depth > 0 and shared.locks == 2
 
     def catch_up(self, request: Request) -> None:
         """Reuse KV that other requests have computed for this prompt since it was admitted."""
@@ -166,10 +164,10 @@ class KVManager:
         self.cache.unlock(request.locked)
         request.locked = found.node
         request.num_computed += found.blocks * self.page_size
-        request.pages[part] = self._found(found.pages, first, request.num_computed)
+        request.pages[part] = self.tables.found(found.pages, first, request.num_computed)
         request.capacity = max(request.capacity, request.num_computed)
         self.pool.give_back([page for page in ours if page != NO_PAGE], request.id)
-        self.pass_by(request, request.num_computed)
+        self.tables.pass_by(request, request.num_computed)
 
     def grow(self, request: Request) -> bool:
         """Allocate pages for the next token if it needs some; False if there are too few."""
@@ -180,31 +178,8 @@ class KVManager:
             request.pages += pages
             request.capacity += self.page_size
         elif request.num_computed >= request.capacity:
-            self._fill(request)
+            self.tables.fill(request)
         return request.num_computed < request.capacity
-
-    def pass_by(self, request: Request, upto: int) -> None:
-        """Give back pages that no token from `upto` - 1 on sees, and take as many for the prompt ahead.
-
-        No step in flight may need them, nor a sender. (A receiver may compute the token before `upto` again.)
-        """
-        if not self.needs.windowed:
-            return
-        pages, stride = request.pages, self._stride
-        cached: list[int] = []
-        held: list[int] = []
-        for windowed in self.needs.windowed:
-            place = (self.needs.first_block(windowed.group, upto) - 1) * stride + windowed.number
-            while place >= 0 and (page := pages[place]) != NO_PAGE:
-                (cached if self.pool.state(page) is PageState.CACHED else held).append(page)
-                pages[place] = NO_PAGE
-                place -= stride
-        request.num_passed = upto
-        self.pool.give_back(held, request.id)
-        if self._windows is not None:
-            self._windows.unread(reversed(cached), passed=True)
-        if request.capacity < len(pages) // stride * self.page_size:
-            self._fill(request)
 
     def room_for(self, request: Request, tokens: int, *, spare: int) -> int:
         """How many of the next `tokens` tokens have room, with pages taken where more than `spare` stay."""
@@ -252,7 +227,7 @@ class KVManager:
         if keep and request.pages:
             self.store(request, min(request.num_computed, request.num_known))
         self.stop_waiting(request)
-        self.pool.give_back(self._held_by(request), request.id)
+        self.pool.give_back(self.tables.held_by(request), request.id)
         if self.states is not None:
             self.states.release(request, request.id)
         self._drop_cached_part(request)
@@ -308,26 +283,9 @@ class KVManager:
 
         The first `verified` ones have KV that may be used, and go to the cache.
         """
-        kept = self._cache_arrived(reservation, verified)
+        kept = 0 if self.arriving is None else self.arriving.keep_verified(reservation, verified)
         self.reservations.free(reservation, kept)
         self._drop_cached_part(reservation.request)
-
-    def _cache_arrived(self, reservation: Reservation, verified: int) -> int:
-        """Insert the first pages of a failed handoff into the cache; returns how many.
-
-        None if the prefix before them is not cached any more, or if they are of no use without the windows
-        or the state behind them.
-        """
-        if self.cache is None or self.arriving is None or self.needs.windowed or self.states is not None:
-            return 0
-        request, first = reservation.request, reservation.first_token
-        node = self.cache.match(request.tokens(0, first)).node
-        blocks = min(verified // self._stride, request.num_tokens // self.page_size - node.depth)
-        if node.depth * self.page_size < first or blocks <= 0:
-            return 0
-        table = reservation.incoming[: blocks * self._stride]
-        self.arriving.insert(request, node, table, reservation.handoff_id)
-        return len(table)
 
     def let_all_go(self) -> bool:
         """Unlock what has arrived for waiting requests. False: there is none."""
@@ -350,38 +308,17 @@ class KVManager:
 
         Costs O(pages in the pool). Raises PageLeak.
         """
-        counts = self.pool.recount()
-        held = [page for request in owners for page in self._held_by(request)]
-        in_nodes = [page for node in self.cache.nodes() for page in node.pages] if self.cache else []
-        cached = [page for page in in_nodes if page != NO_PAGE]
-        lent = self.reservations.all()
-        incoming = [page for reservation in lent for page in reservation.incoming]
-        if self.arriving is not None:
-            incoming += self.arriving.pages
-        leaving = frozenset[int]() if self.tiers is None else self.tiers.tiers.leaving
-        accounts = {
-            "counters": (self.pool.counts(), counts),
-            "held": (len(set(held)), len(held), counts.held),
-            "cached": (len(set(cached)), len(cached), counts.cached),
-            "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
-            "leaving": (len(leaving), counts.leaving),
-        }
-        if self._windows is not None:
-            readers = [*owners, *(reservation.request for reservation in lent)]
-            read = sum(len(self._windows.among(request.pages)) for request in readers)
-            kept = 0 if self.holds is None else self.holds.num_reads
-            accounts["read"] = (self._windows.num_reads, read + kept)
-        for name, values in accounts.items():
-            if len(set(values)) != 1:
-                raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
-        if self.states is not None:
-            self.states.check(
-                owners,
-                [reservation.request for reservation in lent],
-                () if self.arriving is None else self.arriving.slots,
-                () if self.holds is None else self.holds.checkpoints,
-            )
-        return counts
+        return check_pages(
+            owners,
+            self.reservations.all(),
+            pool=self.pool,
+            cache=self.cache,
+            tables=self.tables,
+            arriving=self.arriving,
+            holds=self.holds,
+            states=self.states,
+            leaving=frozenset() if self.tiers is None else self.tiers.tiers.leaving,
+        )
 
     def _begin(
         self, request: Request, headroom: Callable[[int], int], state: PageState, room: int = 0
@@ -401,7 +338,7 @@ class KVManager:
                 found = self.states.usable(found)
             self.cache.lock(found.node)
             request.locked, cached = found.node, found.blocks
-            request.pages = self._found(found.pages, 0, max(position, cached * self.page_size))
+            request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
         if self.states is not None and not self.states.begin(
             request, None if arrives else found, branch, state
         ):
@@ -409,7 +346,7 @@ class KVManager:
             return None
         new = range(cached, blocks)
         places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
-        alone = needs.pages(blocks - _shared_part(request.locked).depth)
+        alone = needs.pages(blocks - _shared_blocks(request))
         fits = len(places) + headroom(alone) <= self.num_available
         fresh = self._take(len(places), request.id, state) if fits else None
         if fresh is None:
@@ -418,46 +355,11 @@ class KVManager:
             self._drop_cached_part(request)
             return None
         self.stop_waiting(request)
-        self._extend(request, blocks, places, fresh)
+        self.tables.extend(request, blocks, places, fresh)
         request.num_computed = request.num_passed = cached * self.page_size
         if request.num_cached is None:
             request.num_cached = request.num_computed
         return fresh
-
-    def _extend(self, request: Request, blocks: int, places: Sequence[int], fresh: list[int]) -> None:
-        """Make the table of a request as long as `blocks`, with `fresh` pages at `places`."""
-        first, missing = len(request.pages) // self._stride, blocks * self._stride - len(request.pages)
-        if len(fresh) == missing:
-            request.pages = request.pages + fresh
-            request.capacity = blocks * self.page_size
-            return
-        request.pages = request.pages + [NO_PAGE] * missing
-        for place, page in zip(places, fresh, strict=True):
-            request.pages[place] = page
-        # Blocks of arriving KV that lack pages are behind windows, and have been computed.
-        last_lacks = NO_PAGE in request.pages[-self._stride :]
-        request.capacity = self.needs.backed(request.pages, first) if last_lacks else blocks * self.page_size
-
-    def _fill(self, request: Request) -> None:
-        """Take the pages ahead that windows have come to reach, as many as there are."""
-        first = request.capacity // self.page_size
-        places = self.needs.places_ahead(request.pages, first, request.num_passed)
-        taken = self._take(min(len(places), self.num_available), request.id, PageState.HELD) or []
-        for place, page in zip(places, taken, strict=False):
-            request.pages[place] = page
-        request.capacity = self.needs.backed(request.pages, first)
-
-    def _found(self, pages: list[int], base: int, position: int) -> list[int]:
-        """Matched `pages` of blocks from `base` on, without those of windows that are behind `position`."""
-        if self._windows is None:
-            return pages
-        pages = self.needs.without_passed(pages, base, position)
-        self._windows.found(self._windows.of(pages))
-        return pages
-
-    def _held_by(self, request: Request) -> list[int]:
-        held, state = PageState.HELD, self.pool.state
-        return [page for page in request.pages if page != NO_PAGE and state(page) is held]
 
     def _drop_cached_part(self, request: Request) -> None:
         if self.cache is not None and request.locked is not None:
@@ -477,6 +379,9 @@ class KVManager:
             self._evicted(self.cache.evict(short))
         return self.pool.take(count, owner, state)
 
+    def _take_most(self, count: int, owner: int) -> list[int]:
+        return self._take(min(count, self.num_available), owner, PageState.HELD) or []
+
     def stop_waiting(self, request: Request) -> None:
         """For KV that comes from elsewhere."""
         request.promotion = None
@@ -490,11 +395,6 @@ class KVManager:
             self.tiers.evicted(pages)
 
 
-_NOTHING: Final = RadixNode(None, token_array(()), [], 0)
-
-
-def _shared_part(node: RadixNode | None) -> RadixNode:
-    """The deepest node up from a locked one that has other readers; of depth 0 if there is none."""
-    while node is not None and node.locks == 1:
-        node = node.parent
-    return node or _NOTHING
+def _shared_blocks(request: Request) -> int:
+    """Cached blocks of a request that others read too."""
+    return shared.depth if (shared := shared_part(request.locked)) is not None else 0

@@ -209,9 +209,11 @@ class Scheduler:
             self.kv.states.computed(request, chunk.start)
         if is_prompt:
             self.kv.store(request, chunk.end)
-            self.kv.pass_by(request, chunk.end)
+            self.kv.tables.pass_by(request, chunk.end)
         elif self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
-            self.kv.pass_by(request, chunk.start + 1)  # the tokens after the first may be rejected drafts
+            self.kv.tables.pass_by(
+                request, chunk.start + 1
+            )  # the tokens after the first may be rejected drafts
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
         """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.
