@@ -101,6 +101,15 @@ async def test_a_prefill_worker_that_dies_after_the_handoff_is_not_missed() -> N
         assert len(decode.commands("reserve")) == 1
 
 
+async def test_ready_workers_are_counted_by_role() -> None:
+    prefill, decode = pair()
+    async with service(prefill, decode, decode_worker("decode-1")) as served:
+        counted = [
+            served.dispatcher.workers(role) for role in (worker_pb2.ROLE_PREFILL, worker_pb2.ROLE_DECODE)
+        ]
+        assert counted == [1, 2]
+
+
 async def test_a_restarted_worker_is_taken_in_again_as_a_new_peer() -> None:
     worker = decode_worker("decode-0")
     async with service(worker) as served:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -43,6 +44,20 @@ def observed(steps: int, slowness: float = 1.0) -> StepTimes:
 def test_a_worker_that_only_reads_prompts_learns_from_others_what_decodes_cost(work: StepWork) -> None:
     times = observed(3000)
     assert times.of("p").seconds(work) == pytest.approx(TRUE.seconds(work), rel=0.06)
+
+
+def test_a_worker_that_only_decodes_learns_from_others_what_prompts_cost() -> None:
+    true = replace(TRUE, prompts=10 * TRUE.prompts, pair=10 * TRUE.pair)
+    rng, times = random.Random(1), StepTimes()
+    times.add("p", PRIOR)
+    times.add("d", PRIOR)
+    for _ in range(2000):
+        count = rng.randrange(1, 300)
+        decode = StepWork(0, 0.0, count, count * rng.uniform(300, 1200))
+        for name, work in (("p", prompts_only(rng)), ("d", decode)):
+            times.observe(name, work, true.seconds(work) * rng.uniform(0.98, 1.03))
+    prompt = StepWork(2000, StepWork.attention_of(0, 2000), 0, 0.0)
+    assert times.of("d").seconds(prompt) == pytest.approx(true.seconds(prompt), rel=0.1)
 
 
 def test_a_worker_that_does_both_is_judged_by_its_own_steps() -> None:

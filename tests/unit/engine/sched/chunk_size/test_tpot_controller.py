@@ -66,6 +66,20 @@ def answer(tokens: int, produced: int = 1) -> Request:
     return each
 
 
+def test_a_step_without_decodes_or_prompts_leaves_the_budget_alone_whatever_the_debt() -> None:
+    device = Device(0.005, 0.002, 2e-5, answer(100_000))
+    device.step()
+    device.controller.observe(LARGEST, 1.0)  # debt
+    budget = device.controller.budget
+
+    device.controller.plan([], device.now, prompts=True)
+    assert device.controller.budget == budget
+    device.controller.plan(device.answers, device.now, prompts=False)
+    assert device.controller.budget == budget
+    device.controller.plan(device.answers, device.now, prompts=True)
+    assert device.controller.budget != budget
+
+
 @settings(max_examples=40)
 @given(
     plain=st.floats(0.001, 0.0090),
