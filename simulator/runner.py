@@ -12,8 +12,6 @@ from engine.core.plan import StepPlan
 from engine.executor.base import StepResult
 from simulator.device import StepCosts
 
-__all__ = ["Clock", "FormulaRunner"]
-
 _TOKEN: Final = 5
 _GRAPH_S: Final = 1e-4
 """To launch one graph of a chain."""

@@ -16,8 +16,6 @@ from engine.model_config.shard import Cut
 from engine.models.base import CausalLM
 from engine.models.weight_table import ParamSlice
 
-__all__ = ["Place", "places_of"]
-
 _FILLING: Final = Lock()
 """Held while merged projections, on several threads, fill the same target."""
 

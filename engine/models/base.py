@@ -21,8 +21,6 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Cut
 from engine.models.weight_table import ParamSlice, WeightTable
 
-__all__ = ["Attention", "CausalLM", "RecurrentAttention"]
-
 _OF_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 
 

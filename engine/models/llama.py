@@ -24,8 +24,6 @@ from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 
-__all__ = ["LlamaModel"]
-
 
 class LlamaModel(CausalLM):
     def __init__(self, spec: ModelSpec, layers: Layers) -> None:

@@ -19,8 +19,6 @@ from engine.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
 from engine.models.nested import NestedModel
 from engine.models.qwen3_next import Qwen3NextModel
 
-__all__ = ["build"]
-
 _Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
 
 _MODELS: Final[dict[str, _Build]] = {

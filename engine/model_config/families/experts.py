@@ -12,8 +12,6 @@ from engine.model_config.layer_options import Activation, QKNorm
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeSpec
 
-__all__ = ["ernie4_5_moe", "glm4_moe", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe"]
-
 
 def mixtral(config: Config) -> dict[str, Any]:
     experts = ExpertSpec(

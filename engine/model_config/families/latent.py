@@ -13,8 +13,6 @@ from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
 
-__all__ = ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"]
-
 
 def deepseek_v2(config: Config) -> dict[str, Any]:
     require(config, "norm_topk_prob", False)
