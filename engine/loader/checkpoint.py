@@ -136,12 +136,15 @@ def _downloaded(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        path = snapshot_download(model, allow_patterns=_HUB_FILES)
+        if not any(Path(path).glob("*.safetensors")):
+            path = snapshot_download(model, allow_patterns=[*_HUB_FILES, "pytorch_model.bin"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise CheckpointError(
             f"{model} is not on this machine and could not be fetched from the hub ({reason}); {_choices()}"
         ) from error
+    return Path(path)
 
 
 def _default_cache() -> Path:

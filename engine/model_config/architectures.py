@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine.model_config.config_fields import Config, llama
-from engine.model_config.eagle_spec import EAGLE3, eagle3
+from engine.model_config.eagle_spec import EAGLE3, eagle3, is_eagle3
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families import delta, dense, experts, latent
 
@@ -82,6 +82,8 @@ _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
 
 def architecture_of(config: Config) -> str:
     """The first architecture of config.json that Baton runs. Raises UnsupportedModel."""
+    if is_eagle3(config):
+        return EAGLE3
     by_type = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
     named = config.get("architectures") or [by_type.get(config.get("model_type", ""))]
     for name in named:

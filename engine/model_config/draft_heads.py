@@ -24,11 +24,6 @@ def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
             f" {eagle.target_hidden_size}, but this one has {target.vocab_size} and {target.hidden_size};"
             " use a head of this model"
         )
-    if head.hidden_size != target.hidden_size:
-        raise UnsupportedModel(
-            f"the EAGLE-3 head has hidden states of {head.hidden_size}, but takes embeddings of"
-            f" {target.hidden_size} from its target"
-        )
     eagle.layers_of(target.num_layers)
     return True
 

@@ -1,6 +1,8 @@
 """EAGLE-3 heads: one decoder layer that drafts from a larger model's hidden states. Does not import torch.
 
-Li et al. 2025 (arXiv 2503.01840), in the format of SpecForge, which vLLM and SGLang read too.
+Li et al. 2025 (arXiv 2503.01840). There are three kinds of config.json: SpecForge's, which vLLM and SGLang
+read too; that of the authors' own heads, which names the class of their target; and that of vLLM's
+speculators, with the layer in `transformer_layer_config`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from engine.model_config.config_fields import Config, llama, require
 from engine.model_config.errors import UnsupportedModel
 
 EAGLE3: Final = "LlamaForCausalLMEagle3"
+_LAYERS: Final = "eagle_aux_hidden_state_layer_ids"
+_OTHER_NAMES: Final = frozenset({"Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,21 @@ class EagleSpec:
         return len(self.target_layers or (0, 0, 0))
 
 
+def is_eagle3(config: Config) -> bool:
+    """Whether config.json is of a head, by whichever name."""
+    names = set(config.get("architectures") or ())
+    return bool(names & {EAGLE3, *_OTHER_NAMES}) or _is_of_authors(config)
+
+
 def eagle3(config: Config) -> dict[str, Any]:
+    if _is_of_authors(config):
+        config = {**config, "num_hidden_layers": 1}  # some say how many their target has
     require(config, "num_hidden_layers", 1)
     options = config.get("eagle_config") or {}
     require(options, "use_aux_hidden_state", True)
-    layers = options.get("eagle_aux_hidden_state_layer_ids")
+    layers = options.get(_LAYERS)
+    if "transformer_layer_config" in config and config.get(_LAYERS):
+        layers = [layer - 1 for layer in config[_LAYERS]]  # vLLM counts the inputs of layers
     eagle = EagleSpec(
         draft_vocab_size=config.get("draft_vocab_size") or config["vocab_size"],
         target_hidden_size=config.get("target_hidden_size") or config["hidden_size"],
@@ -53,3 +67,7 @@ def eagle3(config: Config) -> dict[str, Any]:
         norm_before_residual=bool(config.get("norm_before_residual", False)),
     )
     return llama(config) | {"tied_embeddings": False, "eagle": eagle}
+
+
+def _is_of_authors(config: Config) -> bool:
+    return config.get("architectures") == ["LlamaForCausalLM"] and bool(config.get("draft_vocab_size"))

@@ -304,8 +304,9 @@ class ModelSpec:
 
 
 def _of_the_text(config: Config) -> Config:
-    """The fields of the language model, which configs of models with a vision part nest."""
-    text = config.get("text_config")
+    """The fields of the language model, which configs of models with a vision part nest, and those of a head
+    for drafts too."""
+    text = config.get("text_config") or config.get("transformer_layer_config")
     if not text:
         return config
     ties = "tie_word_embeddings"

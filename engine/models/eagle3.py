@@ -12,7 +12,7 @@ from engine.layers.linear.linear_layer import Linear, Slot
 from engine.layers.rope import rope_table
 from engine.model_config.model_spec import ModelSpec
 from engine.models.attention_table import attention_table
-from engine.models.base import Attention
+from engine.models.base import Attention, CausalLM
 from engine.models.draft_head import DraftHead
 from engine.models.llama import LlamaAttention
 from engine.models.mlp_table import mlp_names, mlp_table
@@ -46,6 +46,15 @@ class Eagle3Head(DraftHead):
             spec.rope, spec.rotary_dim, spec.max_position, device=self.norm.weight.device
         )
 
+    @staticmethod
+    def num_embeddings(spec: ModelSpec) -> int:
+        """Its own only where the target's are of another size."""
+        return spec.vocab_size if _embeds(spec) else 0
+
+    def share(self, target: CausalLM) -> None:
+        if not _embeds(self.spec):
+            super().share(target)
+
     def features_of(self, hidden: Tensor) -> Tensor:
         features: Tensor = self.fc(hidden[:, self.eagle.target_hidden_size :].contiguous())
         return features
@@ -78,6 +87,8 @@ class Eagle3Head(DraftHead):
         }
         table = {f"midlayer.{name}": place for name, place in layer.items()}
         table |= {"fc": ParamSlice("fc"), "norm": ParamSlice("norm"), "lm_head": ParamSlice("head")}
+        if _embeds(self.spec):
+            table["embed_tokens"] = ParamSlice("embed")
         if self.eagle.draft_vocab_size < self.spec.vocab_size:
             table["d2t"] = ParamSlice("vocabulary")
         return table
@@ -88,8 +99,13 @@ class Eagle3Head(DraftHead):
         return "d2t.ids" if name == "d2t" else name.replace("layers.0.", "midlayer.", 1)
 
     def ignores(self, name: str) -> bool:
-        unused = name in ("d2t.ids", "t2d", "embed_tokens.weight") or name.endswith("rotary_emb.inv_freq")
+        unused = name in ("d2t.ids", "t2d") or name.endswith("rotary_emb.inv_freq")
+        unused |= name == "embed_tokens.weight" and not _embeds(self.spec)
         return unused or super().ignores(name)
+
+
+def _embeds(spec: ModelSpec) -> bool:
+    return spec.eagle is not None and spec.eagle.target_hidden_size != spec.hidden_size
 
 
 class _DraftVocabulary(nn.Module):

@@ -136,7 +136,9 @@ def _weight_bytes(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, device: s
     if spec.quantization is not None:
         values = _BYTES_PER_VALUE[dtype]
         return int(spec.weight_bytes(values) if device == "cuda" else spec.parameters * values)
-    stored = sum(file.stat().st_size for file in checkpoint.path.glob("*.safetensors"))
+    folder = checkpoint.path
+    files = [*folder.glob("*.safetensors")] or folder.glob("pytorch_model.bin")
+    stored = sum(file.stat().st_size for file in files)
     return stored * _BYTES_PER_VALUE[dtype] // _BYTES_PER_VALUE.get(spec.dtype, 2)
 
 

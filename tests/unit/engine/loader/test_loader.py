@@ -115,9 +115,26 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_safetensors_says_what_is_read(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").rename(folder / "other.bin")
 
     with pytest.raises(WeightsError, match=r"lacks model\.safetensors"):
+        load_model(folder)
+
+
+def test_a_file_of_torch_is_read_where_there_are_no_safetensors(folder: Path) -> None:
+    before = load_model(folder).state_dict()
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    after = load_model(folder).state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_file_of_torch_that_holds_code_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"fc": print}, folder / "pytorch_model.bin")
+
+    with pytest.raises(WeightsError, match="convert it to safetensors"):
         load_model(folder)
 
 

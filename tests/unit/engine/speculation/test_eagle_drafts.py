@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
@@ -18,7 +20,7 @@ from engine.core.draft_source import Wanted
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.model_config.errors import UnsupportedModel
+from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.speculation.kinds import DrafterKind
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.engine.speculation.test_speculation import answers
@@ -39,22 +41,28 @@ def head(model: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[T
     config = model.model.config
     torch.manual_seed(1)
     ids = torch.randperm(config.vocab_size)[:150].sort().values
+    folder = tmp_path_factory.mktemp("head")
+    return random_head(folder, config.vocab_size, ids, layers=(0, 1, 3)), folder
+
+
+def random_head(
+    folder: Path, vocab_size: int, ids: torch.Tensor, layers: tuple[int, ...], hidden_size: int = 32
+) -> TrainableHead:
     shape = HeadShape(
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         draft_vocab_size=len(ids),
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=48,
-        num_heads=4,
-        num_kv_heads=2,
+        num_heads=hidden_size // 8,
+        num_kv_heads=hidden_size // 16,
         max_position=512,
-        layers=(0, 1, 3),
+        layers=layers,
     )
     head = TrainableHead(shape, ids).requires_grad_(False)
     for parameter in head.parameters():
         parameter.normal_(0.0 if parameter.dim() > 1 else 1.0, 0.3)
-    folder = tmp_path_factory.mktemp("head")
     head.save(folder)
-    return head, folder
+    return head
 
 
 def engine_with(target: Path, head: Path | None, **changes: Any) -> Engine:
@@ -255,3 +263,84 @@ def test_a_head_of_another_model_is_refused(head: tuple[TrainableHead, Path], tm
     other = save_small_model(tmp_path, hidden_size=16, num_hidden_layers=4)
     with pytest.raises(UnsupportedModel, match="use a head of this model"):
         engine_with(other.folder, head[1])
+
+
+Variant: TypeAlias = Callable[[dict[str, Any], dict[str, torch.Tensor]], dict[str, Any]]
+
+
+def of_the_authors(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """As yuhuili/EAGLE3-LLaMA3.1-Instruct-8B and EAGLE3-Vicuna1.3-13B: the target's class and layers."""
+    tensors["embed_tokens.weight"] = torch.zeros(config["vocab_size"], config["hidden_size"])
+    names = ["LlamaForCausalLM"]
+    return {key: value for key, value in config.items() if key != "eagle_config"} | {
+        "architectures": names,
+        "num_hidden_layers": 40,
+    }
+
+
+def of_speculators(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """As vLLM's library speculators writes them."""
+    for name in [name for name in tensors if name.startswith("midlayer.")]:
+        tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
+    own = ("architectures", "eagle_config", "draft_vocab_size")
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config["draft_vocab_size"],
+        "transformer_layer_config": {key: value for key, value in config.items() if key not in own},
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+    }
+
+
+@pytest.mark.parametrize(("variant", "binary"), [(of_the_authors, True), (of_speculators, False)])
+def test_published_heads_draft_what_they_draft_in_specforges_format(
+    tmp_path: Path, variant: Variant, binary: bool
+) -> None:
+    model = save_small_model(tmp_path / "model", num_hidden_layers=8)
+    specforge, published = tmp_path / "specforge", tmp_path / "published"
+    torch.manual_seed(2)
+    random_head(specforge, model.model.config.vocab_size, torch.arange(3, 153), layers=(1, 3, 4))
+    published.mkdir()
+    tensors = load_file(specforge / "model.safetensors")
+    config = variant(json.loads((specforge / "config.json").read_text()), tensors)
+    (published / "config.json").write_text(json.dumps(config))
+    if binary:
+        torch.save(tensors, published / "pytorch_model.bin")
+    else:
+        save_file(tensors, published / "model.safetensors")
+    seen = []
+    for folder in (specforge, published):
+        engine = engine_with(model.folder, folder)
+        watched = Watched(engine)
+        answers(engine, requests([SamplingParams(max_tokens=12, ignore_eos=True)] * len(PROMPTS)))
+        seen.append([draft for _, _, draft in watched.seen if draft])
+        engine.close()
+    assert seen[0] == seen[1]
+    assert len(seen[0]) > 20
+
+
+def test_a_head_of_another_size_has_an_embedding_of_its_own(model: SmallModel, tmp_path: Path) -> None:
+    """As heads of models with wide hidden states: `target_hidden_size`."""
+    torch.manual_seed(3)
+    target, own = 32, 16
+    ids = torch.arange(3, 153)
+    shape = random_head(tmp_path, model.model.config.vocab_size, ids, (0, 1, 3), hidden_size=own).shape
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["fc.weight"] = torch.randn(own, 3 * target)
+    config = shape.config() | {"target_hidden_size": target}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    greedy = [SamplingParams(max_tokens=12, ignore_eos=True)] * len(PROMPTS)
+    plain, seen = answers(engine_with(model.folder, None), requests(greedy)), []
+    for _ in range(2):
+        tensors["embed_tokens.weight"] = torch.randn(shape.vocab_size, own)
+        save_file(tensors, tmp_path / "model.safetensors")
+        engine = engine_with(model.folder, tmp_path)
+        watched = Watched(engine)
+        assert answers(engine, requests(greedy)) == plain
+        seen.append([draft for _, _, draft in watched.seen if draft])
+        engine.close()
+    assert seen[0] != seen[1], "it drafts from its own embedding"
+    del tensors["embed_tokens.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="missing embed_tokens"):
+        engine_with(model.folder, tmp_path)
