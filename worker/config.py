@@ -25,7 +25,10 @@ class TierConfig:
     """Host memory, pinned on a machine with a GPU."""
     disk_dir: Path | None = None
     """Of all workers of the node: each has a folder of its own there."""
+    object_url: str | None = None
+    """Instead of a disk: a bucket that all workers share, see `ObjectUrl`."""
     disk_bytes: int = 0
+    """Of files, or of objects, that a worker keeps account of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from common.block_key import PageKey
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pool import KVPool
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
+from engine.kv_tiers.block_objects import BlockObjects, NoObjectStore
 from engine.kv_tiers.copier import BackgroundCopier, Digest
 from engine.kv_tiers.host_pages import HostPages
+from engine.kv_tiers.object_url import ObjectUrl
 from kv_transfer import KVLayout
 from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.config import WorkerConfig
@@ -66,14 +68,20 @@ def _digest(pool: KVPool, layout: KVLayout) -> Digest:
     return lambda pages, tail_tokens, _: partial(digester.digest, pages, tail_tokens)
 
 
-def _files(config: WorkerConfig, layout: KVLayout, page_bytes: int) -> BlockFiles:
+def _files(config: WorkerConfig, layout: KVLayout, page_bytes: int) -> BlockFiles | BlockObjects:
     """Each rank has a folder of its own, since it has its part of every page."""
-    assert config.tiers is not None
-    assert config.tiers.disk_dir is not None
-    folder, identity = config.tiers.disk_dir / config.worker_id, layout.hash
+    tiers, identity, rank = config.tiers, layout.hash, ""
+    assert tiers is not None
     if layout.tp_size > 1:
-        folder = folder.with_name(f"{config.worker_id}.rank-{layout.tp_rank}")
         identity = f"{layout.hash}, rank {layout.tp_rank} of {layout.tp_size}"
+        rank = f".rank-{layout.tp_rank}"
+    if tiers.object_url is not None:
+        try:
+            return BlockObjects(ObjectUrl.parse(tiers.object_url), identity, page_bytes)
+        except (ValueError, NoObjectStore) as error:
+            raise TierError(f"--object-kv-url {tiers.object_url}: {error}") from None
+    assert tiers.disk_dir is not None
+    folder = tiers.disk_dir / f"{config.worker_id}{rank}"
     try:
         return BlockFiles(folder, identity, page_bytes)
     except (OSError, DirectoryInUse) as error:

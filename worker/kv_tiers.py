@@ -10,6 +10,7 @@ from typing import Final
 
 from common.block_key import root_key
 from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
 from worker.config import TierConfig
 from worker.kv_copies import TierError, open_copies
@@ -38,7 +39,8 @@ def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits
         )
     return TierLimits(
         host_slots=slots,
-        disk_files=files if tiers.disk_dir is not None else 0,
+        disk_files=files,
+        below=Tier.DISK if tiers.object_url is None else Tier.OBJECT,
         ahead=min(slots, num_pages if files else int(num_pages * _AHEAD)),
         batch=max(1, min(_BATCH_BYTES // page_bytes, num_pages // 8, slots // 4)),
         loads=max(1, min(_LOAD_BYTES // page_bytes, slots // 2)),

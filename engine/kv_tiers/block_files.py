@@ -39,6 +39,9 @@ class BlockFiles:
     Belongs to this process until `close`. `write` and `remove` are for one thread, `read` for another.
     """
 
+    readers = writers = 1
+    look_s = 0.0
+
     def __init__(self, folder: Path, identity: str, page_bytes: int) -> None:
         """`identity`: of weights and layout. Files of others in `folder` are deleted: nothing reads them.
 
@@ -70,6 +73,10 @@ class BlockFiles:
             else:
                 found.append((stat.st_mtime, *parsed))
         return [(key, hash) for _, key, hash in sorted(found)]
+
+    def look(self) -> list[tuple[PageKey, BlockHash]]:
+        """Nothing: no other process writes here."""
+        return []
 
     def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
         """Raises OSError, and leaves nothing behind then."""

@@ -1,4 +1,4 @@
-"""Does the tiers' jobs in threads: one copies between pool and host memory, two read and write files."""
+"""Does the tiers' jobs in threads: one copies between pool and host memory, others read and write files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import torch
 
+from common.block_hash import BlockHash
+from common.block_key import PageKey
 from engine.device.current import enter_device
-from engine.kv_tiers.block_files import BlockFiles
-from engine.kv_tiers.host_pages import HostPages
-from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+from engine.kv_tiers.host_pages import Bytes, HostPages
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Promote, Remove, Save, StoreLate
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,42 @@ Digest: TypeAlias = Callable[[Sequence[int], int, torch.cuda.Event | None], Call
 """Digest pool pages once an event has happened, of the last one only its first so many tokens. Returns at
 once; the function returned waits for the digests."""
 
+_NEXT_LOOK_S: Final = 1.0
+"""After a look that has found something: there may be more."""
 _COPIES: Final = 2
 """Jobs that a GPU has at a time, so that its copies continue while the host learns of their ends."""
+
+
+class Files(Protocol):
+    """Pages in files, or in something like files."""
+
+    @property
+    def readers(self) -> int:
+        """Threads that may call `read`."""
+
+    @property
+    def writers(self) -> int:
+        """Threads that may call `write` and `remove`, of one page only one at a time."""
+
+    @property
+    def look_s(self) -> float:
+        """How often to `look`; 0: never, because nobody else writes these files."""
+
+    def look(self) -> list[tuple[PageKey, BlockHash]]:
+        """Files that others have written. Raises StoreLate."""
+
+    def write(self, key: PageKey, hash: BlockHash, digest: int, content: Bytes) -> None:
+        """Raises OSError, and leaves nothing behind then."""
+
+    def read(self, key: PageKey, hash: BlockHash, into: Bytes) -> int | None:
+        """Read a file's KV, and return the digest that it should have; None: this is not the file.
+
+        Raises StoreLate.
+        """
+
+    def remove(self, key: PageKey, hash: BlockHash) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class BackgroundCopier:
@@ -38,7 +74,7 @@ class BackgroundCopier:
         host: HostPages,
         digest: Digest,
         page_size: int,
-        files: BlockFiles | None = None,
+        files: Files | None = None,
         *,
         device: str = "cpu",
         wake: Callable[[], None] = lambda: None,
@@ -58,16 +94,17 @@ class BackgroundCopier:
         self._demotions: deque[Demote] = deque()
         self._copies_wanted = threading.Semaphore(0)
         self._stopping = False
-        self._writes: SimpleQueue[Save | Remove | None] = SimpleQueue()
+        self._stopped = threading.Event()
+        writers, self._num_readers = (files.writers, files.readers) if files is not None else (1, 1)
+        self._writes: list[SimpleQueue[Save | Remove | None]] = [SimpleQueue() for _ in range(writers)]
+        """Of one page always the same, so that its writes and removals stay in order."""
         self._reads: SimpleQueue[Load | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=loop, name=name, daemon=True)
-            for loop, name in (
-                (self._copy, "kv-copies"),
-                (self._write, "kv-writes"),
-                (self._read, "kv-reads"),
-            )
-        ]
+        loops: list[tuple[Callable[[], None], str]] = [(self._copy, "kv-copies")]
+        loops += [(partial(self._write, writes), "kv-writes") for writes in self._writes]
+        loops += [(self._read, "kv-reads")] * self._num_readers
+        if files is not None and files.look_s:
+            loops.append((self._look, "kv-looks"))
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for loop, name in loops]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -77,8 +114,11 @@ class BackgroundCopier:
         """Stop after the jobs being done; those queued are dropped, except the files to be written."""
         self._stopping = True
         self._copies_wanted.release()
-        self._writes.put(None)
-        self._reads.put(None)
+        self._stopped.set()
+        for writes in self._writes:
+            writes.put(None)
+        for _ in range(self._num_readers):
+            self._reads.put(None)
         for thread in self._threads:
             thread.join()
         if self._files is not None:
@@ -93,7 +133,7 @@ class BackgroundCopier:
                 self._demotions.append(job)
                 self._copies_wanted.release()
             case Save() | Remove():
-                self._writes.put(job)
+                self._writes[job.key[0] % len(self._writes)].put(job)
             case Load():
                 self._reads.put(job)
 
@@ -117,7 +157,7 @@ class BackgroundCopier:
                         continue
                 if under_way:
                     id, digests = under_way.popleft()
-                    self._done(id, digests())
+                    self._done(Done(id, tuple(digests())))
         except BaseException as error:
             log.exception("a copy of KV failed")
             self._on_fatal(error)
@@ -129,28 +169,45 @@ class BackgroundCopier:
         down = self._demotions.popleft()
         return down, self._host.fetch(down.pages, down.slots)
 
-    def _write(self) -> None:
-        while (job := self._writes.get()) is not None:
+    def _write(self, writes: SimpleQueue[Save | Remove | None]) -> None:
+        while (job := writes.get()) is not None:
             assert self._files is not None
             if isinstance(job, Remove):
                 self._files.remove(job.key, job.hash)
                 continue
             digest: int | None = job.digest
+            late = False
             try:
                 self._files.write(job.key, job.hash, job.digest, self._host.slot(job.slot))
             except OSError as error:
-                log.warning("cannot write KV to disk: %s", error)
-                digest = None
-            self._done(job.id, [digest])
+                log.warning("cannot write KV to a file: %s", error)
+                digest, late = None, isinstance(error, StoreLate)
+            self._done(Done(job.id, (digest,), late))
 
     def _read(self) -> None:
         while (job := self._reads.get()) is not None:
             assert self._files is not None
-            digest = None
-            if not self._stopping:
-                digest = self._files.read(job.key, job.hash, self._host.slot(job.slot))
-            self._done(job.id, [digest])
+            digest, late = None, False
+            try:
+                if not self._stopping:
+                    digest = self._files.read(job.key, job.hash, self._host.slot(job.slot))
+            except StoreLate as error:
+                log.warning("cannot read KV from a file: %s", error)
+                late = True
+            self._done(Done(job.id, (digest,), late))
 
-    def _done(self, id: int, digests: Sequence[int | None]) -> None:
-        self._dones.append(Done(id, tuple(digests)))
+    def _look(self) -> None:
+        assert self._files is not None
+        while not self._stopped.is_set():
+            some: list[tuple[PageKey, BlockHash]] = []
+            try:
+                some = self._files.look()
+            except StoreLate as error:
+                log.warning("cannot list the files of KV: %s", error)
+            if some:
+                self._done(Done(FOUND, (), found=tuple(some)))
+            self._stopped.wait(_NEXT_LOOK_S if some else self._files.look_s)
+
+    def _done(self, done: Done) -> None:
+        self._dones.append(done)
         self._wake()

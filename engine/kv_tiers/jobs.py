@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
+
+FOUND: Final = 0
+"""Id of a `Done` that no job has asked for."""
+
+
+class StoreLate(OSError):
+    """A store of files did not answer in time: nothing is known of the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,10 @@ class Done:
     digests: tuple[int | None, ...]
     """For each page: its digest where the KV was read (Demote, Save), as it arrived (Promote), or as the
     file states it (Load). None: there is no copy of it."""
+    late: bool = False
+    """The digest is None because the store did not answer in time."""
+    found: tuple[tuple[PageKey, BlockHash], ...] = ()
+    """Files that others have written, with the id FOUND."""
 
 
 class Copier(Protocol):

@@ -44,8 +44,8 @@ class Level:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.lost: list[tuple[PageKey, BlockHash]] = []
-        """Pages that have left since the caller last emptied the list, for whatever reason."""
+        self.lost: list[tuple[PageKey, BlockHash, bool]] = []
+        """Pages that have left since the caller last emptied the list; True: because they were revoked."""
         self._copies: dict[PageKey, Copy] = {}
         self._order: OrderedDict[PageKey, None] = OrderedDict()
         """From the least to the most recently used, without those in `_spared`."""
@@ -116,8 +116,13 @@ class Level:
         if copy is None or copy.revoked:
             return
         copy.revoked = True
-        self.lost.append((key, copy.hash))
+        self.lost.append((key, copy.hash, True))
         if not copy.readers and copy.digest is not _FILLING:
+            self._remove(key)
+
+    def drop(self, key: PageKey) -> None:
+        """Give up a copy that nothing reads, although it may be as it should."""
+        if self._copies[key].is_idle and not self._copies[key].revoked:
             self._remove(key)
 
     def touch(self, keys: Iterable[PageKey]) -> None:
@@ -164,4 +169,4 @@ class Level:
         (self._order if key in self._order else self._spared).pop(key)
         self._free.append(copy.slot)
         if not copy.revoked and copy.digest is not _FILLING:
-            self.lost.append((key, copy.hash))
+            self.lost.append((key, copy.hash, False))

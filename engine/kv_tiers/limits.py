@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.kv_tiers.stats import Tier
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierLimits:
@@ -11,6 +13,9 @@ class TierLimits:
 
     host_slots: int
     disk_files: int = 0
+    """Pages in files, on the tier `below`."""
+    below: Tier = Tier.DISK
+    """DISK: this process owns the files, and deletes those that make room for others. OBJECT: it does not."""
     ahead: int
     """Pages of the pool that are kept free or copied. At most `host_slots`."""
     batch: int = 16

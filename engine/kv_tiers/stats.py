@@ -11,6 +11,8 @@ class Tier(Enum):
 
     HOST = "host"
     DISK = "disk"
+    OBJECT = "object"
+    """A store that workers share."""
 
 
 class Fault(Enum):
@@ -22,6 +24,8 @@ class Fault(Enum):
     """A file could not be written."""
     LOAD = "load"
     """A file is missing, damaged, or of other weights or another layout."""
+    LATE = "late"
+    """The store of files did not answer in time."""
 
 
 @dataclass(slots=True)
@@ -31,9 +35,9 @@ class TierCounts:
     demoted: int = 0
     """From the pool to host memory."""
     saved: int = 0
-    """From host memory to disk."""
+    """From host memory to files."""
     loaded: int = 0
-    """From disk to host memory."""
+    """From files to host memory."""
     promoted: dict[Tier, int] = field(default_factory=lambda: dict.fromkeys(Tier, 0))
     """Into the pool, verified; by the tier that had them when they were asked for."""
     dropped: int = 0

@@ -25,7 +25,7 @@ from common.block_key import PageKey, part_of
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.kv_cache.journal import CacheChange
 from engine.kv_tiers.going_down import GoingDown
-from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Promote, Remove, Save
 from engine.kv_tiers.level import Level
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.report import PlaceReport
@@ -160,6 +160,8 @@ class KVTiers:
 
         O(copies). A block that the cache still has may go down again.
         """
+        if tier not in (Tier.HOST, self.limits.below):
+            return 0
         level = self.host if tier is Tier.HOST else self.disk
         keys = [key for key in level if blocks is None or level.hash_of(key) in blocks]
         for key in keys:
@@ -211,7 +213,8 @@ class KVTiers:
         self._tidy()
 
     def restore(self, files: Iterable[tuple[PageKey, BlockHash]]) -> None:
-        """Files that an earlier process has left, from the least to the most recently used."""
+        """Files that an earlier process has left, or others have written, from the least to the most recently
+        used."""
         for key, hash in files:
             if self.disk.begin(key, hash) is not None:
                 self.disk.complete(key, digest=0)  # that of the file's header is read with the file
@@ -233,6 +236,10 @@ class KVTiers:
     def ended(self, dones: Iterable[Done], now: float) -> Ended:
         result = Ended()
         for done in dones:
+            if done.id == FOUND:
+                self.version += 1
+                self.restore(done.found)
+                continue
             job, keys = self._jobs.pop(done.id)
             match job:
                 case Demote():
@@ -259,10 +266,11 @@ class KVTiers:
         return self._report.contents()
 
     def stats(self) -> TierStats:
+        below = self.limits.below
         return TierStats(
             counts=self.counts,
-            pages={Tier.HOST: len(self.host), Tier.DISK: len(self.disk)},
-            capacity={Tier.HOST: self.host.num_slots, Tier.DISK: self.disk.num_slots},
+            pages=dict.fromkeys(Tier, 0) | {Tier.HOST: len(self.host), below: len(self.disk)},
+            capacity=dict.fromkeys(Tier, 0) | {Tier.HOST: self.host.num_slots, below: self.disk.num_slots},
             page_bytes=self._page_bytes,
         )
 
@@ -336,7 +344,7 @@ class KVTiers:
             if copy is not None and copy.digest != digest:
                 bad.append(key)
             elif copy is not None and len(sources) == index:
-                sources.append(Tier.DISK if key in self._from_disk else Tier.HOST)
+                sources.append(self.limits.below if key in self._from_disk else Tier.HOST)
                 self._from_disk.discard(key)
             self._promoting.remove(key)
             self.host.release(key)
@@ -355,7 +363,7 @@ class KVTiers:
             return
         self.disk.abandon(job.key)
         self._unsaved.append(job.key)
-        self.counts.faults[Fault.SAVE] += 1
+        self.counts.faults[Fault.LATE if done.late else Fault.SAVE] += 1
         self._save_at = now + self.limits.disk_pause_s
 
     def _loaded(self, job: Load, done: Done) -> None:
@@ -368,8 +376,8 @@ class KVTiers:
                 self._review(job.key)
             return
         self.host.abandon(job.key)
-        self.disk.revoke(job.key)
-        self.counts.faults[Fault.LOAD] += 1
+        (self.disk.drop if done.late else self.disk.revoke)(job.key)
+        self.counts.faults[Fault.LATE if done.late else Fault.LOAD] += 1
         self._want_copy(job.key)
 
     def _order(self, job: _Answered, keys: Sequence[PageKey]) -> int:
@@ -382,13 +390,14 @@ class KVTiers:
 
     def _tidy(self) -> None:
         """Note the pages that have left a tier."""
-        for key, _ in self.host.lost:
+        for key, _, _ in self.host.lost:
             self._from_disk.discard(key)
             self._review(key)
             self._want_copy(key)
         self.host.lost.clear()
-        for key, hash in self.disk.lost:
-            self._outbox.append(Remove(key, hash))
+        for key, hash, is_revoked in self.disk.lost:
+            if is_revoked or self.limits.below is Tier.DISK:
+                self._outbox.append(Remove(key, hash))
             self._review(key)
             self._want_copy(key)
         self.disk.lost.clear()

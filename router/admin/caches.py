@@ -12,7 +12,7 @@ from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
-PLACES: Final = ("pool", "host", "disk")
+PLACES: Final = ("pool", "host", "disk", "object")
 
 
 async def manage_caches(

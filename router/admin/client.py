@@ -197,7 +197,7 @@ def make_parser() -> argparse.ArgumentParser:
     cache.add_argument(
         "--place",
         action="append",
-        choices=["pool", "host", "disk"],
+        choices=["pool", "host", "disk", "object"],
         help="clear only this; may be repeated (default: all places)",
     )
     cache.add_argument("--key", help="clear only what sessions of this key retain, and end its retention")

@@ -76,8 +76,8 @@ def admin_app(
     * POST /scale/{role}: query parameter `workers`, the number of workers of that role, `prefill` or
       `decode`
     * GET /cache: what the workers have cached, as `manage_caches` returns it; query parameter `worker`
-    * POST /cache/clear: query parameters `place` (pool, host or disk; repeated; default: all), `key` (only
-      what sessions of this key retain) and `worker`. Answered with what is cached then
+    * POST /cache/clear: query parameters `place` (pool, host, disk, object; repeated; default: all), `key`
+      (only what sessions of this key retain) and `worker`. Answered with what is cached then
     * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
       other routers. Answered before the router ends
 

@@ -133,6 +133,15 @@ class RouterConfig:
         " workers; needs --host-kv-gb",
         "DIR",
     )
+    object_kv_url: str | None = _memory(
+        None,
+        "bucket of an S3 store for KV that host memory has no room for, shared by all workers; needs"
+        " --host-kv-gb, credentials in the environment of the workers, and the extra object-kv",
+        "s3://BUCKET/PREFIX[?endpoint=URL]",
+    )
+    object_kv_gb: float = _memory(
+        256.0, "KV in --object-kv-url that each worker keeps account of, in GiB", "GIB", least=0
+    )
     disk_kv_gb: float = _memory(16.0, "size limit of --disk-kv-dir for each worker, in GiB", "GIB", least=0)
     retained_kv_share: float = _memory(
         0.25,

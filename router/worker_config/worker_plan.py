@@ -145,11 +145,13 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
 def _tiers(config: RouterConfig) -> TierConfig | None:
     if not config.host_kv_gb:
         return None
-    directory = config.disk_kv_dir
+    directory, url = config.disk_kv_dir, config.object_kv_url
+    disk_gb = config.object_kv_gb if url is not None else config.disk_kv_gb if directory is not None else 0.0
     return TierConfig(
         host_bytes=int(config.host_kv_gb * 2**30),
         disk_dir=None if directory is None else Path(directory),
-        disk_bytes=0 if directory is None else int(config.disk_kv_gb * 2**30),
+        object_url=url,
+        disk_bytes=int(disk_gb * 2**30),
     )
 
 

@@ -178,7 +178,7 @@ def stats_to_proto(
 
 def _tiers_to_proto(stats: TierStats) -> worker_pb2.KVTiers:
     counts = stats.counts
-    down = {Tier.HOST: counts.demoted, Tier.DISK: counts.saved}
+    down = dict.fromkeys(Tier, counts.saved) | {Tier.HOST: counts.demoted}
     return worker_pb2.KVTiers(
         tiers=[
             worker_pb2.KVTier(

@@ -41,17 +41,21 @@ class Answer:
     digests: tuple[int, ...]
     lacking: tuple[int, ...]
     """Places in `digests` whose page has no copy."""
+    late: int
+    found: tuple[File, ...]
 
     @classmethod
     def of(cls, done: Done) -> Answer:
         lacking = tuple(place for place, digest in enumerate(done.digests) if digest is None)
-        return cls(done.id, tuple(digest or 0 for digest in done.digests), lacking)
+        digests = tuple(digest or 0 for digest in done.digests)
+        return cls(done.id, digests, lacking, int(done.late), tuple(File(*file) for file in done.found))
 
     def done(self) -> Done:
         digests: list[int | None] = list(self.digests)
         for place in self.lacking:
             digests[place] = None
-        return Done(self.id, tuple(digests))
+        found = tuple((file.key, file.hash) for file in self.found)
+        return Done(self.id, tuple(digests), bool(self.late), found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.executor.runner import ModelRunner
-from engine.kv_tiers.jobs import Copier, Done, Job, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Copier, Done, Job, Remove, Save
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies
@@ -128,6 +128,8 @@ class RankedCopier:
         self._parts: dict[int, dict[int, Done]] = {}
         """Of jobs that some ranks have done, by rank."""
         self._saves: dict[int, Save] = {}
+        self._half_found: list[set[tuple[PageKey, BlockHash]]] = [set() for _ in range(1 + len(links))]
+        """Files that a rank has found, and not yet all others."""
         self._readers = [
             threading.Thread(target=self._read, args=(rank, link), name=f"kv-rank-{rank}", daemon=True)
             for rank, link in enumerate(links, 1)
@@ -165,18 +167,29 @@ class RankedCopier:
         arrived = [(0, done) for done in self._own.poll()]
         while self._arrived:
             arrived.append(self._arrived.popleft())
-        ended = []
+        ended: list[Done] = []
         for rank, done in arrived:
+            if done.id == FOUND:
+                ended += self._found(rank, done)
+                continue
             parts = self._parts.setdefault(done.id, {})
             parts[rank] = done
             if len(parts) == 1 + len(self._links):
                 ended.append(self._joined(self._parts.pop(done.id)))
         return ended
 
+    def _found(self, rank: int, done: Done) -> list[Done]:
+        self._half_found[rank].update(done.found)
+        whole = set.intersection(*self._half_found)
+        for found in self._half_found:
+            found -= whole
+        return [Done(FOUND, (), found=tuple(whole))] if whole else []
+
     def _joined(self, parts: dict[int, Done]) -> Done:
         id = parts[0].id
         by_page = zip(*(parts[rank].digests for rank in range(len(parts))), strict=True)
-        joined = Done(id, tuple(_join(digests) for digests in by_page))
+        late = any(done.late for done in parts.values())
+        joined = Done(id, tuple(_join(digests) for digests in by_page), late)
         save = self._saves.pop(id, None)
         if save is not None and None in joined.digests:
             self.submit(Remove(save.key, save.hash))  # the parts that other ranks have written

@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Final
 
 from common.ports import PortRange
+from engine.kv_tiers.object_url import ObjectUrl
 from router.config.choices import Device, Dtype, Mode, Transport
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (
@@ -228,6 +229,8 @@ def _tiers(config: RouterConfig) -> Iterator[str]:
             f"--disk-kv-dir {config.disk_kv_dir} needs --host-kv-gb, since KV passes through host memory;"
             " set it to 1 or more"
         )
+    if config.object_kv_url is not None:
+        yield from _object_store(config, config.object_kv_url)
     if config.host_kv_gb > 0 and config.disable_radix_cache:
         yield (
             f"--host-kv-gb {config.host_kv_gb:g} means nothing with --disable-radix-cache: no KV is cached;"
@@ -235,6 +238,25 @@ def _tiers(config: RouterConfig) -> Iterator[str]:
         )
     if not 0 <= config.retained_kv_share <= 1:
         yield f"--retained-kv-share {config.retained_kv_share:g} is not between 0 and 1; try 0.25"
+
+
+def _object_store(config: RouterConfig, url: str) -> Iterator[str]:
+    if config.host_kv_gb == 0:
+        yield (
+            f"--object-kv-url {url} needs --host-kv-gb, since KV passes through host memory; set it to 1 or"
+            " more"
+        )
+    if config.disk_kv_dir is not None:
+        yield (
+            f"--object-kv-url {url} and --disk-kv-dir {config.disk_kv_dir} are the same tier; give one of"
+            " them"
+        )
+    try:
+        ObjectUrl.parse(url)
+    except ValueError as error:
+        yield f"--object-kv-url {url}: {error}"
+    if find_spec("boto3") is None:
+        yield f"--object-kv-url {url} needs boto3; install baton-llm[object-kv]"
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:

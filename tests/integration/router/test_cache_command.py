@@ -63,7 +63,7 @@ async def test_an_operator_lists_and_clears_what_is_cached() -> None:
 
         asked.clear()
         await command(server, "cache", "clear", "--worker", "decode-0")
-        assert asked == [("decode-0", ["pool", "host", "disk"], None)]
+        assert asked == [("decode-0", ["pool", "host", "disk", "object"], None)]
 
 
 async def test_what_cannot_be_listed_or_cleared_is_said() -> None:

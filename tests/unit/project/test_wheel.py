@@ -21,7 +21,10 @@ OWN = {
     *("baton", "common", "decode_worker", "engine", "kv_transfer", "prefill_worker"),
     *("router", "rpc", "simulator", "worker"),
 }
-OPTIONAL = {"msgpack", "zmq", "flashinfer", "ucxx", "rmm", "libucx", "triton", "cuda", "pydantic_core"}
+OPTIONAL = {
+    *("boto3", "botocore", "msgpack", "zmq", "flashinfer", "ucxx", "rmm", "libucx", "triton", "cuda"),
+    "pydantic_core",
+}
 """Imported where an extra, or torch for CUDA, has installed them; pydantic and its core are one version."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.kv_tiers.jobs import Demote, Done, Job, Load, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Remove, Save
 from worker.tensor_parallel.rank_messages import Answer, Hello, RankSocket, Stop
 from worker.tensor_parallel.rank_tiers import RankedCopier
 
@@ -86,7 +86,7 @@ def test_a_copy_is_made_when_all_ranks_have_made_theirs(ranks: Ranks) -> None:
 
 def test_any_other_digest_on_any_rank_is_another_digest(ranks: Ranks) -> None:
     joined = set()
-    for number, digests in enumerate([(1, 2, 3), (2, 1, 3), (1, 2, 4), (1, 3, 3), (0, 2, 3)]):
+    for number, digests in enumerate([(1, 2, 3), (2, 1, 3), (1, 2, 4), (1, 3, 3), (0, 2, 3)], 1):
         ranks.answer(0, Done(number, digests[:1]))
         ranks.answer(1, Done(number, digests[1:2]))
         ((done,)) = ranks.answer(2, Done(number, digests[2:]))
@@ -120,3 +120,18 @@ def test_only_files_of_all_ranks_are_found_and_the_others_removed(ranks: Ranks) 
     assert ranks.own.jobs == [Remove(*first)]
     assert ranks.jobs(1) == [Remove(*first), Remove(*second)]
     assert ranks.jobs(2) == [Remove(*second)]
+
+
+def test_files_of_others_are_found_when_every_rank_has_found_its_part(ranks: Ranks) -> None:
+    first, second = ((key, 5) for key in KEYS[:2])
+    assert ranks.answer(0, Done(FOUND, (), found=(first,))) == []
+    assert ranks.answer(1, Done(FOUND, (), found=(second, first))) == []
+    assert ranks.answer(2, Done(FOUND, (), found=(first, second))) == [Done(FOUND, (), found=(first,))]
+    assert ranks.answer(0, Done(FOUND, (), found=(second,))) == [Done(FOUND, (), found=(second,))]
+
+
+def test_a_part_that_comes_late_is_late_for_all(ranks: Ranks) -> None:
+    ranks.copier.submit(Load(7, KEYS[0], 5, slot=1))
+    ranks.answer(0, Done(7, (1,)))
+    ranks.answer(1, Done(7, (None,), late=True))
+    assert ranks.answer(2, Done(7, (3,))) == [Done(7, (None,), late=True)]

@@ -1,0 +1,145 @@
+"""KV as objects of an S3 store that workers share, and all that may be wrong with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("boto3", reason="the extra object-kv")
+pytest.importorskip("moto.server", reason="a package for tests")
+
+from engine.kv_tiers import block_objects
+from engine.kv_tiers.block_format import BlockFormat
+from engine.kv_tiers.block_objects import BlockObjects, NoObjectStore
+from engine.kv_tiers.jobs import StoreLate
+from engine.kv_tiers.object_url import ObjectUrl
+from tests.object_store import BUCKET, Store, store, trickling
+from tests.unit.engine.kv_tiers.test_copies import BYTES, KEY, OTHER_KEY, Bytes, content
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def bucket() -> Iterator[Store]:
+    with store() as opened:
+        yield opened
+
+
+def opened(url: str, identity: str = "model", **settings: Any) -> BlockObjects:
+    return BlockObjects(ObjectUrl.parse(url), identity, BYTES, **settings)
+
+
+def read(objects: BlockObjects) -> tuple[int | None, Bytes]:
+    into = np.zeros(BYTES, dtype=np.uint8)
+    return objects.read(KEY, 7, into), into
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://b", ObjectUrl("b", "")),
+        ("s3://b/some/where/", ObjectUrl("b", "some/where/")),
+        ("s3://b/p?endpoint=http://h:9000", ObjectUrl("b", "p/", "http://h:9000")),
+    ],
+)
+def test_urls(text: str, url: ObjectUrl) -> None:
+    assert ObjectUrl.parse(text) == url
+
+
+@pytest.mark.parametrize("text", ["b/p", "http://b/p", "s3:///p", "s3://b?region=x", "s3://b?endpoint=h:9"])
+def test_urls_that_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"s3://BUCKET|is not a URL"):
+        ObjectUrl.parse(text)
+
+
+def test_what_one_worker_writes_another_finds_and_reads(bucket: Store) -> None:
+    first, second = opened(bucket.url), opened(bucket.url)
+    assert second.look() == []
+    first.write(KEY, 7, 99, content(1))
+    assert first.look() == []  # its own
+    assert second.look() == [(KEY, 7)]
+    assert second.look() == []
+    digest, found = read(second)
+    assert digest == 99
+    assert (found == content(1)).all()
+    first.remove(KEY, 7)
+    assert bucket.names() == []
+    assert read(second)[0] is None
+
+
+def test_objects_of_another_model_are_not_found(bucket: Store) -> None:
+    opened(bucket.url).write(KEY, 7, 99, content(1))
+    other = opened(bucket.url, "another")
+    assert other.look() == []
+    assert read(other)[0] is None
+    (name,) = bucket.names()
+    good = bucket.content(name)
+    bucket.put(other._name(KEY, 7), good)  # a copy under the other's name
+    assert other.look() == [(KEY, 7)]
+    assert read(other)[0] is None
+
+
+def test_a_damaged_header_or_another_length_is_a_miss(bucket: Store) -> None:
+    objects = opened(bucket.url)
+    objects.write(KEY, 7, 99, content(1))
+    (name,) = bucket.names()
+    good = bucket.content(name)
+    header = len(good) - BYTES
+    for position in range(0, header, 7):
+        bucket.put(name, good[:position] + bytes([good[position] ^ 1]) + good[position + 1 :])
+        assert read(objects)[0] is None, position
+    for bad in (b"", good[:header], good[:-1], good + b"x"):
+        bucket.put(name, bad)
+        assert read(objects)[0] is None
+        assert opened(bucket.url).look() == []
+    bucket.put(name, good)
+    assert read(objects)[0] == 99
+    assert opened(bucket.url).look() == [(KEY, 7)]
+
+
+def test_a_dead_store_is_left_alone_for_a_while_and_serves_again(bucket: Store) -> None:
+    now = [0.0]
+    objects = opened(bucket.url, clock=lambda: now[0])
+    objects.write(KEY, 7, 99, content(1))
+    bucket.stop()
+    with pytest.raises(StoreLate):
+        read(objects)
+    bucket.start()
+    with pytest.raises(StoreLate, match="a moment ago"):
+        objects.write(OTHER_KEY, 1, 1, content(2))
+    now[0] += block_objects._SILENCE_S
+    assert objects.look() == [(KEY, 7)]  # it is not known to be lost
+    assert read(objects)[0] == 99
+
+
+def test_a_worker_starts_without_the_store(bucket: Store) -> None:
+    bucket.stop()
+    objects = opened(bucket.url)
+    with pytest.raises(StoreLate):
+        objects.look()
+
+
+def test_an_object_that_trickles_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_objects, "_DEADLINE_S", 0.5)
+    monkeypatch.setattr(block_objects, "_CHUNK_BYTES", 4)
+    header = BlockFormat("model", BYTES).header(KEY, 7, 99)
+    with trickling(header + content(1).tobytes(), at_once=len(header)) as url:
+        objects = opened(url)
+        began = time.monotonic()
+        with pytest.raises(StoreLate, match="longer"):
+            read(objects)
+        assert time.monotonic() - began < 5  # all of it would take 10 s
+
+
+def test_a_store_without_the_bucket_is_refused(bucket: Store) -> None:
+    with pytest.raises(NoObjectStore, match="Not Found"):
+        opened(bucket.url.replace(f"s3://{BUCKET}", "s3://other"))
