@@ -106,6 +106,8 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
         yield f"first decode {_s(completion['first_decode_s'])}"
+    if promoted := completion.get("promoted"):
+        yield "cached KV came from: " + ", ".join(f"{where} ({n} tokens)" for where, n in promoted.items())
     if drafted := completion.get("drafted_tokens"):
         yield f"drafts: {completion['accepted_tokens']} of {drafted} tokens were right"
     yield from _preemptions(completion)

@@ -1,4 +1,4 @@
-"""From which other worker's cache a prompt's prefix comes sooner than it is computed."""
+"""What it takes to have a prompt's prefix at a worker: computed, promoted, or from another worker's cache."""
 
 from __future__ import annotations
 
@@ -21,11 +21,63 @@ class Source:
     compute_s: float
     """Until they would be computed instead."""
 
+    @property
+    def saved_s(self) -> float:
+        return self.compute_s - self.pull_s
+
     def __str__(self) -> str:
+        would = " would come" if self.saved_s <= 0 else ""
         return (
-            f"{self.fresh_tokens} tokens from {self.worker.partition('@')[0]} in {self.pull_s * 1e3:.0f} ms"
-            f" rather than computed in {self.compute_s * 1e3:.0f} ms"
+            f"{self.fresh_tokens} tokens{would} from {self.worker.partition('@')[0]} in"
+            f" {self.pull_s * 1e3:.0f} ms rather than computed in {self.compute_s * 1e3:.0f} ms"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The predicted seconds of each way for one worker."""
+
+    compute_s: float
+    """Until all of the prompt would be computed."""
+    cached_tokens: int
+    cached_s: float
+    """Of computing the cached tokens instead."""
+    tier_tokens: int
+    """Those of the cached ones that come up from tiers."""
+    promote_s: float
+    tier_s: float
+    """Of computing these instead."""
+    source: Source | None
+    """The best other worker, also one that is slower than computing."""
+
+    def __str__(self) -> str:
+        """Empty if all that the worker could do was to compute the prompt."""
+        parts = []
+        if self.cached_tokens:
+            parts.append(f"{self.cached_tokens} tokens cached, {self.cached_s * 1e3:.0f} ms to compute")
+        if self.tier_tokens:
+            parts.append(
+                f"{self.tier_tokens} of them from tiers in {self.promote_s * 1e3:.0f} ms rather than computed"
+                f" in {self.tier_s * 1e3:.0f} ms"
+            )
+        if self.source is not None:
+            parts.append(str(self.source))
+        return ", ".join([f"all in {self.compute_s * 1e3:.0f} ms", *parts]) if parts else ""
+
+
+def ways(request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float) -> Ways:
+    """Of a prompt at `worker`, without what waits there. O(workers)."""
+    cached = request.cached_on(worker)
+    on_tiers = min(request.on_tiers.get(worker.id, 0), cached)
+    return Ways(
+        request.prompt_tokens / prefill_rate,
+        cached,
+        cached / prefill_rate,
+        on_tiers,
+        view.promotion_s(worker.id, on_tiers),
+        on_tiers / prefill_rate,
+        _nearest(request, view, worker, prefill_rate),
+    )
 
 
 def best_source(
@@ -35,6 +87,13 @@ def best_source(
 
     `prefill_rate`: prompt tokens that it computes a second. O(workers).
     """
+    nearest = _nearest(request, view, worker, prefill_rate)
+    return nearest if nearest is not None and nearest.saved_s > 0 else None
+
+
+def _nearest(
+    request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float
+) -> Source | None:
     if not worker.shares_prefixes or not request.stored:
         return None
     own, best = request.cached_on(worker), None
@@ -50,10 +109,6 @@ def best_source(
         pull_s = view.link_between(other.id, worker.id).seconds(fresh * view.kv_bytes_per_token)
         pull_s += view.promotion_s(other.id, min(request.on_tiers.get(other.id, 0), fresh))
         source = Source(other.id, tokens, fresh, pull_s, fresh / prefill_rate)
-        if best is None or _saved(source) > _saved(best):
+        if best is None or source.saved_s > best.saved_s:
             best = source
-    return best if best is not None and _saved(best) > 0 else None
-
-
-def _saved(source: Source) -> float:
-    return source.compute_s - source.pull_s
+    return best

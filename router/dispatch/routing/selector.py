@@ -30,6 +30,7 @@ from router.placement import (
     policy_for,
 )
 from router.placement.policies.by_load import least_loaded, pick
+from router.placement.policies.estimates import ways_for
 from router.placement.view import WorkerId
 from router.workers.liveness import CircuitState, Liveness
 from router.workers.registry import Registry
@@ -169,7 +170,9 @@ class Selector:
         if placement is None:
             return None
         self.cluster.placed(request, placement.prefill_worker, view.now)
-        return self._route(sequence, avoid, placement)
+        known = str(ways_for(placement.prefill_worker, request, view))
+        why = f"{placement.why}; {known}" if known else str(placement.why)
+        return self._route(sequence, avoid, placement, why)
 
     def check(self, tokens: int) -> None:
         """Raises Unavailable if a sequence of this many tokens would wait for pages in quarantine."""
@@ -218,11 +221,10 @@ class Selector:
             return sessions
         return [session for session in sessions if session.role == role]
 
-    def _route(self, sequence: Sequence, avoid: Set[str], placement: Placement) -> Route:
+    def _route(self, sequence: Sequence, avoid: Set[str], placement: Placement, why: str) -> Route:
         prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
-        why, source = str(placement.why), None
+        source = None
         if placement.source is not None:
-            why += f"; {placement.source}"
             source = CachedElsewhere(self._known[placement.source.worker], placement.source.tokens)
         if placement.is_local:
             return Route(

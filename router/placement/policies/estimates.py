@@ -8,7 +8,7 @@ from typing import Final
 
 from router.placement.policies.predict import Pace, miss, pace_of, prefill_times, running_answers, slot_wait
 from router.placement.policy import Candidate
-from router.placement.sources import Source, best_source
+from router.placement.sources import Source, Ways, best_source, ways
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
 _TTFT_UNCERTAINTY: Final = 0.15
@@ -169,8 +169,18 @@ class Estimates:
 
 def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Source | None:
     """Whose cached KV a worker that was chosen otherwise should get before it computes the rest."""
-    worker = next(worker for worker in view.workers if worker.id == worker_id)
+    worker = _worker(view, worker_id)
     return best_source(request, view, worker, _pace(worker).prefill_rate)
+
+
+def ways_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Ways:
+    """What each way to have the prompt's prefix at the chosen worker takes."""
+    worker = _worker(view, worker_id)
+    return ways(request, view, worker, _pace(worker).prefill_rate)
+
+
+def _worker(view: ClusterView, worker_id: WorkerId) -> WorkerView:
+    return next(worker for worker in view.workers if worker.id == worker_id)
 
 
 def _pace(worker: WorkerView) -> Pace:

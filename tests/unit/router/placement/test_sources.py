@@ -8,7 +8,7 @@ import pytest
 
 from router.config.choices import Mode, Routing
 from router.placement import AdaptivePlacement, ClusterView, Health, Link, RequestView, Targets, policy_for
-from router.placement.sources import best_source
+from router.placement.sources import best_source, ways
 from tests.unit.router.placement.views import loaded
 
 RATE = 1000.0
@@ -98,3 +98,22 @@ def test_every_policy_names_the_source_of_a_prefix(mode: Mode) -> None:
         assert placement.source.worker == "a"
     else:
         assert (mode, placement.source) == (Mode.ADAPTIVE, None)
+
+
+def test_the_predictions_of_all_ways_are_told_also_of_those_not_taken() -> None:
+    a, b = sharing("a"), sharing("b")
+    request = request_with(2000, cached={"a": 800}, on_tiers={"a": 500}, stored={"b": 1000})
+    tiers = {"a": Link(bytes_per_s=1e6, latency_s=0.0)}
+    for bytes_per_s, told in (
+        (1e6, "200 tokens from b in 30 ms rather than computed in 200 ms"),
+        (5e4, "200 tokens would come from b in 410 ms rather than computed in 200 ms"),
+    ):
+        view = view_of(a, b, bytes_per_s=bytes_per_s, tiers=tiers)
+        assert str(ways(request, view, a, RATE)) == (
+            "all in 2000 ms, 800 tokens cached, 800 ms to compute,"
+            f" 500 of them from tiers in 50 ms rather than computed in 500 ms, {told}"
+        )
+
+
+def test_nothing_is_told_of_a_prompt_that_is_cached_nowhere() -> None:
+    assert str(ways(request_with(), view_of(sharing("a"), sharing("b")), sharing("a"), RATE)) == ""

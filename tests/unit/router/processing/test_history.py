@@ -152,6 +152,15 @@ async def test_explain_shows_how_many_drafted_tokens_were_right() -> None:
     assert "  drafts: 4 of 9 tokens were right" in list(explained(found))
 
 
+async def test_explain_shows_where_cached_kv_came_from() -> None:
+    history = History(10)
+    await run(make_generation(history), "a")
+    found = history.find("a")
+    assert found is not None
+    found["completions"][0] |= {"promoted": {"host": 512, "peer": 60}}
+    assert "  cached KV came from: host (512 tokens), peer (60 tokens)" in list(explained(found))
+
+
 def test_explain_shows_that_a_request_did_not_finish() -> None:
     record = RequestRecord("a", "anybody", "abort", "", 2.0, 0, 3, 0)
     assert list(explained(record.as_json())) == [
