@@ -191,10 +191,6 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --host-kv-gb -1", ["--host-kv-gb -1", "0 or more"]),
         ("--model m --disk-kv-dir /kv", ["--disk-kv-dir /kv", "needs --host-kv-gb"]),
         ("--model m --host-kv-gb 4 --disable-radix-cache", ["--host-kv-gb 4", "--disable-radix-cache"]),
-        (
-            "--model m --host-kv-gb 4 --tensor-parallel-size 2",
-            ["--host-kv-gb 4", "--tensor-parallel-size 2"],
-        ),
         ("--model m --long-prefill-token-threshold 8", ["less than a page", "--page-size 16 or more"]),
         ("--model m --max-prefill-tokens 8", ["less than a page", "--page-size 16 or more"]),
         (
