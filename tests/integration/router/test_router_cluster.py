@@ -31,7 +31,7 @@ from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
 from tests.integration.reading import deltas_of
-from tests.unit.router.worker_config.test_worker_plan import write_model
+from tests.unit.router.worker_config.models import write_model
 from worker.config import WorkerRole
 
 DECODE = WorkerRole.DECODE

@@ -11,7 +11,7 @@ from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.config.flags.command_line import parse
 from router.worker_config.machine import PlanError
-from tests.unit.router.worker_config.test_worker_plan import write_model
+from tests.unit.router.worker_config.models import write_model
 
 
 @pytest.fixture(autouse=True)
