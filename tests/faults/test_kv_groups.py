@@ -8,15 +8,15 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
-from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from tests.faults.support.clients import GrpcClient
 from tests.faults.support.load import Answers, Load, learn
 from tests.faults.support.service import Service, serve
 from tests.faults.support.small_model import save_small_model
+from tests.integration.kinds_of_kv import states, windows
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
@@ -25,20 +25,11 @@ WINDOW = 48
 """Prompts are several times as long."""
 
 
-def windows(**fields: object) -> PreTrainedModel:
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    fields |= {"head_dim": 8, "num_hidden_layers": 3, "layer_types": types, "sliding_window": WINDOW}
-    return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
-
-
-def states(**fields: object) -> PreTrainedModel:
-    linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
-    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    types = ["linear_attention", "full_attention"]
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear, head_dim=8, layer_types=types))
-
-
-@pytest.fixture(scope="module", params=[(windows, "disagg"), (states, "adaptive")], ids=["windows", "states"])
+@pytest.fixture(
+    scope="module",
+    params=[(partial(windows, sliding_window=WINDOW), "disagg"), (states, "adaptive")],
+    ids=["windows", "states"],
+)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Service, Answers]]:

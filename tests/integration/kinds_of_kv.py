@@ -35,8 +35,8 @@ _LATENT: Final[dict[str, Any]] = {
 def windows(**fields: Any) -> PreTrainedModel:
     """Not tied: scaled embeddings of large weights would make every answer repeat one token."""
     types = ["sliding_attention", "full_attention", "sliding_attention"]
-    fields |= {"head_dim": 8, "num_hidden_layers": 3, "layer_types": types, "sliding_window": 11}
-    fields |= {"tie_word_embeddings": False}
+    fields = {"sliding_window": 11} | fields | {"head_dim": 8, "tie_word_embeddings": False}
+    fields |= {"num_hidden_layers": len(types), "layer_types": types}
     return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
 
 
@@ -54,8 +54,8 @@ def states(**fields: Any) -> PreTrainedModel:
     linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
     linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
     types = ["linear_attention", "full_attention"] * 2
-    fields |= {"num_hidden_layers": len(types)}
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear, head_dim=8, layer_types=types))
+    fields |= {"head_dim": 8, "num_hidden_layers": len(types), "layer_types": types}
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear))
 
 
 KINDS: Final[list[Callable[..., PreTrainedModel]]] = [windows, latents, states]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-)
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
+from tests.integration.kinds_of_kv import states, windows
 from tests.integration.tiny_cluster import Link, pair, work, worker
 from tests.integration.workers.test_pulled_prefixes import pull, share
 from tests.integration.workers.test_tiers import copied, flip_bits, run, stats
@@ -29,7 +22,6 @@ SHAPE = {
     "intermediate_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
     "max_position_embeddings": 512,
     "initializer_range": 0.5,
     "bos_token_id": 0,
@@ -39,26 +31,10 @@ PROMPTS = [[(seed * 31 + i * i * 7) % 97 for i in range(62)] for seed in range(4
 TURN = [5, 6, 7, 8, 9, 10]
 
 
-def windows() -> PreTrainedModel:
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        **SHAPE, num_hidden_layers=3, layer_types=types, sliding_window=11, query_pre_attn_scalar=8
-    )
-    return Gemma3ForCausalLM(config)
-
-
-def states() -> PreTrainedModel:
-    linear = {f"linear_{what}": 8 for what in ("key_head_dim", "value_head_dim")}
-    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    types = ["linear_attention", "full_attention"]
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **linear, num_hidden_layers=2, layer_types=types))
-
-
 @pytest.fixture(scope="module", params=[windows, states])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     torch.manual_seed(0)
-    made: Callable[[], PreTrainedModel] = request.param
-    model = made().eval()
+    model = request.param(**SHAPE).eval()
     folder = tmp_path_factory.mktemp("model")
     model.save_pretrained(folder)
     return folder, Oracle(model)
