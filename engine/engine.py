@@ -36,8 +36,6 @@ from engine.sched.scheduler import Scheduler
 from engine.step_clock import StepClock
 from engine.step_results import StepResults
 
-__all__ = ["NO_HOOKS", "Engine", "Hooks"]
-
 
 class Engine:
     """Owns the model, the KV pool and every request in them."""

@@ -19,8 +19,6 @@ from worker.parts import Parts
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
 
-__all__ = ["Assemble", "Parts", "assemble"]
-
 Assemble: TypeAlias = Callable[[Parts], RequestHandler]
 
 

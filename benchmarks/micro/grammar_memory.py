@@ -21,10 +21,9 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.memory.allocated import allocated_bytes
 from benchmarks.lib.model_folder import model_folder
 from engine.errors import GrammarError
-from engine.grammar.compiler import GrammarCompiler
+from engine.grammar.compiler import GrammarCompiler, estimated_bytes
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
-from engine.grammar.memory import estimated_bytes
 from engine.grammar.source import source_of
 from engine.model_config.model_spec import ModelSpec
 

@@ -12,14 +12,31 @@ from common.block_key import BlockKey
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.core.scheduling_state import SchedulingState
-from engine.core.waits import WaitReason
+from engine.core.waits import WaitMark, WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix_node import RadixNode
 from engine.kv_cache.retention import Retention
 from engine.kv_tiers.stats import Tier
 from engine.speculation.kinds import NO_HINTS, DraftHints
+
+
+@dataclass(slots=True)
+class SchedulingState:
+    number: int = 0
+    """Counts submissions to one scheduler."""
+    tokens_before: int = 0
+    """Prompt tokens that had been admitted when the request was submitted."""
+    wait_mark: WaitMark = ()
+    """Since when it waits."""
+    aging: float = 0.0
+    """Term of `Request.schedule_key`: grows with every prompt submitted before; -inf once preempted."""
+    num_expected: int = 0
+    """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
+    decodes_since: float | None = None
+    """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of
+    an answer that another worker began: when it would have come if its tokens met the target."""
+
 
 RequestId: TypeAlias = int
 TokenId: TypeAlias = int

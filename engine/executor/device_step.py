@@ -11,7 +11,7 @@ import torch
 
 from engine.core.plan import StepPlan
 from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
-from engine.device.readback import Readback
+from engine.device.staging import Readback
 from engine.errors import EngineError, NotFinite
 from engine.executor.base import StepResult
 from engine.sampling.logprobs import LogprobTensors

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from engine.device.readback import Readback
+from engine.device.staging import Readback
 from engine.layers.experts import Router
 
 _STEPS: Final = 32

@@ -18,7 +18,7 @@ from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
-from engine.device.readback import Readback
+from engine.device.staging import Readback
 from engine.errors import EngineError
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause

@@ -23,8 +23,6 @@ from engine.sampling.gumbel_sample import greedy_sample
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_masks import TokenMasks
 
-__all__ = ["Sampled", "Sampler"]
-
 _EVERYTHING: Final = SamplingParams(
     max_tokens=2,
     min_tokens=1,

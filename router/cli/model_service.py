@@ -10,23 +10,25 @@ import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from engine.config import EngineConfig, Policy
 from engine.loader.checkpoint import Checkpoint
+from router.admin.autoscaler import Autoscaler, LoadReader
 from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import ManagedModel
 from router.admin.roll import Roll
 from router.admin.scaling import Scaling
 from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
-from router.cli.scaling import begin_scaling
 from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import residents
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.cluster.ray_worker import RayWorker
 from router.config.choices import Mode
+from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.metrics.router_metrics import RouterMetrics
@@ -315,3 +317,36 @@ def sizes(workers: Iterable[worker_pb2.WorkerInfo]) -> list[str]:
 
 def _names(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def begin_scaling(
+    config: RouterConfig,
+    cluster: Cluster,
+    registry: Registry,
+    drainer: WorkerDrainer,
+    dispatcher: ClusterDispatcher,
+    metrics: RouterMetrics,
+    stack: AsyncExitStack,
+) -> Scaling:
+    """Its tasks end with `stack`."""
+    bounds = bounds_of(config.cluster.autoscale)
+    dispatcher.wakes_workers = any(not own.least for own in bounds.values())
+    scaling = Scaling(
+        cluster,
+        registry,
+        drainer,
+        drain_timeout_s=config.operation.drain_timeout,
+        may_wake=dispatcher.wakes_workers,
+        on_gone=metrics.worker_gone,
+    )
+    for role in scaling.roles:
+        metrics.watch_workers(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
+    tasks = [scaling.run()]
+    if bounds:
+        load = LoadReader(
+            config, registry, dispatcher.prefill_queue, metrics.recent, lambda: dispatcher.running
+        )
+        tasks.append(Autoscaler(config, scaling, load.read, lambda: registry.leads).run())
+    for task in tasks:
+        stack.callback(asyncio.create_task(task).cancel)
+    return scaling

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
+from engine.hooks import NO_HOOKS
 from engine.model_config.model_spec import ModelSpec
 from tests.engine_config import engine_config
 from tests.unit.engine.models.test_models import LIKE_OTHERS, NAMES, reference

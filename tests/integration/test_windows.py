@@ -13,7 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.kv_groups import kept_places
 from engine.core.request import Request
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
+from engine.hooks import NO_HOOKS
 from tests.engine_config import engine_config
 from tests.integration.test_every_architecture import MAX_TOKENS, KeepPages, finish, greedy, new_request
 from tests.unit.engine.models.test_models import TINY

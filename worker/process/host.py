@@ -35,10 +35,11 @@ from engine.warmup import warm_up, warmup_plan_for
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity
-from worker.assembly import Assemble, Parts, assemble
+from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.kv_tiers import open_tiers
 from worker.network import is_loopback
+from worker.parts import Parts
 from worker.process.batch_log import BatchLog, PaceLog
 from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.process.metrics_server import start_metrics_server

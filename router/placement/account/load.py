@@ -19,9 +19,43 @@ from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.cached_prefixes import CachedPrefixes
 from router.placement.account.decaying_rate import DecayingRate
-from router.placement.account.others import NOBODY, Others
 from router.placement.account.room import ONE_TOKEN_PAGES, Room
 from rpc.baton.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Sums over the other routers."""
+
+    requests: int = 0
+    tokens: int = 0
+    """Of their prompts, without cached ones."""
+    queued_tokens: int = 0
+    """Of those, the ones not computed yet."""
+    decodes: int = 0
+    context_tokens: int = 0
+    """Of all their decodes."""
+
+    @property
+    def incoming(self) -> int:
+        """Requests whose prompts are not computed yet."""
+        return self.requests - self.decodes
+
+    @classmethod
+    def of(cls, loads: Iterable[worker_pb2.RouterLoad], own: str) -> Others:
+        """`own`: the name of this router."""
+        others = [load for load in loads if load.router != own]
+        return cls(
+            requests=sum(load.requests for load in others),
+            tokens=sum(load.tokens for load in others),
+            queued_tokens=sum(load.queued_tokens for load in others),
+            decodes=sum(load.decodes for load in others),
+            context_tokens=sum(load.context_tokens for load in others),
+        )
+
+
+NOBODY = Others()
+
 
 _WEIGHT: Final = 0.1
 """Weight of the latest reservation in the moving average of the share of uncached pages."""

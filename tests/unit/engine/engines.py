@@ -9,7 +9,8 @@ from typing import Any
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
+from engine.hooks import NO_HOOKS
 from engine.kv_manager.reservations import Reservation
 from tests.engine_config import engine_config
 from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, reference

@@ -13,8 +13,9 @@ from transformers import LlamaForCausalLM
 
 from engine.core.request import Request
 from engine.core.sampling_params import PromptLogprobs, SamplingParams
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
 from engine.errors import InvalidRequest, NotFinite
+from engine.hooks import NO_HOOKS
 from engine.sampling import scoring
 from tests.unit.tiny import VOCAB, make_config, save_tiny_llama
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from engine.core.request import Request
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
+from engine.hooks import NO_HOOKS
 from tests.unit.engine.engines import KeepPages, make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
 

@@ -12,7 +12,8 @@ import pytest
 
 from engine.core.events import StepOutput
 from engine.core.request import PENDING
-from engine.engine import NO_HOOKS, Engine
+from engine.engine import Engine
+from engine.hooks import NO_HOOKS
 from tests.unit.engine.engines import KeepPages, make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
 from worker.process.engine_loop import EngineDied, EngineLoop, StepWaker

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from engine.core.request import Request
+from engine.core.request import Request, SchedulingState
 from engine.core.sampling_params import SamplingParams
-from engine.core.scheduling_state import SchedulingState
 from engine.kv_cache.radix import RadixCache
 from engine.sched.queue.prefix_ranker import PrefixRanker
 
