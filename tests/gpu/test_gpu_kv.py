@@ -82,7 +82,7 @@ def test_digests_are_much_faster_than_any_link() -> None:
     assert rate > 500e9
 
 
-def test_a_state_has_the_digests_of_the_host_and_they_are_faster_than_any_link() -> None:
+def test_a_state_has_the_digests_of_the_host_within_two_milliseconds() -> None:
     """In the shape of Qwen3-Next's, of which a page is 1 / 197."""
     rows = (36, (2 * 128 * 128 * 4,)), (36, (768, 768, 1536))
     layout = replace(
@@ -95,9 +95,9 @@ def test_a_state_has_the_digests_of_the_host_and_they_are_faster_than_any_link()
     began = time.perf_counter()
     for _ in range(5):
         digester.digest_state(1)
-    rate = 5 * layout.state_bytes / (time.perf_counter() - began)
-    print(f"\nsum64 of a state of {layout.state_bytes / 1e6:.0f} MB on the device: {rate / 1e9:.0f} GB/s")
-    assert rate > 100e9
+    seconds = (time.perf_counter() - began) / 5
+    print(f"\nsum64 of a state of {layout.state_bytes / 1e6:.0f} MB on the device: {1e3 * seconds:.2f} ms")
+    assert seconds < 0.002
 
 
 def test_pages_written_over_nixl_arrive_as_their_digests_say() -> None:
