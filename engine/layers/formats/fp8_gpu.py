@@ -15,8 +15,6 @@ from engine.layers.formats.quantized import PackedMethod
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes
 
-_VECTOR_BYTES: Final = 32 << 20
-"""Of the largest weight that vector products multiply faster than tensor cores do, on an H200."""
 _MANY_ROWS: Final = 64
 """From which cuBLAS multiplies blocks faster than our kernel; with fewer than 16 it does not at all."""
 
@@ -48,7 +46,7 @@ class Fp8RowsOnGpu(PackedMethod):
 
     def _of_few_rows(self, x: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor | None:
         """None: cuBLAS is faster."""
-        by_vector = matvec.suits(x, self.weight) and self.weight.nbytes <= _VECTOR_BYTES
+        by_vector = matvec.suits(x, self.weight)
         if not by_vector and not few_rows.suits(x, self.weight):
             return None
         rows, scales = quantize_rows(x)

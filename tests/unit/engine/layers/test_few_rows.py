@@ -35,3 +35,31 @@ def test_a_few_rows_equal_their_values(
         gate, up = expected.chunk(2, dim=1)
         expected = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(product, expected if bias is None else expected + bias, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("depth", "features"), [(4096, 16), (2048, 16), (3072, 16), (10_240, 8)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_vector_of_8_bit_values_equals_their_product(
+    gated: bool, depth: int, features: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest values too: their sums exceed the range of 16 bits."""
+    from engine.kernels.matmul import matvec
+
+    monkeypatch.setattr(matvec, "supports_pdl", lambda device: False)
+    torch.manual_seed(0)
+    weight = torch.randn(features * (1 + gated), depth) * 50
+    x = torch.randn(1, depth) * 50
+    weight[:4], x[0, : depth // 2] = 448.0, 448.0
+    weight, x = weight.to(torch.float8_e4m3fn), x.to(torch.float8_e4m3fn)
+    scale, weight_scale = torch.rand(1) * 1e-4, torch.rand(len(weight)) * 1e-3
+
+    if gated:
+        product = matvec.gated_matvec(x, weight, (scale, weight_scale), torch.float32)
+    else:
+        product = matvec.matvec(x, weight, None, (scale, weight_scale), torch.float32)
+
+    expected = (x.float() * scale) @ (weight.float() * weight_scale.unsqueeze(1)).t()
+    if gated:
+        gate, up = expected.chunk(2, dim=1)
+        expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(product, expected, rtol=1e-3, atol=1e-3)
