@@ -25,8 +25,8 @@ from engine.attention import flashinfer_chunks
 from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.kernel_choice import splits_contexts
-from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
+from engine.batch.step_inputs import Ints
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 

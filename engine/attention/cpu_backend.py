@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.batch.batch import Batch, GroupTables, Ints
+from engine.batch.batch import Batch, GroupTables
+from engine.batch.step_inputs import Ints
 from engine.kernels.cpu.library import CpuKernels, Step
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention

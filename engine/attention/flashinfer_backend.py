@@ -18,9 +18,10 @@ from engine.attention.decode_planner import DecodePlanner
 from engine.attention.latent_kernels import LatentKernels
 from engine.attention.paged_decodes import DecodeAttention, DecodeKernel
 from engine.attention.paged_kernels import PagedKernels
-from engine.batch.batch import Batch, Ints
+from engine.batch.batch import Batch
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
+from engine.batch.step_inputs import Ints
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation

@@ -21,8 +21,8 @@ from engine.attention.flashinfer_kernels import (
     compile_kernels,
 )
 from engine.attention.kernel_choice import splits_contexts
-from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
+from engine.batch.step_inputs import Ints
 from engine.device.staging import send
 from engine.kernels.attention.gather import gather_kv
 from engine.kv_cache.pool import KVPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.batch.batch import Ints
+from engine.batch.step_inputs import Ints
 
 _FA3_ROWS: Final = 128
 """Queries of one head in an FA3 tile; one multiprocessor computes the tile over its whole context."""

@@ -9,9 +9,9 @@ import torch
 
 from engine.attention.decode_planner import DecodePlanner
 from engine.attention.paged_decodes import DecodeKernel
-from engine.batch.batch import Ints
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.decode_plan import DecodePlan
+from engine.batch.step_inputs import Ints
 from engine.device.staging import send
 from engine.kernels.attention.decode_attention import DecodeWorkspace
 from engine.kernels.attention.latent_attention import (

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.batch.batch import Batch, GroupTables, Ints
+from engine.batch.batch import Batch, GroupTables
+from engine.batch.step_inputs import Ints
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation

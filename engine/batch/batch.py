@@ -17,8 +17,6 @@ from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
 
-__all__ = ["Batch", "BatchBuilder", "GroupTables", "Ints", "StateBatch", "scratch_batch"]
-
 
 @dataclass(frozen=True, slots=True)
 class StateBatch:

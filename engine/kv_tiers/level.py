@@ -11,8 +11,6 @@ from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.kv_cache.retention import NO_RETENTIONS
 
-__all__ = ["Copy", "Level"]
-
 _FILLING: Final = None
 
 

@@ -33,8 +33,6 @@ from engine.kv_tiers.stats import Fault, Tier, TierCounts, TierStats
 
 _Answered: TypeAlias = Demote | Promote | Save | Load
 
-__all__ = ["Ended", "KVTiers"]
-
 
 @dataclass(slots=True)
 class Ended:

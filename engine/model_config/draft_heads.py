@@ -7,8 +7,6 @@ from dataclasses import replace
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
-__all__ = ["drafts_as_head", "mtp_head"]
-
 
 def drafts_as_head(target: ModelSpec, drafter: ModelSpec) -> bool:
     """False if `drafter` is a model of its own. Raises UnsupportedModel for a head of another model."""

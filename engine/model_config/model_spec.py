@@ -21,8 +21,6 @@ from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.rope_spec import RopeSpec
 
-__all__ = ["ModelSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:

@@ -18,8 +18,6 @@ from engine.models.llama import LlamaAttention
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable
 
-__all__ = ["Eagle3Head"]
-
 _NEVER: Final = -10_000.0
 """Logit of tokens outside the draft vocabulary: finite, since sums of logits must be."""
 

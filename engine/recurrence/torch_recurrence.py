@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch.batch import Batch, Ints
+from engine.batch.batch import Batch
+from engine.batch.step_inputs import Ints
 from engine.core.request_state import NO_SLOT
 from engine.kv_cache.state_pool import StatePool
 from engine.recurrence.delta_rule import (

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch.batch import Batch, Ints, StateBatch
+from engine.batch.batch import Batch, StateBatch
 from engine.batch.block_tables import starts_of
+from engine.batch.step_inputs import Ints
 from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
 from engine.kernels.delta_net.causal_conv import convolve_chunks, convolve_decodes, keep_windows

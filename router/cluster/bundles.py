@@ -1,7 +1,8 @@
-"""Resources of workers as Ray counts them. Ray never splits a bundle over nodes."""
+"""What a worker takes of a node: the resources of its bundle, and the memory that is there for it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 from router.worker_config.machine import resource_of
@@ -26,3 +27,14 @@ def total(bundles: Sequence[Bundle]) -> Bundle:
 def summed(bundles: Sequence[Bundle]) -> str:
     """In words."""
     return ", ".join(f"{amount:g} {kind}" for kind, amount in total(bundles).items())
+
+
+def gpu_memory() -> int:
+    """Of the first GPU, in total."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def free_main_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -21,10 +21,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from common.error_text import first_line
-from router.cluster.bundles import bundle_of, summed, total
+from router.cluster.bundles import bundle_of, free_main_memory, gpu_memory, summed, total
 from router.cluster.detached_workers import DetachedWorkers, InUse, Shape
 from router.cluster.fleet import WantedWorkers, in_order, role_of
-from router.cluster.memory import free_main_memory, gpu_memory
 from router.cluster.nodes import gcs
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.cluster.ray_thread import RayThread

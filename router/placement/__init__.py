@@ -4,10 +4,9 @@
 """
 
 from router.placement.cluster_model import ClusterModel, WorkerFacts
-from router.placement.policies.adaptive import AdaptivePlacement
+from router.placement.policies.adaptive import AdaptivePlacement, policy_for
 from router.placement.policies.by_load import POLICIES
 from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
-from router.placement.policies.modes import policy_for
 from router.placement.policy import (
     Candidate,
     Handoffs,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from router.placement.account.decaying_rate import DecayingRate
-from router.placement.account.load import WorkerLoad
+from router.placement.account.load import DecayingRate, WorkerLoad
 from router.placement.measured import StepTimes, TransferRates
 from router.placement.step_time import EVERYTHING, PRIOR, Reach, StepTime, StepWork
 from router.placement.view import (

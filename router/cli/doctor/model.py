@@ -9,7 +9,7 @@ from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.model_config.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
-from router.cluster.memory import free_main_memory
+from router.cluster.bundles import free_main_memory
 from router.config.choices import Dtype
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError

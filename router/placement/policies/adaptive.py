@@ -13,8 +13,10 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import Final
 
-from router.placement.policies.by_load import preferred
+from router.config.choices import Mode, Routing
+from router.placement.policies.by_load import POLICIES, preferred
 from router.placement.policies.estimates import Estimates
+from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
 from router.placement.policies.prefill_split import PrefillSplit
 from router.placement.policy import (
     Candidate,
@@ -139,3 +141,14 @@ def _mismatch(prefill_worker: WorkerView, decode_worker: WorkerView) -> int:
     """Number of preferences that a pair violates; then, whether KV has to move."""
     against = (prefill_worker.prefers is Preference.DECODE) + (decode_worker.prefers is Preference.PREFILL)
     return 2 * against + (prefill_worker.id != decode_worker.id)
+
+
+def policy_for(mode: Mode, routing: Routing, targets: Targets) -> PlacementPolicy:
+    """`routing` chooses among equal workers in fixed modes; `targets` are those of adaptive mode."""
+    match mode:
+        case Mode.MIXED:
+            return MixedPlacement(POLICIES[routing])
+        case Mode.DISAGG:
+            return DisaggPlacement(POLICIES[routing])
+        case Mode.ADAPTIVE:
+            return AdaptivePlacement(targets)
