@@ -26,6 +26,8 @@ _MEMORY: Final = 0.97
 """Weight of a step with drafts relative to the next one in a fit."""
 _MANY: Final = 1e9
 """Where a fit without a slope has its mean."""
+_SMALL: Final = 4
+"""Decodes of a batch whose rows cost about half of their share in the step's time."""
 _ENOUGH: Final = 2
 """Steps without drafts that make a level's own mean."""
 
@@ -71,10 +73,11 @@ class Level:
         return fit.at(drafted if fit.slope else _MANY)
 
     def most(self, drafted: int, *, asked: bool) -> float:
-        """The same, at most: as much as so many decodes more where nothing was measured."""
+        """The same, at most: as much as so many decodes more where nothing was measured, of a batch that is
+        not small: there, a step's time is that of reading the weights."""
         fit = self.extra.get(asked)
         if fit is None:
-            return drafted * self.seconds / self.decodes
+            return drafted * self.seconds / (self.decodes + _SMALL)
         return fit.at(drafted) if fit.slope else fit.at(_MANY) * max(1.0, drafted / max(self.largest, 1))
 
     def slope(self, *, asked: bool) -> float:

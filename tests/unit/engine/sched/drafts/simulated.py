@@ -76,18 +76,20 @@ def an_h200() -> Machine:
 
 @dataclass(frozen=True)
 class Sporadic:
-    """Has a draft of up to `longest` tokens now and then; each token is right with the probability given."""
+    """Has a draft of `shortest` to `longest` tokens now and then; each token is right with the probability
+    given."""
 
     acceptance: float
     presence: float
     rng: random.Random
+    shortest: int = 1
     longest: int = 16
     kind: DrafterKind = DrafterKind.NGRAM
 
     def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
         if self.rng.random() >= self.presence:
             return []
-        most = min(limit, self.rng.randint(1, self.longest))
+        most = min(limit, self.rng.randint(self.shortest, self.longest))
         return [ANSWER if self.rng.random() < self.acceptance else WRONG for _ in range(most)]
 
 
@@ -123,6 +125,7 @@ def tokens_a_second(
     *,
     acceptance: float | None,
     presence: float = 1.0,
+    shortest: int = 1,
     model: bool = False,
     steps: int = 400,
     answer: int = 200,
@@ -151,7 +154,7 @@ def tokens_a_second(
         drafters = frozenset({DrafterKind.MODEL} if model else {DrafterKind.NGRAM})
 
         def drafters_of(request: Request) -> list[Drafter]:
-            return [] if model else [Sporadic(acceptance, presence, rng)]
+            return [] if model else [Sporadic(acceptance, presence, rng, shortest)]
 
         source = Model(acceptance, machine.draft_token, clock, rng) if model else None
         speculate(engine, config or SpeculationConfig(drafters=drafters), drafters_of, source)

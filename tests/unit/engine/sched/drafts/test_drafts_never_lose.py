@@ -73,3 +73,12 @@ def test_a_slow_step_now_and_then_is_no_cost_of_drafts() -> None:
 
 def hiccups() -> Machine:
     return replace(an_h200(), hiccups=0.025)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_right_drafts_win_from_the_first_steps_on(batch: int) -> None:
+    """Also where every draft is long, as those of predictions and models are."""
+    config = SpeculationConfig(drafters=frozenset({DrafterKind.NGRAM}), num_draft_tokens=4)
+    plain = tokens_a_second(an_h200(), batch, acceptance=None, steps=80)
+    drafted = tokens_a_second(an_h200(), batch, acceptance=0.7, shortest=16, steps=80, config=config)
+    assert drafted > 1.1 * plain
