@@ -8,6 +8,7 @@ from functools import partial
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
+from engine.device.small_copies import use_kernels
 from engine.executor.runner import ModelRunner
 from engine.kv_cache.pool import KVPool
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
@@ -45,6 +46,8 @@ def open_copies(
     """For the pool of this rank. Raises TierError."""
     pool, shard = runner.kv, runner.communicator.shard
     layout = replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank)
+    if pool.tensor.is_cuda:
+        use_kernels(pool.tensor.device)  # else every step waits for copies of tiers
     files, found = None, []
     if with_files:
         files = _files(config, layout, pool.page_bytes)

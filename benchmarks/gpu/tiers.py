@@ -20,6 +20,7 @@ import torch
 from benchmarks.gpu.decode import fill
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments
 from benchmarks.lib.report import Percentiles
+from engine.device.small_copies import use_kernels
 from engine.executor.runner import ModelRunner
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages
@@ -39,6 +40,9 @@ def tier_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS")
     parser.add_argument("--prefix", type=int, default=32_768, metavar="TOKENS")
     parser.add_argument("--job-mib", type=int, default=32, metavar="MIB", help="copied by a job")
+    parser.add_argument(
+        "--copy-engine", action="store_true", help="for the small copies of steps too, as without tiers"
+    )
     parser.add_argument("--scattered", action="store_true", help="no two pages of a job lie side by side")
 
 
@@ -60,6 +64,8 @@ class Bench:
         self._engine = build_engine(options)
         runner = self._engine.runner
         assert isinstance(runner, ModelRunner)
+        if not options.copy_engine:
+            use_kernels(torch.device("cuda"))
         self._vocab = runner.spec.vocab_size
         self.pool = runner.kv
         self.layout = layout_of(runner)

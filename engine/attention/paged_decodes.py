@@ -14,6 +14,7 @@ import torch
 from engine.attention.decode_planner import DecodePlanner
 from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
 from engine.batch.step_inputs import Ints
+from engine.device.small_copies import copy, to_device
 from engine.kernels.attention.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
@@ -88,15 +89,15 @@ class DecodeAttention:
         plans = self._planned(decodes)
         layout = PlanLayout(len(decodes[0].context_lens), len(plans[0].owners))
         packed = [torch.from_numpy(layout.pack(plan)).pin_memory() for plan in plans]
-        self._plans = [_views(layout, ints.to(self._device, non_blocking=True)) for ints in packed]
+        self._plans = [_views(layout, to_device(ints, self._device)) for ints in packed]
 
     def plan_for_graph(self, decodes: Sequence[Decodes]) -> None:
         """The same for a graph of exactly this number of requests."""
         requests = len(decodes[0].context_lens)
         layout = PlanLayout(requests, self._planner.most_parts(requests))
         for plan, ints in zip(self._planned(decodes), self._graph_ints, strict=True):
-            packed = torch.from_numpy(layout.pack(plan))
-            ints[: len(packed)].copy_(packed.pin_memory(), non_blocking=True)
+            packed = torch.from_numpy(layout.pack(plan)).pin_memory()
+            copy(ints[: len(packed)], packed)
         self._plans = [_views(layout, ints) for ints in self._graph_ints]
 
     def run(

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeAlias
 import numpy.typing as npt
 import torch
 
+from engine.device.small_copies import copy, to_device
+
 Array: TypeAlias = npt.NDArray[Any]
 
 _ALIGNMENT: Final = 16
@@ -23,7 +25,7 @@ _ALIGNMENT: Final = 16
 def upload(values: Sequence[float] | Array, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of `values` on `device`, without blocking."""
     host = torch.as_tensor(values, dtype=dtype)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    return host if device.type == "cpu" else to_device(host.pin_memory(), device)
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
@@ -36,7 +38,7 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     offsets, size = aligned_offsets(arrays)
     host = torch.empty(size, dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=True)
     pack(arrays, offsets, host.numpy())
-    return views(host.to(device, non_blocking=True), arrays, offsets)
+    return views(to_device(host, device), arrays, offsets)
 
 
 def aligned_offsets(arrays: Sequence[Array]) -> tuple[list[int], int]:
@@ -89,4 +91,5 @@ class Readback:
 def _to_pinned(tensor: torch.Tensor) -> torch.Tensor:
     # A copy to pageable memory would block until the device is done.
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+    copy(host, tensor)
+    return host

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from engine.device.batched_copies import Addresses, BatchedCopies, open_batches
+
+log = logging.getLogger(__name__)
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
@@ -34,6 +39,8 @@ class HostPages:
         self._stream: Any = None
         if pool.is_cuda:
             self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
+            self._bases = np.array([segment.data_ptr() for segment in self._segments], dtype=np.uint64)
+            self._batches = self._tried(open_batches())
         else:
             self._pool_array: Bytes = self._pool.numpy()
 
@@ -58,14 +65,49 @@ class HostPages:
                 np.copyto(*((there, here) if down else (here, there)))
             return None
         with torch.cuda.stream(self._stream):
-            for page, slot, length in runs(pages, slots, self._per_segment):
-                part, first = self._segments[slot // self._per_segment], slot % self._per_segment
-                device, host = self._pool[page : page + length], part[first : first + length]
-                target, source = (host, device) if down else (device, host)
-                target.copy_(source, non_blocking=True)
+            if self._batches is not None:
+                self._enqueue(self._batches, pages, slots, down=down)
+            else:
+                self._enqueue_one_by_one(pages, slots, down=down)
             ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ended.record()
         return ended
+
+    def _tried(self, batches: BatchedCopies | None) -> BatchedCopies | None:
+        """None if they do not copy the first page to the first slot as it is."""
+        if batches is None:
+            return None
+        try:
+            torch.cuda.synchronize()  # what has filled the pool
+            self._enqueue(batches, [0], [0], down=True)
+            self._stream.synchronize()
+            if torch.equal(self._segments[0][0], self._pool[0].cpu()):
+                return batches
+            problem = "a page did not arrive as it was"
+        except RuntimeError as error:
+            problem = str(error)
+        log.warning("copies of KV tiers are enqueued one by one: %s", problem)
+        return None
+
+    def _enqueue(
+        self, batches: BatchedCopies, pages: Sequence[int], slots: Sequence[int], *, down: bool
+    ) -> None:
+        copies = np.array(list(runs(pages, slots, self._per_segment)), dtype=np.uint64)
+        page, slot, length = copies.T.reshape(3, -1)
+        segment, within = np.divmod(slot, self._per_segment, dtype=np.uint64)
+        host: Addresses = self._bases[segment.astype(np.intp)]
+        host += within * np.uint64(self.page_bytes)
+        device: Addresses = page * np.uint64(self.page_bytes)
+        device += np.uint64(self._pool.data_ptr())
+        target, source = (host, device) if down else (device, host)
+        batches.enqueue(target, source, length * np.uint64(self.page_bytes), self._stream)
+
+    def _enqueue_one_by_one(self, pages: Sequence[int], slots: Sequence[int], *, down: bool) -> None:
+        for page, slot, length in runs(pages, slots, self._per_segment):
+            part, first = self._segments[slot // self._per_segment], slot % self._per_segment
+            device, host = self._pool[page : page + length], part[first : first + length]
+            target, source = (host, device) if down else (device, host)
+            target.copy_(source, non_blocking=True)
 
 
 def runs(pages: Sequence[int], slots: Sequence[int], per_segment: int) -> Iterator[tuple[int, int, int]]:

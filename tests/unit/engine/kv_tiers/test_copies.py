@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_key import block_keys, page_key, root_key
+from engine.device.batched_copies import BatchedCopies
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages, runs
@@ -213,3 +215,27 @@ def test_a_gpu_has_the_next_copy_before_the_host_waits_for_the_one_before() -> N
     copier.stop()
     assert seen == ["begin 0", "begin 1", "wait 0", "begin 2", "wait 1", "wait 2"]
     assert [done.id for done in copier.poll()] == [0, 1, 2]
+
+
+class CopyingBatches:
+    """`BatchedCopies` of host memory."""
+
+    def enqueue(self, targets: Any, sources: Any, sizes: Any, stream: object) -> None:
+        for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
+            ctypes.memmove(target, source, size)
+
+
+def test_copies_in_one_call_are_those_of_the_pages_and_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.kv_tiers.host_pages._SEGMENT_BYTES", 3 * BYTES)
+    pool = torch.rand(9, 2, 12)
+    before = pool.clone()
+    host = HostPages(pool, num_slots=8)
+    host._bases = np.array([segment.data_ptr() for segment in host._segments], dtype=np.uint64)
+    batches = cast("BatchedCopies", CopyingBatches())
+    pages, slots = [2, 3, 4, 0, 8], [1, 2, 3, 7, 5]
+    host._enqueue(batches, pages, slots, down=True)
+    pool.zero_()
+    host._enqueue(batches, pages, slots, down=False)
+    assert torch.equal(pool[pages], before[pages])
+    assert not pool[[1, 5, 6, 7]].any()
+    host._enqueue(batches, [], [], down=True)
