@@ -5,7 +5,8 @@ python -m benchmarks.perplexity --model smollm2 /tmp/smollm2-gptq
 
 GPTQ (arXiv 2210.17323) rounds a matrix column by column and corrects the columns that follow for the error,
 by the second moments of the layer's inputs on a text: the standard library's docstrings. Columns of larger
-inputs come first; groups keep their places, so checkpoints need no order. Scales minimise a group's error.
+inputs come first; groups keep their places, so checkpoints need no order. Scales minimise a group's error,
+with each column's by the mean square of its input.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Grid:
         return (codes - self.zero[:, at]) * self.scale[:, at]
 
 
-def grid_of(weight: Tensor, group: int, *, symmetric: bool) -> Grid:
+def grid_of(weight: Tensor, moments: Tensor, group: int, *, symmetric: bool) -> Grid:
+    """Of the least error of a group's products, by the mean squares of its inputs."""
+    importance = moments.diagonal().view(1, -1, group)
     grouped = weight.view(len(weight), -1, group)
     low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
     if symmetric:
@@ -69,7 +72,8 @@ def grid_of(weight: Tensor, group: int, *, symmetric: bool) -> Grid:
         step = ((high - low) * shrink / 15).half().float().clamp(min=1e-6)
         nought = torch.full_like(low, 8) if symmetric else (-low * shrink / step).round().clamp(0, 15)
         codes = (grouped / step.unsqueeze(2) + nought.unsqueeze(2)).round().clamp(0, 15)
-        error = ((codes - nought.unsqueeze(2)) * step.unsqueeze(2) - grouped).square().sum(2)
+        error = ((codes - nought.unsqueeze(2)) * step.unsqueeze(2) - grouped).square()
+        error = (error * importance).sum(2)
         better = error < best
         best = torch.where(better, error, best)
         scale, zero = torch.where(better, step, scale), torch.where(better, nought, zero)
@@ -120,7 +124,7 @@ def quantize(model: Any, ids: Tensor, method: str, group: int, *, symmetric: boo
         linears = {name: part for name, part in layer.named_modules() if isinstance(part, nn.Linear)}
         moments = _moments(layer, linears, hidden, settings)
         for name, linear in linears.items():
-            grid = grid_of(linear.weight, group, symmetric=symmetric)
+            grid = grid_of(linear.weight, moments[name], group, symmetric=symmetric)
             codes = METHODS[method](linear.weight, moments[name], grid)
             values = (codes.view(*grid.scale.shape, -1) - grid.zero.unsqueeze(2)) * grid.scale.unsqueeze(2)
             linear.weight.copy_(values.flatten(1))
