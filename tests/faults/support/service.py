@@ -150,7 +150,9 @@ def serve(
     decode_workers: int = 2,
 ) -> Iterator[Service]:
     """With a second decode worker to take over."""
-    size = ("--prefill-workers", str(prefill_workers), "--decode-workers", str(decode_workers))
+    size = ("--decode-workers", str(decode_workers))
+    if prefill_workers:
+        size += ("--prefill-workers", str(prefill_workers))
     limits = ("--kv-pool-tokens", "16384", "--chunked-prefill-size", "128", "--handoff-timeout", "10")
     with router(log, "--mode", mode, *size, *limits, *flags, model=str(small.folder)) as running:
         running.wait_until_ready()
