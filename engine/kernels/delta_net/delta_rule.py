@@ -74,7 +74,7 @@ def delta_decodes(
 
     `states` [slot, value_head, key_dim, value_dim] float32 are read and written as `decodes` says. `out` is
     [R, value_heads, value_dim]; None: only the states are wanted. `kept_gates` [2, R, value_heads] float32:
-    where log decays and rates are copied to; None: each row is a request.
+    where log decays and rates are copied to.
     """
     _launch_decode(rows[None], log_decay, beta, states, 0, decodes, out, shape, kept_gates)
 
@@ -126,8 +126,6 @@ def _launch_decode(
         states.stride(0),
         reads=out is not None,
         keeps=kept_gates is not None,
-        # Without drafts each row is a request, and a loop would only make decodes slower.
-        follows=out is None or kept_gates is not None,
         key_heads=shape.key_heads,
         value_heads=shape.value_heads,
         key_dim=shape.key_dim,
@@ -208,7 +206,6 @@ def _decode(  # type: ignore[no-untyped-def]
     slot_stride,
     reads: tl.constexpr,
     keeps: tl.constexpr,
-    follows: tl.constexpr,
     key_heads: tl.constexpr,
     value_heads: tl.constexpr,
     key_dim: tl.constexpr,
@@ -216,7 +213,7 @@ def _decode(  # type: ignore[no-untyped-def]
     values: tl.constexpr,
 ):
     first = tl.program_id(0).to(tl.int64)
-    count = tl.load(counts_ptr + first) if follows else 1
+    count = tl.load(counts_ptr + first)
     layer = (tl.program_id(1) // value_heads).to(tl.int64)
     head = tl.program_id(1) % value_heads
     keys: tl.constexpr = key_heads * key_dim
