@@ -323,7 +323,11 @@ def test_a_node_whose_ray_is_slow_to_start_tries_again(tmp_path: Path) -> None:
     ray.chmod(0o755)
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
     done = subprocess.run(
-        ["bash", DEPLOY / "start_ray", "head"], env=environment, check=True, capture_output=True, text=True
+        ["bash", DEPLOY / "start_ray", "worker", "127.0.0.1"],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert "timed out during startup" in done.stderr
     assert (tmp_path / "starts").read_text() == "start\n" * 2
