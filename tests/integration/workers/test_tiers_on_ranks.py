@@ -20,7 +20,7 @@ from tests.integration.workers.test_groups_on_tiers import PROMPTS as LONG
 from tests.integration.workers.test_groups_on_tiers import TURN as LONG_TURN
 from tests.integration.workers.test_groups_on_tiers import states, windows
 from tests.integration.workers.test_tiers import POOL, PROMPTS, copied, flip_bits, run, stats
-from tests.unit.engine.models.test_models import reference
+from tests.unit.engine.models.references import reference
 from worker.config import TierConfig, WorkerRole
 from worker.kv_tiers import TierError
 

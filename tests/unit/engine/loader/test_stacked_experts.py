@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.loader.model_loader import load_model
-from tests.unit.engine.models.test_models import EXPERTS, logits, reference
+from tests.unit.engine.models.references import EXPERTS, logits, reference
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 

@@ -20,7 +20,7 @@ from engine.parallel import TorchCommunicator
 from kv_transfer import KVLayout
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.models.test_models import NAMES, reference, tolerance
+from tests.unit.engine.models.references import NAMES, reference, tolerance
 
 
 def spec(**shape: int) -> ModelSpec:
