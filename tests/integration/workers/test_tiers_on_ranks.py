@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ from transformers import PreTrainedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
+from tests.integration.kinds_of_kv import states, windows
 from tests.integration.tiny_cluster import worker
 from tests.integration.workers.test_groups_on_tiers import PROMPTS as LONG
+from tests.integration.workers.test_groups_on_tiers import SHAPE
 from tests.integration.workers.test_groups_on_tiers import TURN as LONG_TURN
-from tests.integration.workers.test_groups_on_tiers import states, windows
 from tests.integration.workers.test_tiers import POOL, PROMPTS, copied, flip_bits, run, stats
 from tests.unit.engine.models.references import reference
 from worker.config import TierConfig, WorkerRole
@@ -108,15 +109,14 @@ def latent() -> PreTrainedModel:
     return reference("deepseek v3", num_heads=4)
 
 
-@pytest.mark.parametrize("made", [states, latent, windows])
-async def test_states_latent_kv_and_windows_come_up_on_all_ranks(
-    made: Callable[[], PreTrainedModel], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kind", ["states", "latent", "windows"])
+async def test_states_latent_kv_and_windows_come_up_on_all_ranks(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = made()
+    made = {"states": lambda: states(**SHAPE), "latent": latent, "windows": lambda: windows(**SHAPE)}
+    model = made[kind]()
     model.save_pretrained(tmp_path)
     oracle = Oracle(model.eval())
-    settings = {"num_pages": 60, "num_state_slots": 4} if made is states else {"num_pages": 60}
+    settings = {"num_pages": 60, "num_state_slots": 4} if kind == "states" else {"num_pages": 60}
     tiers = TierConfig(host_bytes=1 << 22, disk_dir=tmp_path / "kv", disk_bytes=1 << 24)
     async with on_ranks(tmp_path, tiers, **settings) as link:
         turns = [[*prompt, *oracle(prompt, 8), *LONG_TURN] for prompt in LONG]

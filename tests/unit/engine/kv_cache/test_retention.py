@@ -168,11 +168,11 @@ def test_retained_copies_make_room_on_a_tier_after_all_others() -> None:
     retentions.retain("a", Retention("", 9.0), [1, 2], now=0.0)
     level.begin(b"4", 4)
     level.complete(b"4", 0)
-    assert [key for key, _ in level.lost] == [bytes([3])]
+    assert [key for key, *_ in level.lost] == [bytes([3])]
     level.touch([bytes([1])])
     for number in (5, 6):
         level.begin(bytes([number]), number)  # nothing but retained copies is idle in the end
-    assert [key for key, _ in level.lost] == [bytes([3]), b"4", bytes([2])]
+    assert [key for key, *_ in level.lost] == [bytes([3]), b"4", bytes([2])]
     retentions.expire(9.0)
     assert level.begin(b"7", 7) is not None
-    assert [key for key, _ in level.lost][-1] == bytes([1])
+    assert [key for key, *_ in level.lost][-1] == bytes([1])
