@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.faults.support.bounds import bounded
 from tests.faults.support.joined import cached_tokens, joined, worker_pids
 from tests.faults.support.load import Answers, Load
 from tests.faults.support.service import Service
@@ -31,27 +33,34 @@ def ray_address() -> Iterator[str]:
         yield running.address
 
 
+@bounded("rounds", here=1, soak=100)
 async def test_a_killed_router_leaves_workers_weights_and_prefix_caches_to_the_next_one(
-    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path
+    small: SmallModel, answers: Answers, ray_address: str, tmp_path: Path, rounds: int
 ) -> None:
-    with joined(small, ray_address, tmp_path / "first") as first:
-        before = await worker_pids(first)
-        assert len(before) == WORKERS
-        async with Load(first.clients(CLIENTS, router_may_die=True), answers) as load:
-            await load.everybody_streams()
-            first.running.process.send_signal(signal.SIGKILL)
-            began = time.monotonic()
-            load.stop()
-    with joined(small, ray_address, tmp_path / "second") as second:
-        serves_after = time.monotonic() - began
-        assert await worker_pids(second) == before
-        assert await cached_tokens(second, answers.questions[0].prompt) > 0
-        await second.all_pages_back()  # those of the killed router's requests too
-        async with Load(second.clients(CLIENTS), answers) as load:
-            await load.everybody_streams()
-        assert not load.refusals
-        await second.all_pages_back()
-        print(f"\nthe next router serves {serves_after:.1f} s after the kill", end="")
+    draw = random.Random(rounds)
+    before: dict[str, int] = {}
+    began = time.monotonic()
+    for round_ in range(rounds + 1):
+        with joined(small, ray_address, tmp_path / f"log-{round_}") as service:
+            serves_after = time.monotonic() - began
+            if round_:
+                assert await worker_pids(service) == before
+                assert await cached_tokens(service, answers.questions[0].prompt) > 0
+                await service.all_pages_back()  # those of the killed router's requests too
+                print(f"\nround {round_}: the next router serves {serves_after:.1f} s after the kill", end="")
+            else:
+                before = await worker_pids(service)
+                assert len(before) == WORKERS
+            async with Load(service.clients(CLIENTS, router_may_die=True), answers) as load:
+                await load.everybody_streams()
+                if round_ < rounds:
+                    await asyncio.sleep(draw.uniform(0.0, 1.0))
+                    service.running.process.send_signal(signal.SIGKILL)
+                    began = time.monotonic()
+                load.stop()
+            if round_ == rounds:
+                assert not load.refusals
+                await service.all_pages_back()
     assert all(psutil.pid_exists(pid) for pid in before.values())
 
 
