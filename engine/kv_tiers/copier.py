@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 Digest: TypeAlias = Callable[[Sequence[int], int, torch.cuda.Event | None], Callable[[], list[int]]]
-"""Digest pool pages once an event has happened, of the last one only its first so many tokens. Returns at
-once; the function returned waits for the digests."""
+"""Digest pool pages once an event has happened. The number is that of tokens of the last page that count.
+Returns at once; the function returned waits for the digests."""
 
 _NEXT_LOOK_S: Final = 1.0
 """After a look that has found something: there may be more."""
@@ -44,7 +44,7 @@ class Files(Protocol):
 
     @property
     def look_s(self) -> float:
-        """How often to `look`; 0: never, because nobody else writes these files."""
+        """Seconds between calls of `look`; 0: never, as only this process writes these files."""
 
     def look(self) -> list[tuple[PageKey, BlockHash]]:
         """Files that others have written. Raises StoreLate."""

@@ -25,7 +25,7 @@ class Workers(Protocol):
         ...
 
     async def drain(self, worker_id: str, seconds: float) -> None:
-        """Have those routers move the worker's requests, which takes at most so long."""
+        """Have those routers move the worker's requests, for at most `seconds`."""
         ...
 
 

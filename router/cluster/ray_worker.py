@@ -179,7 +179,7 @@ class RayWorker:
             await self._thread.call(partial(self._record.keep_stopped, self.worker_id, False))
 
     async def drain(self, seconds: float) -> None:
-        """Have the routers that are connected to the worker move its requests, for at most so long.
+        """Have the routers that are connected to the worker move its requests, for at most `seconds`.
 
         A worker that does not answer has none.
         """

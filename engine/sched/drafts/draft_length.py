@@ -89,7 +89,7 @@ class DraftLength:
         return max(_LEAST, a_row * max(level.gain, 1.0))
 
     def pays(self, decodes: int, drafted: int, expected: float, *, asked: bool, alone: bool) -> bool:
-        """Whether a step with so many drafted tokens, of which `expected` will be right, is worth its time.
+        """Whether a step with `drafted` tokens, `expected` of them right on average, is worth its time.
 
         `asked`: a draft model guesses, which takes time of its own. `alone`: without prompts, so that the
         step's time will show what it cost; else that must be known.

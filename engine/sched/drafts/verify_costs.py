@@ -65,7 +65,7 @@ class Level:
         self.since_plain = 0
 
     def cost(self, drafted: int, *, asked: bool) -> float | None:
-        """Seconds by which so many drafted tokens lengthen a step; None before one was measured."""
+        """Seconds by which `drafted` tokens lengthen a step; None before such a step was measured."""
         fit = self.extra.get(asked)
         if fit is None:
             return None
@@ -73,8 +73,8 @@ class Level:
         return fit.at(drafted if fit.slope else _MANY)
 
     def most(self, drafted: int, *, asked: bool) -> float:
-        """The same, at most: as much as so many decodes more where nothing was measured, of a batch that is
-        not small: there, a step's time is that of reading the weights."""
+        """Upper bound of `cost`. Before a measurement a drafted token counts as one decode more; in small
+        batches as less, since a step's time there is that of reading the weights."""
         fit = self.extra.get(asked)
         if fit is None:
             return drafted * self.seconds / (self.decodes + _SMALL)

@@ -46,7 +46,7 @@ def sharing(folder: Path, bucket: Store, name: str = "decode-0", **settings: Any
 
 
 async def knows(link: Link, pages: int) -> None:
-    """Return when the worker has found so many objects."""
+    """Return when the worker has found this number of objects."""
     async with asyncio.timeout(20):
         while (await tiers_of(link)).tiers[1].pages < pages:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
