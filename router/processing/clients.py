@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from router.errors import InvalidRequest, Overloaded
+
+_log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S: Final = 1.0
 
@@ -19,10 +22,21 @@ class Share:
 
     place: Callable[[], tuple[int, int]] = lambda: (0, 1)
     """Index of this router among those that are alive, and their number."""
+    _known: int = 1
+    """Routers at the last call."""
 
     def of(self, limit: int) -> int:
         """The parts of all routers add up to `limit`, but none is less than 1."""
         index, count = self.place()
+        if count != self._known and count > limit:
+            _log.warning(
+                "--max-requests-per-key %d is less than the %d routers of the cluster: each admits a request"
+                " of a key, together %d; raise it, or run fewer routers",
+                limit,
+                count,
+                count,
+            )
+        self._known = count
         return max(limit // count + (index < limit % count), 1)
 
 

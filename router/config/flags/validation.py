@@ -189,6 +189,13 @@ def _security(config: RouterConfig) -> Iterator[str]:
         yield "--tls-cert and --tls-key go together; give both, or neither"
     if access.max_requests_per_key is not None and access.api_key_file is None:
         yield f"--max-requests-per-key {access.max_requests_per_key} means nothing without --api-key-file"
+    elif access.max_requests_per_key is not None:
+        limit, frontends = access.max_requests_per_key, config.frontend.frontends
+        if limit < frontends:
+            yield (
+                f"--max-requests-per-key {limit} is less than --frontends {frontends}, each of which admits a"
+                f" request of a key; use {frontends} or more, or fewer front ends"
+            )
     for origin in origins_of(access.cors_origins):
         if not is_origin(origin):
             yield (

@@ -127,6 +127,10 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --cors-origins chat.example.com", ["--cors-origins chat.example.com", "https://"]),
         ("--model m --cors-origins http://a,https://b/", ["--cors-origins https://b/ "]),
         ("--model m --max-requests-per-key 3", ["--max-requests-per-key 3", "--api-key-file"]),
+        (
+            "--model m --api-key-file keys --max-requests-per-key 3 --frontends 4",
+            ["--max-requests-per-key 3", "--frontends 4"],
+        ),
         ("--model m --max-body-bytes 0", ["--max-body-bytes 0", "1 or more"]),
         ("--model m --max-logprobs 21", ["--max-logprobs 21", "0 to 20"]),
         ("--model m --tensor-parallel-size 0", ["--tensor-parallel-size 0", "2 or 4"]),

@@ -147,6 +147,16 @@ def test_the_parts_of_all_routers_add_up_to_the_limit_of_a_key(limit: int, route
     assert max(parts) - min(parts) <= 1
 
 
+def test_a_limit_below_the_number_of_routers_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    share = Share(lambda: (0, 3))
+    assert [share.of(1), share.of(1)] == [1, 1]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("--max-requests-per-key 1 is less than the 3 routers")
+    caplog.clear()
+    Share(lambda: (0, 3)).of(3)
+    assert not caplog.records
+
+
 def test_a_request_for_many_completions_runs_where_a_router_has_a_smaller_part(file: Path) -> None:
     keys = ApiKeys.load(file, max_requests=4)
     keys.share.place = lambda: (0, 2)
