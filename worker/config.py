@@ -10,6 +10,7 @@ from pathlib import Path
 from common.metric_export import MetricNames
 from common.ports import PortRange
 from engine.config import EngineConfig
+from engine.device.sizes_by_memory import SizesByMemory
 
 
 class WorkerRole(Enum):
@@ -39,6 +40,8 @@ class WorkerConfig:
     model: str
     """Model name reported by Describe; the weights are at `engine.model_path`."""
     engine: EngineConfig
+    sizes: SizesByMemory = field(default_factory=SizesByMemory)
+    """Those of `engine` that the worker replaces by what suits its own GPU."""
     source: str = ""
     """Value of --model, which a machine without a folder at `engine.model_path` resolves itself."""
     tiers: TierConfig | None = None

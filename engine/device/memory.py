@@ -13,6 +13,11 @@ from engine.errors import EngineError
 GIB: Final = 1 << 30
 
 
+def total_bytes(device: str) -> int:
+    """Memory of a GPU."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 class OutOfDeviceMemory(EngineError):
     """Out of device memory; the message says which flag to change."""
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from common.ports import PortRange
 from engine.config import EngineConfig, SchedulerConfig
-from engine.device.defaults import PREFILL_CHUNK, defaults_for
+from engine.device.defaults import defaults_for
+from engine.device.sizes_by_memory import SizesByMemory, chunk_of, whole_pages
 from engine.loader.checkpoint import Checkpoint, resolve
 from engine.loader.vocabulary import same_vocabulary
 from engine.model_config.draft_heads import drafts_as_head, mtp_head
@@ -65,6 +66,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             model=config.served_model_name or checkpoint.name,
             source=config.model,
             engine=engines[role],
+            sizes=_sizes(config, engines[role], role),
             mode=config.mode.value,
             metric_names=config.operation.metrics_names,
             tiers=_tiers(config),
@@ -245,8 +247,26 @@ def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, rank
         return asked
     if config.scheduling.preset is not Preset.BATON:
         return PRESETS[config.scheduling.preset].scheduler.chunk_budget
-    on_cpu = machine.device == "cpu"
-    tokens = _CPU_CHUNK_TOKENS if on_cpu else defaults_for(machine.memory_bytes, ranks).chunk_budget
-    if role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE:  # every worker prefills
-        tokens = min(tokens, PREFILL_CHUNK)
-    return max(tokens // config.page_size, 1) * config.page_size
+    if machine.device == "cpu":
+        return whole_pages(_CPU_CHUNK_TOKENS, config.page_size)
+    only_prefills = _only_prefills(config, role)
+    return chunk_of(machine.memory_bytes, ranks, config.page_size, only_prefills=only_prefills)
+
+
+def _only_prefills(config: RouterConfig, role: WorkerRole) -> bool:
+    return role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE  # where every worker prefills
+
+
+def _sizes(config: RouterConfig, engine: EngineConfig, role: WorkerRole) -> SizesByMemory:
+    """Those that a worker derives again, from its own GPU."""
+    if engine.device == "cpu":
+        return SizesByMemory()
+    own = config.for_role(prefill=role is WorkerRole.PREFILL)
+    is_own = own.scheduling.preset is Preset.BATON
+    return SizesByMemory(
+        # Without chunks, a smaller step might not hold the longest prompt.
+        chunk=own.chunked_prefill_size is None and is_own and engine.scheduler.chunked_prefill,
+        graph_batch=own.cuda_graph_max_bs is None and engine.cuda_graph_max_batch > 0,
+        graph_tokens=own.cuda_graph_max_tokens is None,
+        only_prefills=_only_prefills(config, role),
+    )

@@ -27,6 +27,7 @@ from common.metric_export import Source, exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
+from engine.device.memory import total_bytes
 from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.loader.checkpoint import local_copy
@@ -151,7 +152,7 @@ class WorkerHost:
         await asyncio.to_thread(self._running.close)
 
     def _build(self) -> tuple[Parts, RequestHandler]:
-        config = self.config = self._with_model_of_this_machine()
+        config = self.config = self._for_this_machine()
         runner, drafts = build_runner(config.engine, self._progress, self._form_group)
         engine = Engine(config.engine, runner=runner, drafts=drafts)
         parts = Parts(
@@ -176,10 +177,14 @@ class WorkerHost:
         engine.grammars.load()  # holds the interpreter lock: not while requests are computed
         return parts, handler
 
-    def _with_model_of_this_machine(self) -> WorkerConfig:
+    def _for_this_machine(self) -> WorkerConfig:
+        """With the model's folder here, and the sizes for this GPU."""
         config = self.config
         path = local_copy(config.source, config.engine.model_path, self._progress)
-        return replace(config, engine=replace(config.engine, model_path=path))
+        engine = replace(config.engine, model_path=path)
+        if engine.device != "cpu":
+            engine = config.sizes.on(engine, total_bytes(engine.device))
+        return replace(config, engine=engine)
 
     def _form_group(self) -> Communicator:
         """Start the other ranks and wait for them to connect."""

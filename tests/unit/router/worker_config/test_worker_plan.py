@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine.config import STEP_SHARE
+from engine.device.sizes_by_memory import SizesByMemory
 from engine.loader.checkpoint import Checkpoint
 from router.config.choices import Device, Dtype, KVCacheDtype, Mode
+from router.config.flags.command_line import parse
 from router.config.groups.role import RoleSettings
 from router.config.settings import RouterConfig
 from router.config.table import configured
@@ -46,6 +48,38 @@ def test_disagg_has_prefill_workers_first_each_with_a_name_of_its_own(checkpoint
 def test_mixed_mode_hands_nothing_over(checkpoint: Checkpoint) -> None:
     assert plan(checkpoint).transport is None
     assert plan(checkpoint, pull_kv=True).transport == "nixl"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--mode disagg --prefill-workers 1",
+        "--mode adaptive --prefill-workers 1",
+        "--chunked-prefill-size 1024",
+        "--chunked-prefill-size -1",
+        "--disable-chunked-prefill --chunked-prefill-size 4096",
+        "--preset vllm",
+        "--cuda-graph-max-bs 16",
+        "--cuda-graph-max-tokens 0",
+        "--tensor-parallel-size 2",
+        "--mode disagg --prefill-workers 1 --prefill-chunked-prefill-size 512",
+    ],
+)
+def test_a_worker_on_another_gpu_gets_the_sizes_that_a_plan_for_that_gpu_has(
+    checkpoint: Checkpoint, flags: str
+) -> None:
+    config = parse(["--model", "m", *flags.split()])
+    first, other = (plan_workers(config, checkpoint, gpu(gib)) for gib in (141, 24))
+    for one, wanted in zip(first, other, strict=True):
+        assert one.config.sizes.on(one.config.engine, 24 << 30) == wanted.config.engine
+        assert one.config.sizes.on(one.config.engine, 141 << 30) == one.config.engine
+
+
+def test_without_chunks_the_step_stays_as_large_as_the_longest_prompt(checkpoint: Checkpoint) -> None:
+    worker = plan(checkpoint, gpu(141), disable_chunked_prefill=True)
+    assert worker.sizes.on(worker.engine, 16 << 30).scheduler == worker.engine.scheduler
+    assert plan(checkpoint).sizes == SizesByMemory()
 
 
 def test_the_context_is_what_the_model_allows_unless_the_pool_is_smaller(checkpoint: Checkpoint) -> None:
