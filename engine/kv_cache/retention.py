@@ -2,14 +2,14 @@
 
 Plain Python, of block hashes: a retained block is evicted after all others, from the pool and from tiers, and
 never withheld from a request that needs its memory. A sequence is retained by a tenant, under a session key.
-A later turn takes the place of the turns that it continues.
+A later turn takes the place of the turns that it continues, unless these are retained for longer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -24,7 +24,17 @@ class Retention:
     key: str
     """Of the session, within its tenant; may be empty."""
     seconds: float
-    """From the end of the request; 0: it is not retained, and what the session retains stays as it is."""
+    """For the whole sequence, from the end of the request; 0: it is not retained as a whole."""
+    prefixes: Sequence[tuple[int, float]] = ()
+    """Tokens of beginnings of the prompt, and the seconds for these."""
+
+    def parts(
+        self, blocks: Sequence[BlockHash], page_size: int
+    ) -> Iterator[tuple[Sequence[BlockHash], float]]:
+        """What to retain of a sequence of blocks, and for how many seconds."""
+        for tokens, seconds in self.prefixes:
+            yield blocks[: tokens // page_size], seconds
+        yield blocks, self.seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,15 +86,18 @@ class Retentions:
         """What sessions of this key retain, of all tenants."""
         return {block for retained in self.sequences() if retained.key == key for block in retained.blocks}
 
-    def retain(self, tenant: str, retention: Retention, blocks: Sequence[BlockHash], now: float) -> None:
-        """Retain a sequence, or its beginning if the budget is smaller."""
+    def retain(self, tenant: str, key: str, blocks: Sequence[BlockHash], seconds: float, now: float) -> None:
+        """Retain a sequence, or its beginning if the budget is smaller; with 0 seconds nothing changes."""
         blocks = blocks[: self.budget]
-        if not blocks or retention.seconds <= 0:
+        if not blocks or seconds <= 0:
             return
-        name = tenant, retention.key
+        name = tenant, key
+        retained = Retained(tenant, key, blocks, now + seconds, next(self._numbers))
         continued = self._sequences.get(name, {})
-        before = [continued.pop(block) for block in blocks if block in continued]
-        retained = Retained(tenant, retention.key, blocks, now + retention.seconds, next(self._numbers))
+        if blocks[-1] in continued and continued[blocks[-1]].until > retained.until:
+            return
+        ends = [block for block in blocks if block in continued and continued[block].until <= retained.until]
+        before = [continued.pop(block) for block in ends]
         self._sequences.setdefault(name, {})[blocks[-1]] = retained
         self._next_end = min(self._next_end, retained.until)
         self._holders.update(blocks)

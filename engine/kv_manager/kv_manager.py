@@ -240,8 +240,9 @@ class KVManager:
             return
         self.store(request, min(request.num_computed, request.num_known))
         if request.locked is not None:
-            blocks = request.locked.path_blocks()
-            self.retentions.retain(request.tenant, request.retention, blocks, now)
+            retention, blocks = request.retention, request.locked.path_blocks()
+            for part, seconds in retention.parts(blocks, self.page_size):
+                self.retentions.retain(request.tenant, retention.key, part, seconds, now)
 
     def forget(self, request: Request) -> None:
         """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).

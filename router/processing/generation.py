@@ -16,7 +16,7 @@ from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, ShuttingDown
 from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
-from router.processing.generation_request import Chat, GenerationRequest, Prompt
+from router.processing.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
 from router.processing.history import History
 from router.processing.output.formats import OutputFormats
 from router.processing.output.parts import OutputParser
@@ -26,6 +26,7 @@ from router.processing.params.constraint import Constraint, ConstraintChecks
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.run import Run, Running, SequencePlan
 from router.processing.served_model import ServedModel
+from router.processing.text.breakpoints import block_end
 from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
@@ -47,6 +48,8 @@ class PreparedPrompt:
     """Makes a counter for each answer; None if reasoning is not counted."""
     visible: Sequence[str] = ()
     """Special tokens that the parser must see."""
+    prefixes: Sequence[tuple[int, float]] = ()
+    """Tokens of beginnings that the client asks to retain, and for how many seconds."""
 
     def constrain(self, options: SamplingOptions) -> SamplingOptions:
         """Add the grammar of a forced tool call. Raises InvalidRequest."""
@@ -102,8 +105,6 @@ class Generation:
         """
         model, options = self.model, request.options
         self._check_counts(request)
-        if not self.limits.retention:
-            request = replace(request, retain_s=0.0)
         options.check(self.bounds)
         # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
         with CURRENT_CLIENT.get().request(len(request.prompts) * request.n):
@@ -121,6 +122,7 @@ class Generation:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids)
+            retention = self._retention(request, prepared)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
                 sampling = options.resolve(
@@ -141,8 +143,16 @@ class Generation:
                     parser=prepared.parser(),
                     counter=prepared.counter(),
                 )
-                sequences.append(SequencePlan(token_ids, sampling, completion))
+                sequences.append(SequencePlan(token_ids, sampling, completion, retention))
         return sequences
+
+    def _retention(self, request: GenerationRequest, prepared: PreparedPrompt) -> worker_pb2.Retention | None:
+        if not self.limits.retention or not (request.retain_s or prepared.prefixes):
+            return None
+        prefixes = [
+            worker_pb2.RetainedPrefix(tokens=tokens, seconds=seconds) for tokens, seconds in prepared.prefixes
+        ]
+        return worker_pb2.Retention(key=request.cache_key, seconds=request.retain_s, prefixes=prefixes)
 
     async def _drafts(self, request: GenerationRequest) -> sampling_pb2.DraftHints | None:
         """What the request says about drafts; None: nothing. Raises InvalidRequest."""
@@ -189,20 +199,27 @@ class Generation:
         parser: Callable[[], OutputParser | None] = _none
         counter: Callable[[], ReasoningCounter | None] = _none
         use, visible = NO_TOOLS, tuple[str, ...]()
+        prefixes: Sequence[tuple[int, float]] = ()
         if isinstance(prompt, Chat):
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
             self._check_length(len(prompt.messages), param, "at least ")  # each has a token or more
-            messages = self.formats.messages(prompt.messages)
-            text = await tokenizer.rendered(messages, prompt.template_options, use.offered, prompt.end)
+            text = await self._rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
             counter = partial(self.formats.counter, use, text)
             parser()  # raises for tools whose calls cannot be parsed
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
-            token_ids: Sequence[int] = await tokenizer.encode_rendered(text)
+            token_ids: Sequence[int]
+            if prompt.breakpoints and self.limits.retention:
+                ends = [await self._end(point, text) for point in prompt.breakpoints]
+                token_ids, counts = await tokenizer.encode_to_ends(text, ends)
+                times = (point.seconds for point in prompt.breakpoints)
+                prefixes = [(tokens, s) for tokens, s in zip(counts, times, strict=True) if tokens]
+            else:
+                token_ids = await tokenizer.encode_rendered(text)
         elif isinstance(prompt, str):
             param = "prompt"
             self._check_length(tokenizer.fewest_tokens(prompt), param, "at least ")
@@ -211,7 +228,15 @@ class Generation:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
         self.check_ids(token_ids, param)
-        return PreparedPrompt(token_ids, use, parser, counter, visible)
+        return PreparedPrompt(token_ids, use, parser, counter, visible, prefixes)
+
+    async def _end(self, point: Breakpoint, prompt: str) -> int:
+        """Characters of a prompt up to a breakpoint."""
+        return block_end(prompt, [await self._rendered(chat) for chat in point.altered()])
+
+    async def _rendered(self, chat: Chat) -> str:
+        messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
+        return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
 
     def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:
         """Raise InvalidRequest unless these are token ids, and at least one. `noun`: what they are ids of."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.text.chat_template import Message, PromptEnd
 from router.processing.tools import NO_TOOLS, ToolUse
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """A block of a conversation up to which the client asks to retain the prompt."""
+
+    seconds: float
+    altered: Callable[[], Iterable[Chat]]
+    """Makes variants of the conversation in which the block ends differently; see `text.breakpoints`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +28,7 @@ class Chat:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     tool_use: ToolUse = NO_TOOLS
     end: PromptEnd = PromptEnd.ANSWER
+    breakpoints: Sequence[Breakpoint] = ()
 
 
 Prompt: TypeAlias = str | Sequence[int] | Chat
@@ -46,6 +56,7 @@ class GenerationRequest:
     cache_key: str = ""
     """Of the session, among those of the client."""
     retain_s: float = 0.0
-    """For how long the KV is to stay cached after the end; 0: it is evicted like any other."""
+    """For how long the KV of prompt and answer is to stay cached after the end; 0: it is evicted like any
+    other, but for the breakpoints of a `Chat`."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""

@@ -43,6 +43,8 @@ class SequencePlan:
     prompt: Sequence[int]
     sampling: sampling_pb2.SamplingParams
     completion: Completion
+    retention: worker_pb2.Retention | None
+    """None: its KV is evicted like any other."""
 
 
 class Run:
@@ -88,6 +90,15 @@ class Run:
     def prompt(self, index: int) -> Sequence[int]:
         """Token ids of the prompt that completion `index` continues."""
         return self._sequences[index].prompt
+
+    def retained(self, index: int) -> list[tuple[int, float]]:
+        """Tokens of beginnings of a prompt that are retained, and for how many seconds."""
+        sequence = self._sequences[index]
+        if (retention := sequence.retention) is None:
+            return []
+        prefixes = [(prefix.tokens, prefix.seconds) for prefix in retention.prefixes]
+        whole = [(len(sequence.prompt), retention.seconds)] if retention.seconds else []
+        return prefixes + whole
 
     @property
     def usage(self) -> Usage:
@@ -267,7 +278,7 @@ class Run:
             tenant=self._client.name,
             ttft_deadline_s=request.ttft_deadline_s,
             timeout_s=request.timeout_s,
-            retention=_retention(request),
+            retention=sequence.retention,
             on_cut=on_cut,
         )
         if last is None:
@@ -280,12 +291,6 @@ class Run:
 
 Running: TypeAlias = dict[tuple[Client, str], Run]
 """By client and request id, so that ids of different clients do not collide."""
-
-
-def _retention(request: GenerationRequest) -> worker_pb2.Retention | None:
-    if not request.retain_s:
-        return None
-    return worker_pb2.Retention(key=request.cache_key, seconds=request.retain_s)
 
 
 class _Aborted(Exception):

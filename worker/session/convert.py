@@ -87,7 +87,8 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
 
 
 def _retention(message: worker_pb2.Retention) -> Retention:
-    return Retention(message.key, message.seconds)
+    prefixes = tuple((prefix.tokens, prefix.seconds) for prefix in message.prefixes)
+    return Retention(message.key, message.seconds, prefixes)
 
 
 def _hints(message: sampling_pb2.SamplingParams) -> DraftHints:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Field
 
 from router.errors import InvalidRequest
-from router.frontend.cache_hints import CacheControl, CacheKey, longest_s
-from router.frontend.fields import TEXT_OR_LIST, Refused, WithoutEffect
-from router.frontend.openai.messages import (
-    AssistantMessage,
-    FunctionCall,
-    MessageBody,
-    SystemMessage,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-    for_template,
+from router.frontend.anthropic.blocks import (
+    CacheMark,
+    MessageParam,
+    Text,
+    ToolParam,
+    in_openais_format,
+    text_of,
 )
+from router.frontend.anthropic.breakpoints import Fields, marked_places
+from router.frontend.cache_hints import CacheKey
+from router.frontend.fields import Refused, WithoutEffect
+from router.frontend.openai.messages import MessageBody, SystemMessage, for_template
 from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.structured_output import SchemaText, json_constraint
 from router.frontend.openai.tools import ToolName, choose
-from router.processing.generation_request import Chat, GenerationRequest
+from router.processing.generation_request import Breakpoint, Chat, GenerationRequest
 from router.processing.params.bounds import (
     MaxTokens,
     ModelName,
@@ -42,83 +43,8 @@ from router.processing.params.validation import STRICT
 from router.processing.text.chat_template import PromptEnd
 from router.processing.tools import Tool, ToolUse
 
-_CacheMark: TypeAlias = CacheControl | None
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of Anthropic's service")]
 _Hosted: TypeAlias = Annotated[Any, Refused("no hosted tools")]
-
-
-class TextBlock(BaseModel):
-    model_config = STRICT
-
-    type: Literal["text"]
-    text: str
-    cache_control: _CacheMark = None
-    citations: Annotated[Any, WithoutEffect("of an earlier answer")] = None
-
-
-_Text: TypeAlias = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("list")], TEXT_OR_LIST
-]
-
-
-class ToolUseBlock(BaseModel):
-    model_config = STRICT
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    cache_control: _CacheMark = None
-    caller: Annotated[Any, WithoutEffect("of an earlier answer")] = None
-
-
-class ToolResultBlock(BaseModel):
-    model_config = STRICT
-
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: _Text | None = None
-    is_error: Annotated[bool | None, WithoutEffect("the content says so")] = None
-    cache_control: _CacheMark = None
-
-
-class ThinkingBlock(BaseModel):
-    model_config = STRICT
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: Annotated[Any, WithoutEffect("reasoning is not signed")] = None
-
-
-Block: TypeAlias = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
-]
-"""Blocks of other types (images, documents) are refused."""
-
-
-class MessageParam(BaseModel):
-    model_config = STRICT
-
-    role: Literal["user", "assistant", "system"]
-    content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")], TEXT_OR_LIST]
-
-
-class ToolParam(BaseModel):
-    """A tool of the client; hosted tools are refused."""
-
-    model_config = STRICT
-
-    name: ToolName
-    input_schema: dict[str, Any]
-    """JSON Schema of an object."""
-    description: str | None = None
-    type: Literal["custom"] | None = None
-    cache_control: _CacheMark = None
-    strict: Annotated[bool | None, WithoutEffect("forced calls always follow the schema")] = None
-    input_examples: Annotated[Any, Refused("chat templates have no place for them", ([],))] = None
-    eager_input_streaming: Annotated[Any, WithoutEffect("arguments are streamed as they come")] = None
-    defer_loading: Annotated[Any, Refused("no tool search", (False,))] = None
-    allowed_callers: Annotated[Any, Refused("no hosted tools", (["direct"],))] = None
 
 
 class ToolChoiceParam(BaseModel):
@@ -162,7 +88,7 @@ class CountTokensBody(BaseModel):
     model: ModelName
     messages: Annotated[list[MessageParam], Field(min_length=1), Served("max_new_tokens")]
     """Text, tool calls, their results, and reasoning. A last message of the assistant is continued."""
-    system: _Text | None = None
+    system: Text | None = None
     """The system message."""
     tools: Annotated[list[ToolParam], Field(max_length=128)] | None = None
     """Functions that the model may call."""
@@ -177,9 +103,9 @@ class CountTokensBody(BaseModel):
     thinking: Annotated[
         Thinking | None, WithoutEffect("a model reasons as its chat template says; see reasoning")
     ] = None
-    cache_control: _CacheMark = None
-    """Retain prompt and answer in the prefix cache for `ttl`, `5m` or `1h`, within the key's budget. The same
-    at a block: the longest time counts, for the whole."""
+    cache_control: CacheMark = None
+    """Retain prompt and answer in the prefix cache for `ttl`, `5m` or `1h`, within the key's budget. At a
+    tool or a block: the prompt up to there. At most four, longer times first."""
     context_management: Annotated[Any, WithoutEffect("a prompt is never cut")] = None
     mcp_servers: Annotated[Any, Refused("no hosted tools", ([],))] = None
     speed: Annotated[Any, Refused("only `standard` is supported", ("standard",))] = None
@@ -197,9 +123,9 @@ class CountTokensBody(BaseModel):
         """Raises InvalidRequest."""
         messages: list[MessageBody] = []
         if self.system is not None:
-            messages.append(SystemMessage(role="system", content=_text(self.system)))
+            messages.append(SystemMessage(role="system", content=text_of(self.system)))
         for number, message in enumerate(self.messages):
-            messages += _messages(message, number)
+            messages += in_openais_format(message, number)
         last = self.messages[-1]
         end = PromptEnd.LAST_MESSAGE if last.role == "assistant" else PromptEnd.ANSWER
         effort = None if self.output_config is None else self.output_config.effort
@@ -256,12 +182,13 @@ class MessagesBody(CountTokensBody):
             return json_constraint(self.output_format.schema_, "output_format.schema")
         return None
 
-    def _cache_marks(self) -> Iterator[CacheControl | None]:
-        yield self.cache_control
-        yield from (tool.cache_control for tool in self.tools or ())
-        for content in (self.system or "", *(message.content for message in self.messages)):
-            if not isinstance(content, str):
-                yield from (None if isinstance(b, ThinkingBlock) else b.cache_control for b in content)
+    def _breakpoints(self) -> list[Breakpoint]:
+        """Raises InvalidRequest."""
+        places = marked_places(self.system, self.tools, self.messages, self.cache_control)
+        return [Breakpoint(place.seconds, partial(self._chats, place.altered)) for place in places]
+
+    def _chats(self, variants: Iterable[Fields]) -> Iterator[Chat]:
+        return (self.model_copy(update=dict(fields)).to_chat() for fields in variants)
 
     def to_request(self, request_id: str) -> GenerationRequest:
         chat = self.to_chat()
@@ -278,71 +205,11 @@ class MessagesBody(CountTokensBody):
         options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
         return GenerationRequest(
             id=request_id,
-            prompts=[chat],
+            prompts=[replace(chat, breakpoints=self._breakpoints())],
             options=options,
             priority=self.priority or 0,
             ttft_deadline_s=self.ttft_deadline or 0.0,
             timeout_s=self.timeout or 0.0,
             cache_key=self.prompt_cache_key or "",
-            retain_s=longest_s(self._cache_marks()),
+            retain_s=0.0 if self.cache_control is None else self.cache_control.seconds,
         )
-
-
-def _messages(message: MessageParam, number: int) -> list[MessageBody]:
-    """The messages in OpenAI's format, with each tool result as its own message."""
-    if isinstance(message.content, str):
-        return [_plain(message.role, message.content)]
-    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
-    if message.role == "system":
-        wrong = [block for block in message.content if not isinstance(block, TextBlock)]
-        if wrong:
-            raise _misplaced(wrong[0].type, number)
-        return [_plain("system", "\n".join(texts))]
-    if message.role == "user":
-        wrong = [block for block in message.content if not isinstance(block, TextBlock | ToolResultBlock)]
-        if wrong:
-            raise _misplaced(wrong[0].type, number)
-        results: list[MessageBody] = [
-            ToolMessage(role="tool", content=_text(block.content or ""), tool_call_id=block.tool_use_id)
-            for block in message.content
-            if isinstance(block, ToolResultBlock)
-        ]
-        return [*results, *([_plain("user", "\n".join(texts))] if texts or not results else [])]
-    if any(isinstance(block, ToolResultBlock) for block in message.content):
-        raise _misplaced("tool_result", number)
-    calls = [
-        ToolCall(
-            id=block.id,
-            type="function",
-            function=FunctionCall(name=block.name, arguments=json.dumps(block.input)),
-        )
-        for block in message.content
-        if isinstance(block, ToolUseBlock)
-    ]
-    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
-    return [
-        AssistantMessage(
-            role="assistant",
-            content="\n".join(texts),
-            tool_calls=calls or None,
-            reasoning_content="\n".join(thoughts) if thoughts else None,
-        )
-    ]
-
-
-def _plain(role: str, text: str) -> MessageBody:
-    match role:
-        case "user":
-            return UserMessage(role="user", content=text)
-        case "system":
-            return SystemMessage(role="system", content=text)
-    return AssistantMessage(role="assistant", content=text)
-
-
-def _misplaced(kind: str, number: int) -> InvalidRequest:
-    param = f"messages.{number}.content"
-    return InvalidRequest(f"A {kind} block is in a message of the wrong role.", param=param)
-
-
-def _text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)

@@ -41,12 +41,24 @@ class OutputTokens(TypedDict):
 
 
 @_closed
-class MessageUsage(TypedDict):
+class CacheCreation(TypedDict):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
+@_closed
+class InputUsage(TypedDict):
     input_tokens: int
     """Tokens that were neither read from the prefix cache nor retained in it."""
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
-    """Tokens that were computed and are retained, in requests with `cache_control`."""
+    """Tokens that were computed and are retained: those before the last `cache_control`."""
+    cache_creation: CacheCreation
+    """The same by the time for which they are retained."""
+
+
+@_closed
+class MessageUsage(InputUsage):
     output_tokens: int
     output_tokens_details: OutputTokens
 

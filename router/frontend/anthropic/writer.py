@@ -10,6 +10,7 @@ import orjson
 
 from router.errors import RouterError
 from router.frontend.anthropic.errors import error_body
+from router.frontend.anthropic.input_usage import input_usage
 from router.frontend.anthropic.schemas import ContentBlock, Message, MessageUsage
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
@@ -74,12 +75,8 @@ class MessageWriter:
 
     def _usage(self) -> MessageUsage:
         usage = self._run.usage
-        computed = usage.prompt_tokens - usage.cached_tokens
-        is_retained = self._run.request.retain_s > 0
         return {
-            "input_tokens": 0 if is_retained else computed,
-            "cache_read_input_tokens": usage.cached_tokens,
-            "cache_creation_input_tokens": computed if is_retained else 0,
+            **input_usage(usage.prompt_tokens, usage.cached_tokens, self._run.retained(0)),
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }

@@ -13,6 +13,7 @@ import tokenizers
 
 from router.errors import InvalidRequest
 from router.processing.output.formats import OutputFormats
+from router.processing.text.breakpoints import tokens_within
 from router.processing.text.chat_template import ChatTemplate, Message, PromptEnd
 from router.processing.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from router.processing.text.token_bound import TokenBound
@@ -75,6 +76,12 @@ class Tokenizer:
     async def encode_rendered(self, text: str) -> list[int]:
         """Ids of a conversation from `render`, without adding special tokens."""
         return await self._encode(text, add_special_tokens=False)
+
+    async def encode_to_ends(self, text: str, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Like `encode_rendered`, and how many of the tokens lie within the first so many characters."""
+        if len(text) <= _INLINE_CHARACTERS:
+            return self._encode_to_ends(text, ends)
+        return await asyncio.to_thread(self._encode_to_ends, text, ends)
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """Ids of several texts, computed on all cores. Blocks."""
@@ -164,6 +171,11 @@ class Tokenizer:
         # Not encode(), which holds the interpreter lock and also computes offsets.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding.ids
+
+    def _encode_to_ends(self, text: str, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        ids = encoding.ids
+        return ids, [tokens_within(encoding, end, len(text), len(ids)) for end in ends]
 
 
 def _characters_in(messages: Sequence[Message]) -> int:

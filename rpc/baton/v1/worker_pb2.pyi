@@ -199,12 +199,22 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class Retention(_message.Message):
-    __slots__ = ("key", "seconds")
+    __slots__ = ("key", "seconds", "prefixes")
     KEY_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     key: str
     seconds: float
-    def __init__(self, key: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+    prefixes: _containers.RepeatedCompositeFieldContainer[RetainedPrefix]
+    def __init__(self, key: _Optional[str] = ..., seconds: _Optional[float] = ..., prefixes: _Optional[_Iterable[_Union[RetainedPrefix, _Mapping]]] = ...) -> None: ...
+
+class RetainedPrefix(_message.Message):
+    __slots__ = ("tokens", "seconds")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    seconds: float
+    def __init__(self, tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("work", "hand_over", "pull")

@@ -55,29 +55,71 @@ async def test_openais_apis_retain_for_a_day(
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt_cache_retention")
 
 
-async def test_anthropics_marks_retain_for_the_longest_time_and_are_in_the_usage(
+async def test_anthropics_marks_retain_the_prompt_up_to_them_and_are_in_the_usage(
     frontends: Frontends, http: httpx.AsyncClient
 ) -> None:
-    text = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
-    body: dict[str, Any] = {
-        "model": "small",
-        "max_tokens": 5,
-        "messages": [{"role": "user", "content": [text]}],
-    }
-    usage = (await http.post("/v1/messages", json=body)).json()["usage"]
-    assert retention(frontends) == worker_pb2.Retention(seconds=300.0)
-    assert (usage["input_tokens"], usage["cache_creation_input_tokens"] > 0) == (0, True)
-    body |= {
-        "system": [{"type": "text", "text": "Be brief.", "cache_control": HOUR}],
-        "prompt_cache_key": "k",
-    }
-    await http.post("/v1/messages", json=body)
+    async def ask(**fields: Any) -> tuple[dict[str, Any], str, list[tuple[str, float]]]:
+        """Usage, prompt, and what of it is retained for how long."""
+        body = {"model": "small", "max_tokens": 5, "messages": HI} | fields
+        usage = (await http.post("/v1/messages", json=body)).json()["usage"]
+        decode, call = frontends.generation.tokenizer.decode, frontends.dispatcher.calls[-1]
+        assert call.retention is not None
+        prefixes = [(decode(call.prompt[: p.tokens]), p.seconds) for p in call.retention.prefixes]
+        sizes = [prefix.tokens for prefix in call.retention.prefixes] or [len(call.prompt)]
+        read, created = usage["cache_read_input_tokens"], sum(usage["cache_creation"].values())
+        assert created == usage["cache_creation_input_tokens"] == max(0, max(sizes) - read)
+        assert usage["input_tokens"] + read + created == len(call.prompt)
+        return usage, decode(call.prompt), prefixes
+
+    text = {"type": "text", "text": "What is it?", "cache_control": {"type": "ephemeral"}}
+    asked = [{"role": "user", "content": [text, {"type": "text", "text": "Say it."}]}]
+    usage, prompt, [(retained, seconds)] = await ask(messages=asked)
+    assert retained.endswith("What is it?")
+    assert prompt.startswith(retained + "\nSay it.")
+    assert seconds == 300.0
+    assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == 0
+    system = [{"type": "text", "text": "Be brief.", "cache_control": HOUR}]
+    _, _, [(first, hour), (second, minutes)] = await ask(messages=asked, system=system)
+    assert (hour, minutes) == (3600.0, 300.0)
+    assert first.endswith("Be brief.")
+    assert second.startswith(first)
+    usage, _, _ = await ask(cache_control=HOUR, prompt_cache_key="k")
     assert retention(frontends) == worker_pb2.Retention(key="k", seconds=3600.0)
-    usage = (await http.post("/v1/messages", json=body | {"system": "x", "messages": HI})).json()["usage"]
+    assert (usage["input_tokens"], usage["cache_creation"]["ephemeral_5m_input_tokens"]) == (0, 0)
+
+
+async def test_a_message_without_marks_retains_nothing(frontends: Frontends, http: httpx.AsyncClient) -> None:
+    body = {"model": "small", "max_tokens": 5, "messages": HI}
+    usage = (await http.post("/v1/messages", json=body)).json()["usage"]
     assert retention(frontends) is None
     assert (usage["input_tokens"] > 0, usage["cache_creation_input_tokens"]) == (True, 0)
-    wrong = body | {"cache_control": {"type": "ephemeral", "ttl": "2h"}}
-    assert (await http.post("/v1/messages", json=wrong)).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"cache_control": {"type": "ephemeral", "ttl": "2h"}}, "cache_control.ttl"),
+        (
+            {
+                "system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+                "cache_control": HOUR,
+            },
+            "cache_control.ttl",
+        ),
+        (
+            {"system": [{"type": "text", "text": "a", "cache_control": HOUR}] * 5},
+            "system.4.cache_control",
+        ),
+    ],
+)
+async def test_marks_that_anthropics_api_refuses_are_refused(
+    http: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": "small", "max_tokens": 5, "messages": HI} | fields
+    answer = await http.post("/v1/messages", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert param in answer.text
 
 
 async def test_a_session_is_released_over_http_and_grpc(

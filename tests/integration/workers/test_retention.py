@@ -16,12 +16,16 @@ PROMPT = [(93 + i * i * 7) % 97 for i in range(40)]
 POOL: dict[str, Any] = {"num_pages": 40, "max_model_len": 60, "retained_kv_share": 0.4}
 
 
-async def ask(link: Link, prompt: list[int], key: str = "") -> tuple[list[int], int]:
-    """The answer, and how much of the prompt was cached."""
+async def ask(
+    link: Link, prompt: list[int], key: str = "", prefix: int | None = None
+) -> tuple[list[int], int]:
+    """The answer, and how much of the prompt was cached. `key` retains all of it, or `prefix` tokens."""
     job = work(prompt)
     job.tenant = "a"
     if key:
-        job.retention.CopyFrom(worker_pb2.Retention(key=key, seconds=60.0))
+        job.retention.CopyFrom(worker_pb2.Retention(key=key, seconds=60.0 if prefix is None else 0.0))
+    if prefix is not None:
+        job.retention.prefixes.add(tokens=prefix, seconds=60.0)
     await link.submit(job)
     started = await link.next(job.request_id, "started")
     return (await link.tokens(job.request_id))[0], started.cached_tokens
@@ -49,6 +53,22 @@ async def test_retained_kv_outlives_others_until_it_is_released(
         assert (await ask(link, PROMPT))[1] == 36
         await link.send(release=worker_pb2.Release(tenant="a", key="chat"))
         await fill(link, 20)
+        assert (await ask(link, PROMPT))[1] == 0
+        await link.all_pages_back()
+
+
+@pytest.mark.parametrize("tiers", [None, TierConfig(host_bytes=30 * 1024)], ids=["pool", "tiers"])
+async def test_of_a_prompt_with_a_breakpoint_the_pages_before_it_are_retained(
+    folder: Path, oracle: Oracle, tiers: TierConfig | None
+) -> None:
+    async with worker(folder, WorkerRole.DECODE, None, tiers=tiers, **POOL) as link:
+        answer, _ = await ask(link, PROMPT, "chat", prefix=22)
+        await fill(link, 1)
+        assert (await link.stub.GetStats(worker_pb2.GetStatsRequest())).retained_blocks == 5
+        assert await ask(link, PROMPT) == (answer, 20)
+        assert answer == oracle(PROMPT, 8)
+        await link.send(release=worker_pb2.Release(tenant="a", key="chat"))
+        await fill(link, 10)
         assert (await ask(link, PROMPT))[1] == 0
         await link.all_pages_back()
 

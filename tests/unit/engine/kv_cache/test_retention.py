@@ -15,7 +15,7 @@ TURN = list(range(1, 7))
 
 def test_a_sequence_is_retained_until_its_time_is_over() -> None:
     retentions = Retentions(10)
-    retentions.retain("a", Retention("chat", 5.0), TURN, now=1.0)
+    retentions.retain("a", "chat", TURN, 5.0, now=1.0)
     retentions.expire(5.9)
     assert all(block in retentions for block in TURN)
     version = retentions.version
@@ -26,17 +26,27 @@ def test_a_sequence_is_retained_until_its_time_is_over() -> None:
 
 def test_a_later_turn_takes_the_place_of_what_it_continues() -> None:
     retentions = Retentions(10)
-    retentions.retain("a", Retention("chat", 5.0), TURN[:3], now=0.0)
+    retentions.retain("a", "chat", TURN[:3], 5.0, now=0.0)
     version = retentions.version
-    retentions.retain("a", Retention("chat", 2.0), TURN, now=0.0)
+    retentions.retain("a", "chat", TURN, 5.0, now=0.0)
     assert retentions.version == version, "no block has left"
-    assert [retained.until for retained in retentions.sequences()] == [2.0]
+    assert [retained.until for retained in retentions.sequences()] == [5.0]
+
+
+def test_what_is_retained_for_longer_than_a_later_turn_stays() -> None:
+    retentions, retention = Retentions(10), Retention("chat", 0.0, ((7, 60.0), (12, 5.0)))
+    for blocks, seconds in retention.parts(TURN, page_size=3):
+        retentions.retain("a", "chat", blocks, seconds, now=0.0)
+    assert sorted((len(r.blocks), r.until) for r in retentions.sequences()) == [(2, 60.0), (4, 5.0)]
+    retentions.retain("a", "chat", TURN[:2], 5.0, now=0.0)
+    retentions.expire(5.0)
+    assert [block in retentions for block in TURN] == [True] * 2 + [False] * 4
 
 
 def test_what_two_sessions_share_is_retained_until_both_have_released_it() -> None:
     retentions = Retentions(10)
-    retentions.retain("a", Retention("one", 5.0), [1, 2, 3], now=0.0)
-    retentions.retain("a", Retention("two", 5.0), [1, 2, 4], now=0.0)
+    retentions.retain("a", "one", [1, 2, 3], 5.0, now=0.0)
+    retentions.retain("a", "two", [1, 2, 4], 5.0, now=0.0)
     assert retentions.size_of("a") == 4
     assert retentions.release("a", "one") == 1
     assert [block in retentions for block in (1, 2, 3, 4)] == [True, True, False, True]
@@ -47,16 +57,16 @@ def test_what_two_sessions_share_is_retained_until_both_have_released_it() -> No
 
 def test_a_tenant_has_a_budget_and_the_sequence_with_least_time_left_goes_first() -> None:
     retentions = Retentions(6)
-    retentions.retain("a", Retention("", 9.0), [1, 2, 3], now=0.0)
-    retentions.retain("a", Retention("", 5.0), [4, 5, 6], now=0.0)
-    retentions.retain("b", Retention("", 1.0), [7, 8, 9], now=0.0)
-    retentions.retain("a", Retention("", 9.0), [10], now=0.0)
+    retentions.retain("a", "", [1, 2, 3], 9.0, now=0.0)
+    retentions.retain("a", "", [4, 5, 6], 5.0, now=0.0)
+    retentions.retain("b", "", [7, 8, 9], 1.0, now=0.0)
+    retentions.retain("a", "", [10], 9.0, now=0.0)
     assert [block in retentions for block in (3, 6, 9, 10)] == [True, False, True, True]
 
 
 def test_of_a_sequence_beyond_the_budget_the_beginning_is_retained() -> None:
     retentions = Retentions(4)
-    retentions.retain("a", Retention("", 9.0), TURN, now=0.0)
+    retentions.retain("a", "", TURN, 9.0, now=0.0)
     assert [block in retentions for block in TURN] == [True] * 4 + [False] * 2
 
 
@@ -78,11 +88,15 @@ class RetentionMachine(RuleBasedStateMachine):
     )
     def retain(self, tenant: str, key: str, path: list[int], seconds: float) -> None:
         blocks = [hash(tuple(path[: end + 1])) for end in range(len(path))][: self.budget]
-        self.retentions.retain(tenant, Retention(key, seconds), blocks, self.now)
+        self.retentions.retain(tenant, key, blocks, seconds, self.now)
         if not blocks or not seconds:
             return
-        kept = [w for w in self.wanted if w[:2] != (tenant, key) or w[2][-1] not in blocks]
-        self.wanted = [*kept, (tenant, key, blocks, self.now + seconds)]
+        until = self.now + seconds
+        same = [w for w in self.wanted if w[:2] == (tenant, key)]
+        if any(w[2] == blocks and w[3] > until for w in same):
+            return
+        kept = [w for w in self.wanted if w not in same or w[2][-1] not in blocks or w[3] > until]
+        self.wanted = [*kept, (tenant, key, blocks, until)]
         mine = sorted((w for w in kept if w[0] == tenant), key=lambda w: w[3])
         while len({b for w in self.wanted if w[0] == tenant for b in w[2]}) > self.budget:
             self.wanted.remove(mine.pop(0))
@@ -123,7 +137,7 @@ def test_retained_pages_are_evicted_after_all_others_and_before_a_request_lacks_
     retentions = Retentions(10)
     cache = cache_with(retentions)
     first = cache.insert([1, 2, 3], [0, 1, 2]).node
-    retentions.retain("a", Retention("", 9.0), first.path_blocks()[:2], now=0.0)
+    retentions.retain("a", "", first.path_blocks()[:2], 9.0, now=0.0)
     cache.insert([4, 5], [10, 11])
     assert cache.evict(1) == [2]
     assert cache.evict(2) == [10, 11]
@@ -135,7 +149,7 @@ def test_pages_that_are_no_longer_retained_are_evicted_in_their_old_order() -> N
     retentions = Retentions(10)
     cache = cache_with(retentions)
     first = cache.insert([1, 2], [0, 1]).node
-    retentions.retain("a", Retention("", 9.0), first.path_blocks(), now=0.0)
+    retentions.retain("a", "", first.path_blocks(), 9.0, now=0.0)
     cache.insert([4, 5], [10, 11])
     assert cache.evict(1) == [11]
     retentions.expire(9.0)
@@ -152,7 +166,7 @@ def test_no_retained_page_is_evicted_while_another_could_be(data: st.DataObject)
         node = cache.insert(tokens, [100 * now + i for i in range(len(tokens))]).node
         owners = {page: block for n in cache.nodes() for page, block in zip(n.pages, n.blocks, strict=True)}
         if data.draw(st.booleans()):
-            retentions.retain("a", Retention("", 3.0), node.path_blocks(), float(now))
+            retentions.retain("a", "", node.path_blocks(), 3.0, float(now))
         retentions.expire(float(now))
         for page in cache.evict(data.draw(st.integers(0, 5))):
             if owners.pop(page) in retentions:
@@ -165,7 +179,7 @@ def test_retained_copies_make_room_on_a_tier_after_all_others() -> None:
     for number in (1, 2, 3):
         level.begin(bytes([number]), number)
         level.complete(bytes([number]), 0)
-    retentions.retain("a", Retention("", 9.0), [1, 2], now=0.0)
+    retentions.retain("a", "", [1, 2], 9.0, now=0.0)
     level.begin(b"4", 4)
     level.complete(b"4", 0)
     assert [key for key, *_ in level.lost] == [bytes([3])]

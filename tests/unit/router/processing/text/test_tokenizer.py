@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from router.errors import InvalidRequest
 from router.processing.text.tokenizer import Tokenizer, TokenizerError
-from tests.unit.router.processing.text.tokenizers import byte_level
+from tests.unit.router.processing.text.tokenizers import byte_level, sentencepiece, word_piece
 
 
 def write(folder: Path) -> None:
@@ -32,6 +34,22 @@ async def test_long_text_is_encoded_beside_the_event_loop(tmp_path: Path) -> Non
         await asyncio.sleep(0)
         turns += 1
     assert turns > 10
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece, word_piece])
+async def test_the_tokens_within_a_beginning_of_a_text(
+    tmp_path: Path, make: Callable[[], tokenizers.Tokenizer]
+) -> None:
+    make().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.load(tmp_path, vocab_size=500)
+    for text in ("the fox jumps over  the Bär. é! <s>the", "the fox\n" * 1500):
+        ends = sorted({0, len(text), *range(0, len(text), 1 + len(text) // 60)})
+        ids, counts = await tokenizer.encode_to_ends(text, ends)
+        assert ids == await tokenizer.encode_rendered(text)
+        offsets = make().encode(text, add_special_tokens=False).offsets
+        for end, count in zip(ends, counts, strict=True):
+            assert all(stop <= end for _, stop in offsets[:count])
+            assert all(stop > end or start == stop for start, stop in offsets[count:])
 
 
 def test_a_model_without_a_chat_template_refuses_chats(tmp_path: Path) -> None:
