@@ -3,6 +3,10 @@
 CPU seconds hardly depend on what else runs on the machine; wall time does.
 
 python -m benchmarks.start_up --runs 3 -- --mode disagg --model smollm2 --prefill-workers 1 --decode-workers 1
+
+With --kill, of a router that finds the workers of one that was killed before; with `ray start --head` before:
+
+python -m benchmarks.start_up --runs 10 --kill -- --model smollm2 --ray-address auto
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import argparse
 import json
 import re
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -52,8 +57,11 @@ class StartUp:
         return sum(self.cpu_s.values())
 
 
-def measure(flags: list[str]) -> StartUp:
-    """Start `router` with these flags, stop it when it is ready. Raises StartFailed."""
+def measure(flags: list[str], *, kill: bool = False) -> StartUp:
+    """Start `router` with these flags, stop it when it is ready. Raises StartFailed.
+
+    `kill`: by SIGKILL, so that its workers stay, if it has joined a Ray.
+    """
     command = [sys.executable, "-m", "router.cli.main", *flags, "--http-port", "0", "--grpc-port", "0"]
     began = time.monotonic()
     process = subprocess.Popen(
@@ -67,7 +75,7 @@ def measure(flags: list[str]) -> StartUp:
     try:
         _sample(psutil.Process(process.pid), began, start, ready)
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         process.wait()
         reader.join()
     if not start.wall_s:
@@ -130,9 +138,13 @@ def _title(process: psutil.Process) -> str:
 def main() -> None:
     options = _parser().parse_args()
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
+    if options.kill and "--ray-address" not in flags:
+        sys.exit("--kill needs --ray-address: a router's own Ray ends with it, and so do its workers")
     origin = provenance()
     try:
-        starts = [measure(flags) for _ in range(options.runs)]
+        if options.kill:
+            measure(flags, kill=True)
+        starts = [measure(flags, kill=options.kill) for _ in range(options.runs)]
     except StartFailed as error:
         sys.exit(f"the router did not start:\n{error}")
     console = Console()
@@ -153,7 +165,9 @@ def _table(starts: list[StartUp]) -> Table:
         table.add_row(title, f"{seen:.1f}", f"{_median([s.cpu_s.get(title, 0.0) for s in starts]):.2f}")
     table.add_section()
     table.add_row("all", "", f"{_median([start.total_cpu_s for start in starts]):.2f}")
-    table.add_row("wall time to ready", "", f"{_median([start.wall_s for start in starts]):.2f}")
+    walls = [start.wall_s for start in starts]
+    table.add_row("wall time to ready", "", f"{_median(walls):.2f}")
+    table.add_row("longest", "", f"{max(walls):.2f}")
     return table
 
 
@@ -168,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--kill", action="store_true", help="kill each router; the first one is not measured")
     parser.add_argument("--out", type=Path, help="write JSON here")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of router, after --")
     return parser
