@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
-from router.admin.drain import NotBackInTime, WorkerDrainer
+from common.error_text import first_line
+from router.admin.drain import NotBackInTime, OperationFailed, WorkerDrainer
 from router.cluster.fleet import WantedWorkers, role_of
 from router.workers.member import Member, WorkerHandle
 from router.workers.registry import Registry
@@ -118,9 +119,18 @@ class Scaling:
         """Let the cluster have that many workers of a role; returns their names when all are ready.
 
         The surplus is drained: idle and unready workers first, and rather those whose room in Ray becomes
-        free. Raises CannotScale; and NotBackInTime after `startup_s`, when the number stays as it was asked.
+        free. Raises CannotScale; OperationFailed if Ray does not answer; and NotBackInTime after
+        `startup_s`, when the number stays as it was asked.
         """
-        await self.request(role, number)
+        try:
+            await self.request(role, number)
+        except CannotScale:
+            raise
+        except Exception as error:  # Ray's errors share no base class
+            raise OperationFailed(
+                f"the number of {role.value} workers may be what it was, since Ray does not answer:"
+                f" {first_line(error)}; scale again"
+            ) from error
         if not await self._registry.wait_until(lambda: self._is_settled(role), startup_s):
             there = ", ".join(
                 f"{_name(m)} {m.trouble or m.state.value}" for m in self._members_of(role) if not m.usable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.admin.drain import NotBackInTime, WorkerDrainer
+from router.admin.drain import NotBackInTime, OperationFailed, WorkerDrainer
 from router.admin.scaling import CannotScale, Scaling
 from router.cluster.fleet import WantedWorkers
 from router.workers.member import WorkerUnavailable
@@ -159,6 +159,18 @@ async def test_a_number_that_is_not_reached_in_time_stays_wanted() -> None:
         with pytest.raises(NotBackInTime, match=r"0 of 3 decode workers are ready .*decode-2 loading"):
             await scaling.scale(DECODE, 3, 0.5)
         assert scaling.desired(DECODE) == 3
+
+
+async def test_an_operator_learns_that_ray_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(_supply: Supply) -> Mapping[WorkerRole, WantedWorkers]:
+        raise OSError("Deadline Exceeded")
+
+    supply = Supply()
+    async with router(supply) as scaling:
+        monkeypatch.setattr(Supply, "wanted", silent)
+        with pytest.raises(OperationFailed, match="Ray does not answer: Deadline Exceeded; scale again"):
+            await scaling.scale(DECODE, 3, 0.5)
+        assert supply.workers[DECODE] == WantedWorkers.first(DECODE, 2)
 
 
 @pytest.mark.parametrize(
