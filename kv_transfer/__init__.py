@@ -20,15 +20,15 @@ from kv_transfer.handoff.port import KVPort
 from kv_transfer.integrity.digest import request_digest
 from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
-from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.transfer_thread import ReceiverCommands, SenderCommands, TransferThread
 
 __all__ = [
     "CaughtUp",
     "Drained",
     "EndpointEvent",
-    "Final",
     "HandedOff",
+    "HandoffState",
     "KVEndpoint",
     "KVLayout",
     "KVPort",

@@ -113,7 +113,7 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class HandoffState:
     """State of the request that only the sender has at the end of a handoff.
 
     With positional randomness (seed, position) this and the request itself are the complete sampling

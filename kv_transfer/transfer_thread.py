@@ -13,7 +13,7 @@ from kv_transfer.handoff.endpoint import KVEndpoint
 from kv_transfer.handoff.events import Drained, EndpointEvent, ReceiveFailed, Reserved
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
-from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket import HandoffState, Peer, Ticket
 
 _Post: TypeAlias = Callable[[Callable[[float], None]], None]
 """Queues a command, which the transfer thread calls with the current time."""
@@ -139,7 +139,7 @@ class SenderCommands:
         handoff_id: int,
         pages: Sequence[int],
         num_tokens: int,
-        final: Final,
+        final: HandoffState,
         *,
         state: Sequence[int] = (),
     ) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.engine import Engine
-from kv_transfer import Final, HandedOff, SenderEvent, SendFailed, Ticket
+from kv_transfer import HandedOff, HandoffState, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
@@ -151,7 +151,7 @@ class OutgoingHandoffs:
         )
 
 
-def _final(job: Job) -> Final:
+def _final(job: Job) -> HandoffState:
     """State of a request that the receiver continues. O(tokens)."""
     request = job.request
     num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token

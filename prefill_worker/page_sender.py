@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from engine.core.request import Request
 from engine.engine import Engine
-from kv_transfer import Final, HandedOff, PushSpan, SenderCommands, Ticket
+from kv_transfer import HandedOff, HandoffState, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
 from worker.session.jobs import Job, digest_of
@@ -43,7 +43,7 @@ class PageSender:
         """KV of tokens [0, num_tokens) is in the pool."""
         self._sender.computed(handoff_id, self._pages(request, num_tokens), num_tokens)
 
-    def finish(self, handoff_id: int, request: Request, final: Final) -> None:
+    def finish(self, handoff_id: int, request: Request, final: HandoffState) -> None:
         """Send the remaining pages, up to `final.position`, and then the state."""
         pages, state = self._pages(request, final.position), self._engine.state_pages(request)
         self._sender.finish(handoff_id, pages, final.position, final, state=state)
@@ -65,13 +65,13 @@ class PageSender:
         return request.pages[: needs.blocks(num_tokens) * needs.stride]
 
 
-def final_state(job: Job, num_known: int, position: int) -> Final:
+def final_state(job: Job, num_known: int, position: int) -> HandoffState:
     """State from which the receiver continues at token `position`. O(tokens).
 
     `num_known`: tokens that the receiver has from the router; the others are in the state.
     """
     request = job.request
-    return Final(
+    return HandoffState(
         tokens=tuple(request.tokens(num_known, request.num_tokens)),
         position=position,
         seed=request.sampling.seed,

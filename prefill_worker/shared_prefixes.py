@@ -15,7 +15,7 @@ from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.kv_manager.peer_prefixes import PeerPrefixes, SharedPrefix
-from kv_transfer import Final, HandedOff, SenderCommands, SenderEvent, Ticket, request_digest
+from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
 from rpc.baton.v1 import worker_pb2
 from worker.session.convert import ticket_from_proto
@@ -114,7 +114,7 @@ class SharedPrefixes:
         ticket, tokens = share.ticket, share.request.prompt
         known, rest = tokens[: ticket.num_tokens], tokens[ticket.num_tokens :]
         digest = request_digest(known)
-        final = Final(tokens=tuple(rest), position=prefix.num_tokens, seed=0, request_digest=digest)
+        final = HandoffState(tokens=tuple(rest), position=prefix.num_tokens, seed=0, request_digest=digest)
         slot = prefix.hold.checkpoint
         state = () if slot == NO_SLOT else self._engine.pages_of(slot)
         self._sender.open(ticket.handoff_id, ticket.timeout_s)

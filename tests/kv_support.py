@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from common.kv_groups import full_group
-from kv_transfer import EndpointEvent, Final, KVEndpoint, KVLayout, KVPort, Peer, PoolMemory, Reopened
+from kv_transfer import EndpointEvent, HandoffState, KVEndpoint, KVLayout, KVPort, Peer, PoolMemory, Reopened
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.transports import Transport
@@ -100,8 +100,8 @@ def receiver_on(
     return Half(endpoint, port, endpoint.receiver)
 
 
-def final_for(num_tokens: int, first_token: int = 7) -> Final:
-    return Final((first_token,), position=num_tokens, seed=42, request_digest=REQUEST)
+def final_for(num_tokens: int, first_token: int = 7) -> HandoffState:
+    return HandoffState((first_token,), position=num_tokens, seed=42, request_digest=REQUEST)
 
 
 def expect_handed_off(source: Pool, local: Sequence[int], target: Pool, remote: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from common.kv_groups import NO_PAGE, KVGroup, full_group
-from kv_transfer import Final, KVEndpoint, KVLayout, KVPort
+from kv_transfer import HandoffState, KVEndpoint, KVLayout, KVPort
 from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket_pages import TicketPages
 from tests.kv_network import Network, NetworkTransport
@@ -80,9 +80,9 @@ class Job:
         """The only right first token."""
         return self.token(self.num_tokens)
 
-    def final(self, wrong: int = 0) -> Final:
+    def final(self, wrong: int = 0) -> HandoffState:
         """Of a prompt; `wrong`: added to what the receiver can check."""
-        return Final((self.answer + wrong,), self.num_tokens, 0, self.id + wrong)
+        return HandoffState((self.answer + wrong,), self.num_tokens, 0, self.id + wrong)
 
     def token(self, index: int) -> int:
         """The only right token at this position, of those that are sampled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket import HandoffState, Peer, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Ready:
     """Every page has arrived and is verified; the request can be computed from `final.position` on."""
 
     handoff_id: int
-    final: Final
+    final: HandoffState
     transfer_s: float
     """From the reservation to the verified last page."""
     exposed_s: float

@@ -43,7 +43,7 @@ class Digests:
 class Finish:
     """Sender: every page was written. Sufficient without the Push messages."""
 
-    final: ticket.Final
+    final: ticket.HandoffState
     exposed_s: float
     """From the prompt's last computed token to the last written page, on the sender's clock."""
     digests: tuple[int, ...]

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Final as Constant
+from typing import Final
 
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.handoff.events import Drained, Ready, ReceiveFailed, ReceiverEvent
@@ -15,10 +15,10 @@ from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, 
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.handoff.state_machine import Machine
-from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks, unneeded
 
-_URGENT_S: Constant = 5.0
+_URGENT_S: Final = 5.0
 """A handoff aborted longer ago does not keep the endpoint busy: its sender is slow or unreachable."""
 
 
@@ -33,7 +33,7 @@ class _Handoff:
     """Digests by page index in the ticket, computed as pages arrive; only the last one waits for Finish."""
     expected: dict[int, int] = field(default_factory=dict)
     """The sender's digests that have come before Finish."""
-    final: Final | None = None
+    final: HandoffState | None = None
     exposed_s: float = 0.0
     reason: str = ""
     by_sender: bool = False

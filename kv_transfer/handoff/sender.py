@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final as Constant
+from typing import Final
 
 from common.kv_groups import NO_PAGE
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
@@ -16,11 +16,11 @@ from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
 from kv_transfer.planner import blocks_due, coalesce, state_copy
-from kv_transfer.ticket import Final, Peer, Ticket
+from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
-_MAX_REFUSED: Constant = 65_536
-_AWAIT_IDLE: Constant = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
+_MAX_REFUSED: Final = 65_536
+_AWAIT_IDLE: Final = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class _Handoff:
     state: tuple[int, ...] = ()
     """Pages that the recurrent state takes; known with `final`."""
     num_tokens: int = 0
-    final: Final | None = None
+    final: HandoffState | None = None
     computed_at: float = 0.0
     """When the last token was computed."""
     pushed: int = 0
@@ -92,7 +92,7 @@ class KVSender:
         """Begin a handoff. It fails after `timeout_s` without progress.
 
         `keeps_decoding`: the request decodes until it is paused, so CaughtUp is reported. `request_digest`:
-        as in `Final`; with it, the receiver gets the digests of every chunk, not only all of them at the end.
+        as in `HandoffState`; with it, the receiver gets digests chunk by chunk, not only all at the end.
         """
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
@@ -145,7 +145,7 @@ class KVSender:
         handoff_id: int,
         pages: Sequence[int],
         num_tokens: int,
-        final: Final,
+        final: HandoffState,
         now: float,
         *,
         state: Sequence[int] = (),
@@ -369,7 +369,7 @@ class KVSender:
     # --------------------------------------------------------------------------------- checks
 
     def _extend(
-        self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: Final | None, now: float
+        self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: HandoffState | None, now: float
     ) -> _Handoff | None:
         """Record computed pages. Aborts the handoff and returns None if they contradict earlier ones. Also
         None for a handoff that has ended, which the engine may not have noticed yet."""

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.request import Request
 from engine.engine import Engine
-from kv_transfer import Final, HandedOff, KVEndpoint, KVPort, Ready
+from kv_transfer import HandedOff, HandoffState, KVEndpoint, KVPort, Ready
 from kv_transfer.transports import LoopbackTransport
 from tests.integration.test_every_architecture import MAX_TOKENS, finish, new_request
 from tests.integration.test_windows import CHUNKS_AND_PAGES, PROMPTS, Model
@@ -52,7 +52,7 @@ class Worker:
         return True
 
     def send_rest(self, request: Request, known: int, position: int) -> None:
-        final = Final(tuple(request.tokens(known, request.num_tokens)), position, 0, DIGEST)
+        final = HandoffState(tuple(request.tokens(known, request.num_tokens)), position, 0, DIGEST)
         self.endpoint.sender.finish(request.id, self.pages(request, position), position, final, 0.0)
 
 

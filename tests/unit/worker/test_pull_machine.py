@@ -20,7 +20,17 @@ from common.block_key import root_key
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup, group_layers
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.tiers import KVTiers
-from kv_transfer import Drained, Final, HandedOff, Peer, Ready, ReceiveFailed, Reserved, SendFailed, Ticket
+from kv_transfer import (
+    Drained,
+    HandedOff,
+    HandoffState,
+    Peer,
+    Ready,
+    ReceiveFailed,
+    Reserved,
+    SendFailed,
+    Ticket,
+)
 from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket_pages import unneeded
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -75,7 +85,7 @@ class Side:
         """Ticket and digest of handoffs whose pages are set aside here."""
         self.aborted: set[int] = set()
         self.opened: set[int] = set()
-        self.sent: dict[int, tuple[list[list[int]], list[list[int]], Final]] = {}
+        self.sent: dict[int, tuple[list[list[int]], list[list[int]], HandoffState]] = {}
         """What the sender has read: KV of pages, empty without one, and of the state."""
         self.refused: set[int] = set()
         self.events: list[Any] = []
@@ -107,7 +117,7 @@ class Side:
             self.refused.add(ticket.handoff_id)
 
     def finish(
-        self, id: int, pages: Sequence[int], num_tokens: int, final: Final, *, state: Sequence[int]
+        self, id: int, pages: Sequence[int], num_tokens: int, final: HandoffState, *, state: Sequence[int]
     ) -> None:
         assert num_tokens == final.position
         assert self.cached().issuperset(set(pages) - {NO_PAGE}), "it sends what may be evicted"

@@ -12,8 +12,8 @@ from common.kv_groups import NO_PAGE
 from kv_transfer import (
     CaughtUp,
     Drained,
-    Final,
     HandedOff,
+    HandoffState,
     KVLayout,
     Peer,
     Ready,
@@ -176,7 +176,7 @@ class HandoffWorld:
         """It stands still until the handoff is over, or is given up."""
         job.stopped = job.finished = True
         tokens = tuple(job.token(i) for i in range(job.num_tokens, job.computed + 1))
-        final = Final(tokens, job.computed, 0, job.id)
+        final = HandoffState(tokens, job.computed, 0, job.id)
         job.source.endpoint.sender.finish(job.id, job.local, job.computed, final, self.now, state=job.state)
         self.poll()
 
@@ -237,7 +237,7 @@ class HandoffWorld:
         pass_by(job)
         self.poll()
 
-    def finish(self, job: Job, final: Final) -> None:
+    def finish(self, job: Job, final: HandoffState) -> None:
         run_model(job, job.num_tokens)
         job.finished = True
         pass_by(job)
@@ -263,7 +263,7 @@ class HandoffWorld:
         digester = HostDigester(job.target.pool.memory, self.layout)
         digests = digest_blocks(digester, self.layout, ticket.pages, tail_tokens)
         digests += digester.digest_state(ticket.state[0]) if ticket.state else []
-        final = Final((job.answer + 1,), job.num_tokens, 0, job.id)
+        final = HandoffState((job.answer + 1,), job.num_tokens, 0, job.id)
         forged: dict[str, tuple[Peer, Peer, Body]] = {
             "push": (p, d, Push(0, len(ticket.pages), 2)),
             "digests": (p, d, Digests(0, tuple(digests), job.id)),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer import Drained, Final, HandedOff, Ready, ReceiveFailed, SendFailed
+from kv_transfer import Drained, HandedOff, HandoffState, Ready, ReceiveFailed, SendFailed
 from tests.kv_network import InFlightMessage
 from tests.kv_support import LAYOUT, REQUEST, expect_handed_off, final_for
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
@@ -146,7 +146,7 @@ def test_a_handoff_is_aborted_when_the_requests_pages_change(pair: Pair) -> None
 def test_a_receiver_may_have_cached_more_of_a_prompt_than_is_sent(pair: Pair) -> None:
     """It had that cached. Nothing travels then."""
     pair.sender.attach(pair.reserve(first_token=16), 0.0)
-    pair.sender.finish(1, LOCAL, 8, Final((), 8, 42, REQUEST), 0.0)
+    pair.sender.finish(1, LOCAL, 8, HandoffState((), 8, 42, REQUEST), 0.0)
     pair.settle()
     assert pair.kinds() == ([HandedOff], [Ready])
     assert pair.sent[0].bytes == 0

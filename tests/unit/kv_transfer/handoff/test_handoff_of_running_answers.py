@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kv_transfer import CaughtUp, Drained, Final, HandedOff, Ready, ReceiveFailed, SendFailed
+from kv_transfer import CaughtUp, Drained, HandedOff, HandoffState, Ready, ReceiveFailed, SendFailed
 from tests.kv_support import REQUEST, expect_handed_off
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, REMOTE, Pair
 
@@ -31,7 +31,7 @@ def test_pages_of_a_running_answer_are_sent_until_it_is_paused_with_less_than_a_
     pair.sender.computed(2, LOCAL, 21, 1.0)
     pair.settle()
     assert pair.sent == [CaughtUp(2)] * 2
-    final = Final((70, 71, 72, 73, 74), position=22, seed=42, request_digest=REQUEST)
+    final = HandoffState((70, 71, 72, 73, 74), position=22, seed=42, request_digest=REQUEST)
     pair.sender.finish(2, LOCAL, 22, final, 2.0)
     pair.settle()
     assert pair.kinds() == ([CaughtUp, CaughtUp, HandedOff], [Ready])
@@ -48,8 +48,8 @@ def test_an_answer_that_outgrows_its_reserved_pages_is_not_transferred(pair: Pai
     assert pair.kinds() == ([CaughtUp, SendFailed], [ReceiveFailed, Drained])
 
 
-@pytest.mark.parametrize("final", [Final((), 18, 42, REQUEST), Final((1,), 20, 42, REQUEST)])
-def test_kv_of_the_last_token_is_never_transferred(pair: Pair, final: Final) -> None:
+@pytest.mark.parametrize("final", [HandoffState((), 18, 42, REQUEST), HandoffState((1,), 20, 42, REQUEST)])
+def test_kv_of_the_last_token_is_never_transferred(pair: Pair, final: HandoffState) -> None:
     """Its logits are what the receiver has to compute."""
     follow(pair, num_tokens=17, known=18)
     pair.sender.finish(2, LOCAL, final.position, final, 1.0)

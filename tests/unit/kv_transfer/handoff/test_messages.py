@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_transfer import Final, Peer
+from kv_transfer import HandoffState, Peer
 from kv_transfer.errors import BadMessage
 from kv_transfer.handoff.messages import (
     Confirm,
@@ -32,7 +32,7 @@ BODIES = st.one_of(
     st.builds(Digests, U32, st.lists(U64, max_size=50).map(tuple), U64),
     st.builds(
         Finish,
-        st.builds(Final, st.lists(U32, max_size=8).map(tuple), U32, U64, U64),
+        st.builds(HandoffState, st.lists(U32, max_size=8).map(tuple), U32, U64, U64),
         st.floats(allow_nan=False),
         st.lists(U64, max_size=50).map(tuple),
     ),
