@@ -39,7 +39,7 @@ _EVERYTHING: Final = SamplingParams(
 )
 
 
-class _Way(Protocol):
+class _Backend(Protocol):
     def sample(self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None) -> Sampled: ...
 
 
@@ -56,11 +56,11 @@ class Sampler:
         """`max_rows`: most rows of a call; None: `max_requests`."""
         self._max_requests = max_requests
         self._vocab_size = vocab_size
-        self._way: _Way
+        self._backend: _Backend
         if device.type == "cuda":
             from engine.sampling.fused import FusedSampling  # Triton ships only with torch's CUDA builds
 
-            self._way = FusedSampling(
+            self._backend = FusedSampling(
                 vocab_size=vocab_size,
                 eos_token_ids=eos_token_ids,
                 max_requests=max_requests,
@@ -68,7 +68,7 @@ class Sampler:
                 device=device,
             )
         else:
-            self._way = TorchSampling(
+            self._backend = TorchSampling(
                 vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests
             )
 
@@ -83,7 +83,7 @@ class Sampler:
         """
         if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
             return Sampled(*greedy_sample(logits), None)
-        return self._way.sample(logits, chunks, masks)
+        return self._backend.sample(logits, chunks, masks)
 
     def profile_run(self, logits: torch.Tensor) -> None:
         """Run every operation once on rows like `logits`: compiles all kernels and allocates their memory.

@@ -106,16 +106,19 @@ class DetachedWorkers:
     def _as_others(self, bundle: Bundle, strategy: str) -> dict[str, Any]:
         """Where one more worker goes, by the strategy of all: Ray's applies within a group only."""
         placed = [node for group in self._groups() for node in group["bundles_to_node_id"].values()]
-        homes = Counter(node for node in placed if node)
-        if strategy == "STRICT_SPREAD" and homes:
-            if len(placed) > homes.total():
+        workers_on = Counter(node for node in placed if node)
+        if strategy == "STRICT_SPREAD" and workers_on:
+            if len(placed) > workers_on.total():
                 raise WorkerUnavailable("another new worker waits for a node, and gets one first")
-            selector = {_NODE_LABEL: f"!in({','.join(sorted(homes))})"}
+            selector = {_NODE_LABEL: f"!in({','.join(sorted(workers_on))})"}
             return {"strategy": "PACK", "bundle_label_selector": [selector]}
         usable = [node.id for node in nodes() if node.alive and (node.has_gpu or not bundle.get("GPU"))]
         if strategy == "SPREAD" and usable:
             # Preferred only: another one is taken if this has no room.
-            return {"strategy": "STRICT_PACK", "_soft_target_node_id": min(usable, key=homes.__getitem__)}
+            return {
+                "strategy": "STRICT_PACK",
+                "_soft_target_node_id": min(usable, key=workers_on.__getitem__),
+            }
         return {"strategy": "PACK"}
 
     def give_back(self, worker_id: str) -> None:

@@ -88,13 +88,13 @@ def _gcs_client(address: str, node_id: str) -> Any:
     return GcsClient(address=address)
 
 
-def residents(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
+def workers_by_node(workers: Iterable[tuple[str, str]], known: Sequence[Node]) -> str:
     """The placement of workers on nodes, in one line. `workers`: pairs of worker id and node id."""
     names = {node.id: node.name for node in known}
-    homes: dict[str, list[str]] = {}
+    by_node: dict[str, list[str]] = {}
     for worker, node in workers:
-        homes.setdefault(names.get(node, "an unknown node"), []).append(worker)
-    return "; ".join(f"{', '.join(lodgers)} on {home}" for home, lodgers in homes.items())
+        by_node.setdefault(names.get(node, "an unknown node"), []).append(worker)
+    return "; ".join(f"{', '.join(ids)} on {node}" for node, ids in by_node.items())
 
 
 async def until_enough(

@@ -11,12 +11,12 @@ from router.cluster.nodes import Node
 _log = logging.getLogger(__name__)
 
 
-def uneven(homes: Iterable[str], known: Sequence[Node], *, with_gpus: bool) -> str:
+def uneven(node_ids: Iterable[str], known: Sequence[Node], *, with_gpus: bool) -> str:
     """One line if a node has no worker while another has several; otherwise empty.
 
-    `homes`: the node id of each worker. `with_gpus`: workers run only on nodes with GPUs.
+    `node_ids`: that of each worker. `with_gpus`: workers run only on nodes with GPUs.
     """
-    count = Counter(homes)
+    count = Counter(node_ids)
     usable = [node for node in known if node.alive and (node.has_gpu or not with_gpus)]
     idle = [node.name for node in usable if not count[node.id]]
     shared = [node.name for node in usable if count[node.id] > 1]
@@ -31,13 +31,13 @@ def uneven(homes: Iterable[str], known: Sequence[Node], *, with_gpus: bool) -> s
 class PlacementNotice:
     """Logs when the placement becomes uneven. Call it with the nodes, from time to time."""
 
-    def __init__(self, homes: Callable[[], Iterable[str]], *, with_gpus: bool) -> None:
-        self._homes = homes
+    def __init__(self, node_ids: Callable[[], Iterable[str]], *, with_gpus: bool) -> None:
+        self._node_ids = node_ids
         self._with_gpus = with_gpus
         self._last = ""
 
     def __call__(self, known: Sequence[Node]) -> None:
-        now = uneven(self._homes(), known, with_gpus=self._with_gpus)
+        now = uneven(self._node_ids(), known, with_gpus=self._with_gpus)
         if now and now != self._last:
             _log.warning("%s", now)
         self._last = now

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from router.cluster.nodes import Node, patience_s, residents, until_enough, until_lost
+from router.cluster.nodes import Node, patience_s, until_enough, until_lost, workers_by_node
 
 A = Node("a", "head", "10.0.0.10", True)
 B = Node("b", "w1", "10.0.0.11", True)
@@ -90,8 +90,8 @@ async def test_another_ray_at_the_same_address_is_detected_at_once() -> None:
     assert ray.asked == 2
 
 
-def test_residents_are_listed_by_node() -> None:
+def test_workers_are_listed_by_node() -> None:
     workers = [("prefill-0", "a"), ("decode-0", "b"), ("decode-1", "a"), ("decode-2", "z")]
-    assert residents(workers, [A, B]) == (
+    assert workers_by_node(workers, [A, B]) == (
         "prefill-0, decode-1 on head (10.0.0.10); decode-0 on w1 (10.0.0.11); decode-2 on an unknown node"
     )

@@ -15,7 +15,7 @@ HEAD = Node("h", "head", "10.0.0.9", True, False)
 
 
 @pytest.mark.parametrize(
-    ("homes", "known"),
+    ("node_ids", "known"),
     [
         ("aab", [A, B]),
         ("aa", [A]),
@@ -25,8 +25,8 @@ HEAD = Node("h", "head", "10.0.0.9", True, False)
     ],
     ids=["no idle node", "one node", "the other is dead", "one worker", "the other has no GPU"],
 )
-def test_nothing_is_said_where_no_worker_could_be_placed_better(homes: str, known: list[Node]) -> None:
-    assert uneven(homes, known, with_gpus=True) == ""
+def test_nothing_is_said_where_no_worker_could_be_placed_better(node_ids: str, known: list[Node]) -> None:
+    assert uneven(node_ids, known, with_gpus=True) == ""
 
 
 def test_an_idle_node_beside_one_with_several_workers_is_named() -> None:
@@ -37,13 +37,13 @@ def test_an_idle_node_beside_one_with_several_workers_is_named() -> None:
 
 def test_it_is_told_once_until_it_was_mended(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    homes = ["a", "a"]
-    notice = PlacementNotice(lambda: homes, with_gpus=True)
+    node_ids = ["a", "a"]
+    notice = PlacementNotice(lambda: node_ids, with_gpus=True)
     for _ in range(3):
         notice([A, B])
     assert len(caplog.messages) == 1
-    homes[1] = "b"
+    node_ids[1] = "b"
     notice([A, B])
-    homes[1] = "a"
+    node_ids[1] = "a"
     notice([A, B])
     assert len(caplog.messages) == 2
