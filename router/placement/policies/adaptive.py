@@ -17,7 +17,7 @@ from router.config.choices import Mode, Routing
 from router.placement.policies.by_load import POLICIES, preferred
 from router.placement.policies.estimates import Estimates
 from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
-from router.placement.policies.prefill_split import PrefillSplit
+from router.placement.policies.prefill_pool import PrefillPool
 from router.placement.policy import (
     Candidate,
     Handoffs,
@@ -49,12 +49,12 @@ class AdaptivePlacement(PlacementPolicy):
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self._estimates = Estimates(targets)
-        self._split = PrefillSplit(targets)
+        self._pool = PrefillPool(targets)
 
     @property
     def prefill_only(self) -> frozenset[WorkerId]:
         """Workers that get no decodes now."""
-        return self._split.current
+        return self._pool.current
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
         if not view.workers:
@@ -63,7 +63,7 @@ class AdaptivePlacement(PlacementPolicy):
         if not workers:
             raise QuarantinedPages
         self._estimates.look(workers)
-        prefill_only = self._split.prefill_workers(workers, view.demand, view.now)
+        prefill_only = self._pool.prefill_workers(workers, view.demand, view.now)
         pairs = self._pairs(request, workers, prefill_only, retry_on)
         candidates = self._candidates(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
@@ -82,11 +82,11 @@ class AdaptivePlacement(PlacementPolicy):
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]
     ) -> list[Candidate]:
         estimates = self._estimates
-        readings = {
-            worker.id: estimates.reading(request, view, worker)
+        prefills = {
+            worker.id: estimates.prefill(request, view, worker)
             for worker in {prefill_worker.id: prefill_worker for prefill_worker, _ in pairs}.values()
         }
-        return [estimates.pair(request, view, readings[first.id], second) for first, second in pairs]
+        return [estimates.pair(request, view, prefills[first.id], second) for first, second in pairs]
 
     def _pairs(
         self,

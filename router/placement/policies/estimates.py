@@ -24,20 +24,20 @@ _LATE_WEIGHT: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A worker, if it computed the prompt."""
+class PrefillEstimate:
+    """What to expect of a worker if it prefills the prompt."""
 
     worker: WorkerView
     seconds: float
     """From now until the prompt is computed."""
     misses: float
-    """Expected, of the prompts there already, that it would not have without this one."""
+    """Additional expected TTFT misses among the prompts that are there already."""
     delay: float
-    """Of those prompts, in targets."""
+    """Additional delay of those prompts, in TTFT targets."""
     tokens: int
-    """That it would compute of the prompt."""
+    """Prompt tokens that it would compute."""
     source: Source | None
-    """Whose cached KV it would get first, if that is faster."""
+    """The worker whose cached KV it would get first, if that is faster."""
 
 
 class Estimates:
@@ -66,7 +66,7 @@ class Estimates:
         _, pace, queued = self._seen[worker.id]
         return (tokens + queued) / pace.prefill_rate
 
-    def reading(self, request: RequestView, view: ClusterView, worker: WorkerView) -> Reading:
+    def prefill(self, request: RequestView, view: ClusterView, worker: WorkerView) -> PrefillEstimate:
         pace = self.pace(worker)
         tokens = request.prompt_tokens - request.cached_on(worker)
         source = best_source(request, view, worker, pace.prefill_rate)
@@ -94,15 +94,15 @@ class Estimates:
         comes_s = max(comes_s, 0.0 if source is None else source.pull_s)
         if comes_s:
             times[-1] = max(times[-1], comes_s + tokens / pace.prefill_rate)
-        return Reading(worker, in_flight + times[-1], misses, delay, tokens, source)
+        return PrefillEstimate(worker, in_flight + times[-1], misses, delay, tokens, source)
 
     def pair(
-        self, request: RequestView, view: ClusterView, reading: Reading, decode_worker: WorkerView
+        self, request: RequestView, view: ClusterView, prefill: PrefillEstimate, decode_worker: WorkerView
     ) -> Candidate:
         """One worker computes the prompt and the first token, this or another one the rest."""
-        prefill_worker = reading.worker
+        prefill_worker = prefill.worker
         local = prefill_worker.id == decode_worker.id
-        tokens = reading.tokens
+        tokens = prefill.tokens
         tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
         if not local:
             more, longer = self._slowdown(prefill_worker, request, tokens)
@@ -110,14 +110,14 @@ class Estimates:
             moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
             tpot += handoff / max(request.expected_output - 1, 1)
-        ttft = view.now - request.arrived + reading.seconds
+        ttft = view.now - request.arrived + prefill.seconds
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.tpot_s
         own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
-        misses += reading.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
+        misses += prefill.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
         if not _fits(request, decode_worker):
             misses += 1.0
-        cost = misses + _DELAY_WEIGHT * (delay + reading.delay + late + slow)
-        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, reading.source)
+        cost = misses + _DELAY_WEIGHT * (delay + prefill.delay + late + slow)
+        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, prefill.source)
 
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int

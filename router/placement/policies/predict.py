@@ -37,9 +37,9 @@ class Pace:
         """Prompt tokens per second while there are enough."""
         return self.mixed_tokens / self.mixed_s
 
-    def tpot(self, reading: float) -> float:
-        """Mean time between tokens if steps contain prompts for a share `reading` of the time."""
-        return 1.0 / (reading / self.mixed_s + (1.0 - reading) / self.plain_s)
+    def tpot(self, prefill_share: float) -> float:
+        """Mean time between tokens if steps contain prompts for a share `prefill_share` of the time."""
+        return 1.0 / (prefill_share / self.mixed_s + (1.0 - prefill_share) / self.plain_s)
 
 
 def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_token: float) -> Pace:

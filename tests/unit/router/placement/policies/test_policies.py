@@ -177,7 +177,7 @@ def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_alrea
     estimates = Estimates(targets)
     estimates.look(seen.workers)
     elsewhere, here = (
-        estimates.pair(request, seen, estimates.reading(request, seen, first), crowded)
+        estimates.pair(request, seen, estimates.prefill(request, seen, first), crowded)
         for first in (reader, crowded)
     )
     assert elsewhere.cost < here.cost - 1.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import PATIENCE
 from router.placement import Demand, Preference, StepTime, Targets, WorkerView
 from router.placement.policies.predict import Pace, miss, pace_of, prefill_times
-from router.placement.policies.prefill_split import PrefillSplit, expected_misses, with_running_answers
+from router.placement.policies.prefill_pool import PrefillPool, expected_misses, with_running_answers
 
 PACE = Pace(plain_s=0.005, mixed_s=0.05, mixed_tokens=2048)
 PROMPTS = st.lists(st.integers(1, 20_000), min_size=1, max_size=40)
@@ -90,17 +90,17 @@ def test_more_load_is_never_better() -> None:
 MIXED_ROLES = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE)]
 
 
-def divided(*, now: float = 100.0) -> PrefillSplit:
+def divided(*, now: float = 100.0) -> PrefillPool:
     """Has reserved "a" for prompts by `now`, since that suits `DEMAND`."""
-    split = PrefillSplit(TIGHT)
+    pool = PrefillPool(TIGHT)
     for turn in range(100):
-        split.prefill_workers(MIXED_ROLES, DEMAND, now - 100.0 + turn)
-    assert split.current == {"a"}
-    return split
+        pool.prefill_workers(MIXED_ROLES, DEMAND, now - 100.0 + turn)
+    assert pool.current == {"a"}
+    return pool
 
 
 def test_no_worker_is_reserved_for_prompts_before_the_load_asks_for_it() -> None:
-    assert PrefillSplit(TIGHT).prefill_workers(MIXED_ROLES, Demand(), 0.0) == set()
+    assert PrefillPool(TIGHT).prefill_workers(MIXED_ROLES, Demand(), 0.0) == set()
 
 
 def test_the_worker_that_is_reserved_is_one_that_prefers_prompts() -> None:
@@ -109,17 +109,17 @@ def test_the_worker_that_is_reserved_is_one_that_prefers_prompts() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0.5, 60.0)), min_size=1, max_size=40))
 def test_never_all_workers_are_reserved(loads: list[tuple[int, float]]) -> None:
-    split = PrefillSplit(TIGHT)
+    pool = PrefillPool(TIGHT)
     for turn, (count, rate) in enumerate(loads):
         workers = [worker(name, Preference.PREFILL) for name in "abcd"[:count]]
         demand = Demand(rate, 2800, 7e6, 3000, 320)
-        assert len(split.prefill_workers(workers, demand, 10.0 * turn)) < count
+        assert len(pool.prefill_workers(workers, demand, 10.0 * turn)) < count
 
 
 def test_a_division_that_suits_the_load_is_kept() -> None:
     workers = [worker("a", Preference.PREFILL), worker("b", Preference.DECODE, decodes=20)]
-    split = divided()
-    seen = {split.prefill_workers(workers, DEMAND, 100.0 + 0.1 * turn) for turn in range(300)}
+    pool = divided()
+    seen = {pool.prefill_workers(workers, DEMAND, 100.0 + 0.1 * turn) for turn in range(300)}
     assert seen == {frozenset({"a"})}
 
 
@@ -139,8 +139,8 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
     demand = Demand(
         requests_per_s=8.0, prompt_tokens=200, attention=2e4, context_tokens=3000, output_tokens=2000
     )
-    split = divided(now=0.0)
-    history = [split.prefill_workers(workers, demand, 0.5 * turn) for turn in range(200)]
+    pool = divided(now=0.0)
+    history = [pool.prefill_workers(workers, demand, 0.5 * turn) for turn in range(200)]
     changes = [turn for turn in range(1, 200) if history[turn] != history[turn - 1]]
     assert history[0] == {"a"}
     assert history[-1] == frozenset()
@@ -149,10 +149,10 @@ def test_it_takes_as_long_as_an_answer_to_change_a_division() -> None:
 
 
 def test_a_worker_that_joins_changes_no_other_ones_part() -> None:
-    split = divided()
+    pool = divided()
     joined = [*MIXED_ROLES, worker("c", Preference.PREFILL)]
-    assert split.prefill_workers(joined, Demand(), 101.0) == {"a"}
-    assert split.prefill_workers(MIXED_ROLES[1:], Demand(), 102.0) == set()
+    assert pool.prefill_workers(joined, Demand(), 101.0) == {"a"}
+    assert pool.prefill_workers(MIXED_ROLES[1:], Demand(), 102.0) == set()
 
 
 @given(st.integers(1, 200), st.floats(0.02, 0.05))

@@ -25,7 +25,7 @@ from router.placement import (
 from router.placement.account.load import Phase, WorkerLoad
 from router.placement.policies.by_load import prefix_aware
 from router.placement.policies.predict import running_answers, slot_wait
-from router.placement.policies.prefill_split import expected_misses
+from router.placement.policies.prefill_pool import expected_misses
 from simulator.simulation import ClusterSpec, Simulation
 from simulator.traffic import Arrival
 from simulator.worker import WorkerSettings
@@ -82,8 +82,8 @@ def test_an_answer_goes_to_a_worker_with_a_slot_even_if_it_decodes_more_slowly()
 
 
 def test_no_kv_is_sent_to_a_worker_without_a_slot() -> None:
-    full, reading = worker("a", 100), replace(worker("b", 110), prefers=Preference.PREFILL)
-    assert place(full, reading).is_local
+    full, prefilling = worker("a", 100), replace(worker("b", 110), prefers=Preference.PREFILL)
+    assert place(full, prefilling).is_local
 
 
 def test_with_all_slots_taken_a_request_goes_where_one_becomes_free_first() -> None:

@@ -26,7 +26,7 @@ _WORTH_IT: Final = 0.01
 _LATE_WEIGHT: Final = 1.0
 
 
-class PrefillSplit:
+class PrefillPool:
     """Maintains the set of prefill workers, and changes it by one worker at a time.
 
     A change is made only if each of the last `_REVIEWS` reviews, spread over the time of an answer, predicted
