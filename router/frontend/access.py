@@ -16,7 +16,7 @@ from typing import Final
 from router.config.flags.text_settings import origins_of
 from router.config.settings import RouterConfig
 from router.errors import Unauthenticated
-from router.processing.clients import Client, Share
+from router.processing.tenants import Share, Tenant
 from rpc.tls import BadCertificate, TlsFiles
 from worker.network import is_loopback
 
@@ -31,7 +31,7 @@ class BadKeyFile(Exception):
 
 
 class ApiKeys:
-    """Identifies clients by their keys. `reload` reads the file again.
+    """Identifies tenants by their keys. `reload` reads the file again.
 
     Keys are looked up by a digest keyed with a random secret, so response times reveal nothing about valid
     keys. The keys themselves are not kept in memory.
@@ -43,14 +43,14 @@ class ApiKeys:
         max_requests: int | None = None,
         priorities: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`names`: client names by key. `max_requests`: concurrent requests per client. `priorities`:
-        priority limits by key, for clients that may set a priority.
+        """`names`: tenant names by key. `max_requests`: concurrent requests per tenant. `priorities`:
+        priority limits by key, for tenants that may set a priority.
         """
         self._salt: Final = secrets.token_bytes(32)
         self._max_requests: Final = max_requests
         self.share: Final = Share()
-        """This router's part of each client's limit."""
-        self._clients: dict[bytes, Client] = {}
+        """This router's part of each tenant's limit."""
+        self._tenants: dict[bytes, Tenant] = {}
         self._file: _KeyFile | None = None
         self._set(names, priorities)
 
@@ -83,30 +83,30 @@ class ApiKeys:
             self._set(*self._file.read())
 
     def _set(self, names: Mapping[str, str], priorities: Mapping[str, int]) -> None:
-        clients: dict[bytes, Client] = {}
+        tenants: dict[bytes, Tenant] = {}
         for key, name in names.items():
             digest = self._digest(key)
-            # A client that stays is the same object: its running requests count against its limit.
-            client = clients[digest] = self._clients.get(digest) or self._client(name)
-            client.name, client.max_priority = name, priorities.get(key, 0)
-        self._clients = clients
+            # A tenant that stays is the same object: its running requests count against its limit.
+            tenant = tenants[digest] = self._tenants.get(digest) or self._tenant(name)
+            tenant.name, tenant.max_priority = name, priorities.get(key, 0)
+        self._tenants = tenants
 
-    def _client(self, name: str) -> Client:
-        return Client(name, self._max_requests, share=self.share)
+    def _tenant(self, name: str) -> Tenant:
+        return Tenant(name, self._max_requests, share=self.share)
 
-    def identify(self, authorization: str | None) -> Client:
-        """The client of an `Authorization` header. Raises Unauthenticated."""
+    def identify(self, authorization: str | None) -> Tenant:
+        """The tenant of an `Authorization` header. Raises Unauthenticated."""
         if authorization is None:
             raise Unauthenticated("An API key is needed: send it as `Authorization: Bearer KEY`.")
-        client = self.find(authorization)
-        if client is None:
+        tenant = self.find(authorization)
+        if tenant is None:
             raise Unauthenticated("The API key is wrong.")
-        return client
+        return tenant
 
-    def find(self, authorization: str | None) -> Client | None:
-        """The client of an `Authorization` header; None if it has none of these keys."""
+    def find(self, authorization: str | None) -> Tenant | None:
+        """The tenant of an `Authorization` header; None if it has none of these keys."""
         scheme, _, key = (authorization or "").partition(" ")
-        return self._clients.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
+        return self._tenants.get(self._digest(key.strip())) if scheme.lower() == _SCHEME else None
 
     def _digest(self, key: str) -> bytes:
         return hashlib.blake2b(key.encode(), key=self._salt).digest()

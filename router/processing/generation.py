@@ -14,7 +14,6 @@ from typing import Final
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
 from router.errors import InvalidRequest, ShuttingDown
-from router.processing.clients import CURRENT_CLIENT
 from router.processing.completion import Completion
 from router.processing.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
 from router.processing.history import History
@@ -26,6 +25,7 @@ from router.processing.params.constraint import Constraint, ConstraintChecks
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.run import Run, Running, SequencePlan
 from router.processing.served_model import ServedModel
+from router.processing.tenants import CURRENT_TENANT
 from router.processing.text.breakpoints import block_end
 from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
@@ -107,7 +107,7 @@ class Generation:
         self._check_counts(request)
         options.check(self.bounds)
         # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
-        with CURRENT_CLIENT.get().request(len(request.prompts) * request.n):
+        with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
             sequences = await self._sequences(request)
         return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
@@ -172,19 +172,19 @@ class Generation:
         return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
 
     def release_session(self, key: str) -> None:
-        """End what the client's session of this key retains in the workers' caches."""
-        self._dispatcher.release_session(CURRENT_CLIENT.get().name, key)
+        """End what the tenant's session of this key retains in the workers' caches."""
+        self._dispatcher.release_session(CURRENT_TENANT.get().name, key)
 
     def abort(self, request_id: str) -> bool:
-        """Abort a running request, also on the workers. False if the client has none with this id."""
-        run = self._running.get((CURRENT_CLIENT.get(), request_id))
+        """Abort a running request, also on the workers. False if the tenant has none with this id."""
+        run = self._running.get((CURRENT_TENANT.get(), request_id))
         if run is None:
             return False
         run.abort()
         return True
 
     def running(self, request_id: str) -> Run | None:
-        """The running request with this id; if several clients have one, the latest."""
+        """The running request with this id; if several tenants have one, the latest."""
         found = [run for (_, name), run in self._running.items() if name == request_id]
         return found[-1] if found else None
 
@@ -289,7 +289,7 @@ class Generation:
             raise InvalidRequest(
                 f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority"
             )
-        CURRENT_CLIENT.get().require_priority(request.priority)
+        CURRENT_TENANT.get().require_priority(request.priority)
         if request.ttft_deadline_s and not limits.ttft_deadlines:
             raise InvalidRequest(
                 "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",

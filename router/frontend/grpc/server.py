@@ -22,8 +22,8 @@ from grpc_reflection.v1alpha import reflection
 from router.errors import Unauthenticated
 from router.frontend.access import ApiKeys
 from router.frontend.grpc.service import RouterService
-from router.processing.clients import CURRENT_CLIENT
 from router.processing.models import Models
+from router.processing.tenants import CURRENT_TENANT
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from rpc.server import HealthService
 from rpc.tls import TlsFiles
@@ -51,10 +51,10 @@ class RequireApiKey(grpc.aio.ServerInterceptor):
         if not handler_call_details.method.startswith(_OPEN):
             authorization = dict(handler_call_details.invocation_metadata).get("authorization")
             try:
-                client = self._keys.identify(authorization if isinstance(authorization, str) else None)
+                tenant = self._keys.identify(authorization if isinstance(authorization, str) else None)
             except Unauthenticated as error:
                 return _refusal(error)
-            CURRENT_CLIENT.set(client)
+            CURRENT_TENANT.set(tenant)
         return await continuation(handler_call_details)
 
 

@@ -13,7 +13,7 @@ from router.errors import PermissionDenied, Unauthenticated
 from router.frontend.access import ApiKeys
 from router.frontend.http.refusal import error_response
 from router.frontend.page.routes import PAGE_PATHS, STATUS_PATH
-from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
+from router.processing.tenants import ANYBODY, CURRENT_TENANT, Tenant
 
 
 class IgnoreTrailingSlash:
@@ -103,7 +103,7 @@ class RequireApiKey:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)
                 else:
-                    CURRENT_CLIENT.set(self._client(authorization))
+                    CURRENT_TENANT.set(self._tenant(authorization))
             except Unauthenticated as error:
                 refusal = error_response(error, scope["path"])
                 refusal.headers["www-authenticate"] = "Bearer"
@@ -114,7 +114,7 @@ class RequireApiKey:
                 return
         await self._app(scope, receive, send)
 
-    def _client(self, authorization: str | None) -> Client:
+    def _tenant(self, authorization: str | None) -> Tenant:
         if self._keys is None:
             return ANYBODY
         if self._known(self._metrics_keys, authorization) and not self._known(self._keys, authorization):

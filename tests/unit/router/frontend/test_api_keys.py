@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.errors import InvalidRequest, Overloaded, Unauthenticated
 from router.frontend.access import ApiKeys, BadKeyFile
-from router.processing.clients import Client, Share
+from router.processing.tenants import Share, Tenant
 
 ALICE, BOB = "alice-0123456789", "bob-abcdefghijkl"
 
@@ -47,8 +47,8 @@ def test_random_bytes_are_refused_as_a_wrong_key_without_an_error(text: str) -> 
 
 def test_keys_are_kept_in_no_readable_form() -> None:
     keys, again = ApiKeys({ALICE: "alice"}), ApiKeys({ALICE: "alice"})
-    assert ALICE.encode() not in b"".join(keys._clients)
-    assert keys._clients.keys().isdisjoint(again._clients)
+    assert ALICE.encode() not in b"".join(keys._tenants)
+    assert keys._tenants.keys().isdisjoint(again._tenants)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +84,21 @@ def test_a_world_readable_file_gives_a_warning(file: Path, caplog: pytest.LogCap
 
 
 def test_a_client_runs_as_many_completions_as_it_may_and_gets_its_room_back() -> None:
-    client = Client("key-1", max_requests=4)
-    with client.request(1):
-        with client.request(3), pytest.raises(Overloaded), client.request(1):
+    tenant = Tenant("key-1", max_requests=4)
+    with tenant.request(1):
+        with tenant.request(3), pytest.raises(Overloaded), tenant.request(1):
             pass
-        client.require_room(3)
+        tenant.require_room(3)
         with pytest.raises(Overloaded):
-            client.require_room(4)
-    assert client.running == 0
+            tenant.require_room(4)
+    assert tenant.running == 0
 
 
 def test_a_request_that_never_fits_is_refused_for_good() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        Client("key-1", max_requests=4).require_room(5)
+        Tenant("key-1", max_requests=4).require_room(5)
     assert refusal.value.param == "n"
-    Client("key-1").require_room(5)
+    Tenant("key-1").require_room(5)
 
 
 def test_one_client_s_requests_are_no_other_s(file: Path) -> None:

@@ -14,7 +14,6 @@ import pytest
 from router.errors import InvalidRequest, Overloaded
 from router.frontend.anthropic.requests import MessagesBody
 from router.frontend.openai.requests import ChatCompletionBody
-from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.generation import Generation
 from router.processing.generation_request import Chat, GenerationRequest
 from router.processing.output.formats import OutputFormats
@@ -22,6 +21,7 @@ from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import parse
 from router.processing.served_model import ServedModel
+from router.processing.tenants import CURRENT_TENANT, Tenant
 from router.processing.text.chat_template import ChatTemplate
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import RequestLimits
@@ -85,12 +85,12 @@ async def test_a_request_counts_for_its_key_while_its_prompt_is_prepared() -> No
 
     tokenizer = Mock(encode=AsyncMock(side_effect=encode))
     generation = make_generation(tokenizer)
-    client = Client("mine", max_requests=1)
-    CURRENT_CLIENT.set(client)
+    tenant = Tenant("mine", max_requests=1)
+    CURRENT_TENANT.set(tenant)
     first = asyncio.create_task(generation.start(make_request("hello")))
     await asyncio.sleep(0.01)
     with pytest.raises(Overloaded, match="1 completions"):
         await generation.start(make_request("hello"))
     encoding.set()
     await first
-    assert client.running == 0
+    assert tenant.running == 0

@@ -10,11 +10,11 @@ import grpc
 import pytest
 
 from router.errors import InvalidRequest
-from router.processing.clients import CURRENT_CLIENT, Client
 from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.served_model import ServedModel
+from router.processing.tenants import CURRENT_TENANT, Tenant
 from router.request_limits import RequestLimits
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
@@ -60,7 +60,7 @@ async def test_a_priority_beyond_the_protocol_is_refused() -> None:
 async def test_a_key_may_set_priorities_up_to_its_limit(
     limit: int | None, priority: int, allowed: bool
 ) -> None:
-    token = CURRENT_CLIENT.set(Client("key-1", max_priority=limit))
+    token = CURRENT_TENANT.set(Tenant("key-1", max_priority=limit))
     try:
         starting = make_generation(RequestLimits(priorities=True)).start(make_request(priority))
         if allowed:
@@ -69,7 +69,7 @@ async def test_a_key_may_set_priorities_up_to_its_limit(
         with pytest.raises(InvalidRequest, match="This API key may set") as refusal:
             await starting
     finally:
-        CURRENT_CLIENT.reset(token)
+        CURRENT_TENANT.reset(token)
     assert refusal.value.param == "priority"
 
 

@@ -1,4 +1,4 @@
-"""Clients: the owner of each call, with its limits."""
+"""Tenants: the owner of each call, with its limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class Tenant:
     """The holder of one API key; without keys, all callers together."""
 
     name: str
@@ -62,7 +62,7 @@ class Client:
             raise InvalidRequest(f"This API key may set {allowed}, not {priority}.", param="priority")
 
     def require_room(self, sequences: int) -> None:
-        """Check that the client may run one more request; each of its completions is a sequence.
+        """Check that the tenant may run one more request; each of its completions is a sequence.
 
         Raises Overloaded if too many are running, and InvalidRequest if the request alone exceeds the limit.
         """
@@ -94,7 +94,7 @@ class Client:
             self.running -= sequences
 
 
-ANYBODY: Final = Client("anybody")
+ANYBODY: Final = Tenant("anybody")
 
-CURRENT_CLIENT: Final[ContextVar[Client]] = ContextVar("client", default=ANYBODY)
+CURRENT_TENANT: Final[ContextVar[Tenant]] = ContextVar("tenant", default=ANYBODY)
 """Set by the frontend for each authenticated call."""
