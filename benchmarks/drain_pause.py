@@ -127,7 +127,7 @@ async def _round(
     left = max(registry.sessions(), key=lambda session: session.load.requests)
     began = time.monotonic()
     if move:
-        await dispatcher.evacuate(left.worker_id, _PATIENCE_S)
+        await dispatcher.migrate_from(left.worker_id, _PATIENCE_S)
     else:
         left.dismiss("the benchmark has it leave")
     await asyncio.gather(*tasks)

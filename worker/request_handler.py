@@ -90,7 +90,7 @@ class RequestHandler:
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                begin = self._prefill if submit.hand_over else self._submit
+                begin = self._prefill if submit.handoff else self._submit
                 if submit.HasField("pull"):
                     begin = partial(self._pull, submit.pull, begin)
                 self._starting.begin(session, submit.work, arrived, begin)

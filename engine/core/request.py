@@ -74,7 +74,7 @@ class Request:
     """More urgent if larger, unless `SchedulerConfig.low_priority_values_first`."""
     tenant: str = ""
     """Requests of one tenant share its turn; see `SchedulerConfig.tenant_quantum`."""
-    ttft_target_s: float = math.inf
+    ttft_deadline_s: float = math.inf
     """The first token is wanted within this time of `arrival`."""
     arrival: float = 0.0
     hints: DraftHints = NO_HINTS
@@ -167,7 +167,7 @@ class Request:
     @property
     def deadline(self) -> float:
         """Of the first token, by the engine's clock."""
-        return self.arrival + self.ttft_target_s
+        return self.arrival + self.ttft_deadline_s
 
     @property
     def awaits_token(self) -> bool:

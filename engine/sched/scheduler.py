@@ -164,7 +164,7 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests wait already")
         request.scheduling.num_expected = self._admission.expected_tokens(request)
         request.scheduling.aging = self._submitted / self.config.prompt_patience
-        if request.ttft_target_s < math.inf:
+        if request.ttft_deadline_s < math.inf:
             self._admission.check_deadline(request, now, prefill_rate)
         self._submitted += request.num_pending - request.scheduling.num_expected
         self._queues.register(request, now)

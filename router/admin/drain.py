@@ -15,7 +15,7 @@ from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
-Evacuate: TypeAlias = Callable[[str, float], Awaitable[int]]
+MigrateFrom: TypeAlias = Callable[[str, float], Awaitable[int]]
 """(worker, time limit in seconds) -> number of running answers that moved to other workers with their KV."""
 
 _ENDS_S: Final = 30.0
@@ -56,15 +56,15 @@ class WorkerDrainer:
     """Drains, restarts and reassigns workers. Calls return when done; those for one worker run in order."""
 
     def __init__(
-        self, registry: Registry, evacuate: Evacuate | None = None, *, needs_roles: bool = True
+        self, registry: Registry, migrate_from: MigrateFrom | None = None, *, needs_roles: bool = True
     ) -> None:
-        """`evacuate` moves the running answers of a worker; None: none is moved.
+        """`migrate_from` moves the running answers of a worker; None: none is moved.
 
         `needs_roles`: the mode needs workers of both roles; in adaptive mode a role is a preference.
         """
         self._registry = registry
         self._needs_roles = needs_roles
-        self._evacuate = evacuate or _nothing_moves
+        self._migrate_from = migrate_from or _nothing_moves
         self._followed: dict[WorkerSession, asyncio.Task[None]] = {}
         """Sessions of workers that another router drains."""
         self._locks: dict[str, asyncio.Lock] = {}
@@ -118,7 +118,7 @@ class WorkerDrainer:
         _log.info("%s is drained by another router", session.worker_id)
         while session.alive and session.load.draining:
             if session.load.requests:
-                await self._evacuate(session.worker_id, _AGAIN_S)
+                await self._migrate_from(session.worker_id, _AGAIN_S)
             await asyncio.sleep(_AGAIN_S)
         del self._followed[session]
 
@@ -171,7 +171,7 @@ class WorkerDrainer:
         moved, ends = 0, time.monotonic() + timeout_s
         while True:
             left = ends - time.monotonic()
-            moved += await self._evacuate(session.worker_id, max(left, _AGAIN_S))
+            moved += await self._migrate_from(session.worker_id, max(left, _AGAIN_S))
             left = ends - time.monotonic()
             if await session.idle(min(_AGAIN_S, max(left, 0.0))):
                 if not session.load.others.requests or left <= _AGAIN_S:

@@ -73,7 +73,7 @@ def explained(request: Mapping[str, Any]) -> Iterator[str]:
 def _of_unfinished(
     completion: Mapping[str, Any], now: Mapping[str, Any], when: str, passed_when: str
 ) -> Iterator[str]:
-    """`now`: its standing, as of `when`."""
+    """`now`: its status, as of `when`."""
     worker, reason = now["worker"], now["waits_for"]
     yield f"{when}: " + _STAGES[now["stage"]].format(
         worker=worker, computed=now["computed_tokens"], output=completion["output_tokens"]

@@ -23,7 +23,7 @@ from router.admin.scaling import Scaling
 from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
 from router.cluster.fault_board import FaultBoard
-from router.cluster.nodes import residents
+from router.cluster.nodes import workers_by_node
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.cluster.ray_worker import RayWorker
@@ -98,7 +98,7 @@ class ModelService:
             self.registry,
             self.drainer,
             scaling=self.scaling,
-            explain=Explanation(self.generation, self.history, self.dispatcher.standings).find,
+            explain=Explanation(self.generation, self.history, self.dispatcher.statuses).find,
             drain_timeout_s=self.config.operation.drain_timeout,
             startup_timeout_s=self.config.cluster.startup_timeout,
         )
@@ -141,7 +141,7 @@ class ModelStart:
         board = FaultBoard(dispatcher.poison_requests, registry, cluster.ask)
         exchange = asyncio.create_task(board.run(), name="faults")
         self.stack.callback(exchange.cancel)
-        drainer = WorkerDrainer(registry, dispatcher.evacuate, needs_roles=config.mode is Mode.DISAGG)
+        drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=config.mode is Mode.DISAGG)
         follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
         self.stack.callback(follow.cancel)
         roll = asyncio.create_task(self._roll(registry, drainer, cluster).run(), name="roll")
@@ -285,7 +285,7 @@ class ModelStart:
     async def _say_workers(self, registry: Registry) -> None:
         """Where they run, and their sizes."""
         workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
-        self.display.say(f"workers: {residents(workers, await self.connection.nodes())}")
+        self.display.say(f"workers: {workers_by_node(workers, await self.connection.nodes())}")
         for line in sizes(session.info for session in registry.sessions()):
             self.display.say(line)
 

@@ -8,8 +8,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Sequence as Tokens
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -19,7 +18,6 @@ from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
-from router.dispatch.evacuation import RunningAttempts
 from router.dispatch.failures import (
     AttemptFailed,
     RetryState,
@@ -30,9 +28,10 @@ from router.dispatch.failures import (
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.request_status import HELD_BACK, NO_WORKER, PAUSED, RequestStatus
 from router.dispatch.routing.selector import MakePolicy, Pick, Route, Selector, configured_policy
-from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, Sequence
-from router.dispatch.standing import HELD_BACK, NO_WORKER, PAUSED, Standing
+from router.dispatch.running_attempts import RunningAttempts
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, ShuttingDown
@@ -49,7 +48,7 @@ _RETRY_TOKENS: Final = 8192
 """Assumed tokens per step of a worker without chunked prefill."""
 
 
-OnEnd: TypeAlias = Callable[[Sequence, str, float], object]
+OnEnd: TypeAlias = Callable[[SequenceState, str, float], object]
 
 
 class ClusterDispatcher:
@@ -80,14 +79,14 @@ class ClusterDispatcher:
         )
         self.poison_requests: Final = PoisonRequests()
         self._admission = Admission(self._selector.check, self._retry_window)
-        self._answers = RunningAttempts(self._selector.move_target)
+        self._answers = RunningAttempts(self._selector.migration_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
         metrics.watch_cluster(lambda: ClusterLoad.of(registry.sessions(), len(self._admission)))
         self._deliveries = DeliveryQueue(metrics.sent)
         self._running = 0
-        self._sequences: defaultdict[RequestIdentity, dict[int, Sequence]] = defaultdict(dict)
+        self._sequences: defaultdict[RequestIdentity, dict[int, SequenceState]] = defaultdict(dict)
         """Running sequences, by request and index."""
         self._idle = asyncio.Event()
         self._idle.set()
@@ -101,11 +100,11 @@ class ClusterDispatcher:
         """Number of running sequences."""
         return self._running
 
-    def standings(self, request: RequestIdentity) -> dict[int, tuple[Standing, router_pb2.Timings]]:
+    def statuses(self, request: RequestIdentity) -> dict[int, tuple[RequestStatus, router_pb2.Timings]]:
         """Stage and timings so far of each running sequence of a request, by index."""
         now = time.monotonic()
         sequences = self._sequences.get(request, {})
-        return {i: (one.standing(), one.waterfall.timings(now)) for i, one in sequences.items()}
+        return {i: (one.status(), one.waterfall.timings(now)) for i, one in sequences.items()}
 
     def release_session(self, tenant: str, key: str) -> None:
         """See `Dispatcher.release_session`."""
@@ -139,7 +138,7 @@ class ClusterDispatcher:
 
     async def generate(
         self,
-        prompt: Tokens[int],
+        prompt: Sequence[int],
         sampling: sampling_pb2.SamplingParams,
         stream: TokenStream,
         *,
@@ -156,10 +155,10 @@ class ClusterDispatcher:
         now = time.monotonic()
         waterfall = Waterfall(now, self._metrics)
         deadline = now + timeout_s if timeout_s > 0 else math.inf
-        first_due = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
+        ttft_deadline = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
-        sequence = Sequence(
+        sequence = SequenceState(
             prompt,
             sampling,
             waterfall,
@@ -167,7 +166,7 @@ class ClusterDispatcher:
             priority,
             deadline,
             tenant,
-            first_due,
+            ttft_deadline,
             retention=retention,
             id=sequence_id,
             trace=identity.trace,
@@ -193,14 +192,14 @@ class ClusterDispatcher:
             self._forget(identity, index)
             ended = time.monotonic()
             if is_cut:
-                on_cut(sequence.standing(), waterfall.timings(ended))
+                on_cut(sequence.status(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
             if outcome in _COMPLETE:
                 self._selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)
 
-    async def _delivered(self, sequence: Sequence) -> int:
+    async def _delivered(self, sequence: SequenceState) -> int:
         """Compute the sequence and wait until its reader has all tokens; returns the finish reason.
 
         A reader that is slow has until the deadline. Raises RouterError.
@@ -225,7 +224,7 @@ class ClusterDispatcher:
         if not self._sequences[identity]:
             del self._sequences[identity]
 
-    def _check_queue(self, sequence: Sequence) -> None:
+    def _check_queue(self, sequence: SequenceState) -> None:
         """Raises Overloaded."""
         try:
             self.prefill_queue.check(len(sequence.prompt), sequence.seconds_left())
@@ -234,7 +233,7 @@ class ClusterDispatcher:
             raise
         self._metrics.admitted(len(sequence.prompt))
 
-    def attempt(self, sequence: Sequence, pick: Pick) -> Attempt:
+    def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
         return self._attempt(sequence, self._selector.probe(pick))
 
@@ -242,16 +241,16 @@ class ClusterDispatcher:
         """See `Selector.able`."""
         return self._selector.able(role)
 
-    async def evacuate(self, worker_id: str, timeout_s: float) -> int:
-        """See `RunningAttempts.evacuate`."""
-        return await self._answers.evacuate(worker_id, timeout_s)
+    async def migrate_from(self, worker_id: str, timeout_s: float) -> int:
+        """See `RunningAttempts.migrate_from`."""
+        return await self._answers.migrate_from(worker_id, timeout_s)
 
-    def _attempt(self, sequence: Sequence, route: Route) -> Attempt:
+    def _attempt(self, sequence: SequenceState, route: Route) -> Attempt:
         if route.is_local:
             return MixedAttempt(sequence, route)
         return DisaggAttempt(sequence, route, self._config.handoff_timeout)
 
-    async def _with_retries(self, sequence: Sequence) -> int:
+    async def _with_retries(self, sequence: SequenceState) -> int:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         place = partial(self._selector.route, sequence, retries.avoid)
@@ -267,19 +266,19 @@ class ClusterDispatcher:
                     attempt = self._attempt(sequence, grant.route)
                     uncounted = 0 if sequence.output else len(sequence.prompt)
                     attempt.on_first_token = partial(self._prefilled, grant, want, uncounted)
-                    sequence.standing = attempt.standing
+                    sequence.status = attempt.status
                     with self._answers.running(attempt):
                         return await attempt.run()
             except AttemptFailed as failed:
                 self._record_failure(failed, retries, sequence)
             want = AdmissionRequest(sequence.num_tokens, place, is_retry=True)
             with self.prefill_queue.waiting(want.tokens):
-                sequence.standing = lambda: PAUSED
+                sequence.status = lambda: PAUSED
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
                 pause = min(pause * 4, _LONGEST_PAUSE_S)
                 await self._wait_for_workers(sequence)
 
-    def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: Sequence) -> None:
+    def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:
         """Raises RouterError if there is no further attempt."""
         self._metrics.retried(failed)
         verdict = retries.failed(failed, len(sequence.output))
@@ -299,7 +298,7 @@ class ClusterDispatcher:
             _log.warning("request %s failed: %s", sequence.label, failed)
         raise verdict from failed
 
-    def _refuse_poison_requests(self, sequence: Sequence) -> None:
+    def _refuse_poison_requests(self, sequence: SequenceState) -> None:
         """Raises Internal."""
         known = self.poison_requests.find(sequence.prompt, sequence.sampling)
         if known is not None:
@@ -308,10 +307,10 @@ class ClusterDispatcher:
             self._metrics.counted(error.code or "error")
             raise error
 
-    async def _wait_for_admission(self, sequence: Sequence, want: AdmissionRequest) -> AdmissionGrant:
+    async def _wait_for_admission(self, sequence: SequenceState, want: AdmissionRequest) -> AdmissionGrant:
         """Wait until the sequence may be sent to workers. Raises Overloaded, DeadlineExceeded."""
         timeout_s = min(self._config.max_queue_wait, sequence.seconds_left())
-        sequence.standing = lambda: HELD_BACK
+        sequence.status = lambda: HELD_BACK
         try:
             with self.prefill_queue.waiting(want.tokens):
                 return await self._admission.wait(want, timeout_s)
@@ -325,9 +324,9 @@ class ClusterDispatcher:
         ready = self._selector.prefill_workers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
-    async def _wait_for_workers(self, sequence: Sequence) -> None:
+    async def _wait_for_workers(self, sequence: SequenceState) -> None:
         """Wait for a ready worker, within the sequence's deadline and the failover timeout."""
-        sequence.standing = lambda: NO_WORKER
+        sequence.status = lambda: NO_WORKER
         timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
         await self._registry.wait_until(
             lambda: self._selector.is_ready() or not self._workers_return, timeout_s

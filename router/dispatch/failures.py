@@ -95,7 +95,7 @@ def pages_quarantined(tokens: int) -> Unavailable:
     )
 
 
-def lost_in_move() -> AttemptFailed:
+def lost_in_migration() -> AttemptFailed:
     """A move was cancelled after the source had released the request.
 
     The answer is recomputed, without counting an attempt.

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
-from router.dispatch.standing import Standing
+from router.dispatch.request_status import RequestStatus
 from router.dispatch.token_stream import TokenStream
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
-OnCut: TypeAlias = Callable[[Standing, router_pb2.Timings], None]
+OnCut: TypeAlias = Callable[[RequestStatus, router_pb2.Timings], None]
 """Called with the stage and the timings of a sequence that ended before its last delta."""
 
 
-def ignore_cut(standing: Standing, timings: router_pb2.Timings) -> None:
+def ignore_cut(status: RequestStatus, timings: router_pb2.Timings) -> None:
     """Does nothing."""
 
 

@@ -6,15 +6,14 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Tokens
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
 from common.block_hash import BlockHash, block_hashes
-from router.dispatch.standing import NO_WORKER, Standing
+from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -76,8 +75,8 @@ CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
-    prompt: Tokens[int]
+class SequenceState:
+    prompt: Sequence[int]
     sampling: sampling_pb2.SamplingParams
     waterfall: Waterfall
     stream: TokenStream = field(default_factory=TokenStream)
@@ -86,7 +85,7 @@ class Sequence:
     deadline: float = math.inf
     """Deadline, on time.monotonic()."""
     tenant: str = ""
-    first_due: float = math.inf
+    ttft_deadline: float = math.inf
     """Deadline of the first token, on time.monotonic()."""
     retention: worker_pb2.Retention | None = None
     """How long its KV is to stay cached."""
@@ -99,7 +98,7 @@ class Sequence:
     """The sequence's span in the trace."""
     output: list[int] = field(default_factory=list)
     """Tokens received from workers, in order; a retry continues after them."""
-    standing: Callable[[], Standing] = lambda: NO_WORKER
+    status: Callable[[], RequestStatus] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
@@ -151,12 +150,12 @@ class Sequence:
             name=self.id,
             traceparent=self.traceparent,
             tenant=self.tenant,
-            ttft_target_s=self._seconds_to_first_token(),
+            ttft_deadline_s=self._seconds_to_first_token(),
             retention=self.retention,
         )
 
     def _seconds_to_first_token(self) -> float:
         """0 without a deadline, or once the client has a token."""
-        if self.first_due == math.inf or self.output:
+        if self.ttft_deadline == math.inf or self.output:
             return 0.0
-        return max(self.first_due - time.monotonic(), 1e-3)
+        return max(self.ttft_deadline - time.monotonic(), 1e-3)

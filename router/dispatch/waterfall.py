@@ -127,7 +127,7 @@ class Waterfall:
             self.observer.on_gap(0.0 if first else (at - self._last_token) / count, count)
         self._last_token = at
 
-    def on_handed_off(self, event: worker_pb2.HandedOver) -> None:
+    def on_handed_off(self, event: worker_pb2.HandedOff) -> None:
         """Spans in the event count from when the request was sent to the worker."""
         offset = (self.submitted or self.arrival) - self.arrival
         if self._records_spans:

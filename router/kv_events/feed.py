@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from common.block_hash import BlockHash
 from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
-from router.dispatch.sequence import Sequence as ServedSequence
+from router.dispatch.sequence import SequenceState
 from router.kv_events.blocks import CachedBlocks
 from router.workers.member import Member
 from router.workers.session import WorkerSession
@@ -59,7 +59,7 @@ class KVEventFeed:
     def before(self, then: OnEnd) -> OnEnd:
         """A callback for the end of every request, which goes on to `then`."""
 
-        def ended(sequence: ServedSequence, outcome: str, at: float) -> None:
+        def ended(sequence: SequenceState, outcome: str, at: float) -> None:
             if self._blocks is not None:
                 self._blocks.learn([*sequence.prompt, *sequence.output])
             then(sequence, outcome, at)

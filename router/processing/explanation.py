@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from router.dispatch.request_status import RequestStatus
 from router.dispatch.sequence import RequestIdentity
-from router.dispatch.standing import Standing
 from router.processing.generation import Generation
 from router.processing.history import History
 from rpc.baton.v1 import router_pb2
@@ -14,15 +14,15 @@ from rpc.baton.v1 import router_pb2
 RUNNING = "running"
 """Outcome of a request that has none yet."""
 
-Standings: TypeAlias = Callable[[RequestIdentity], Mapping[int, tuple[Standing, router_pb2.Timings]]]
-"""See `ClusterDispatcher.standings`."""
+Statuses: TypeAlias = Callable[[RequestIdentity], Mapping[int, tuple[RequestStatus, router_pb2.Timings]]]
+"""See `ClusterDispatcher.statuses`."""
 
 
 class Explanation:
-    def __init__(self, generation: Generation, history: History, standings: Standings) -> None:
+    def __init__(self, generation: Generation, history: History, statuses: Statuses) -> None:
         self._generation = generation
         self._history = history
-        self._standings = standings
+        self._statuses = statuses
 
     def find(self, request_id: str) -> dict[str, Any] | None:
         """None for a request that was not there, or was forgotten. O(running requests).
@@ -33,10 +33,10 @@ class Explanation:
         if run is None:
             return self._history.find(request_id)
         record = run.record(RUNNING)
-        standings = {} if run.identity is None else self._standings(run.identity)
-        for index, (_, timings) in standings.items():
+        statuses = {} if run.identity is None else self._statuses(run.identity)
+        for index, (_, timings) in statuses.items():
             record.completions[index].timings = timings
         found = record.as_json()
-        for index, (standing, _) in standings.items():
-            found["completions"][index]["now"] = standing.as_json()
+        for index, (status, _) in statuses.items():
+            found["completions"][index]["now"] = status.as_json()
         return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.log_format import data
-from router.dispatch.standing import Standing
+from router.dispatch.request_status import RequestStatus
 from rpc.baton.v1 import router_pb2
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ class CompletionRecord:
     finish: str
     output_tokens: int
     timings: router_pb2.Timings | None
-    ended_in: Standing | None = None
+    ended_in: RequestStatus | None = None
     """Of a completion that ended before its last token: its stage then."""
 
 

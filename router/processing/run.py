@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from router.dispatch.interface import Dispatcher
+from router.dispatch.request_status import RequestStatus
 from router.dispatch.sequence import CURRENT_REQUEST
-from router.dispatch.standing import Standing
 from router.dispatch.token_stream import Delta, Interrupt, TokenStream
 from router.dispatch.waterfall import without_workers
 from router.errors import Internal, InvalidRequest, RouterError
-from router.processing.clients import ANYBODY, CURRENT_CLIENT, Client
 from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
+from router.processing.tenants import ANYBODY, CURRENT_TENANT, Tenant
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 
@@ -61,7 +61,7 @@ class Run:
     ) -> None:
         """The run is in `running` while it runs, and in `history` when it has ended.
 
-        It belongs to the current client.
+        It belongs to the current tenant.
         """
         self.model: Final = model
         """The served model's name."""
@@ -72,9 +72,9 @@ class Run:
         self._history: Final = history
         self._ended: dict[int, tuple[int, router_pb2.Timings | None]] = {}
         """Finish reason and timings of completions, by index."""
-        self._cut: dict[int, tuple[Standing, router_pb2.Timings]] = {}
+        self._cut: dict[int, tuple[RequestStatus, router_pb2.Timings]] = {}
         """Stage and timings of completions that ended before their last token, by index."""
-        self._client: Final = CURRENT_CLIENT.get()
+        self._tenant: Final = CURRENT_TENANT.get()
         self.identity: Final = CURRENT_REQUEST.get()
         """The request's identity at the dispatcher."""
         self._began = time.monotonic()
@@ -130,7 +130,7 @@ class Run:
         Cancelling the call aborts the request on the workers. Raises RouterError if a completion fails, which
         ends all of them, and any error of `deliver`.
         """
-        with self._client.request(self.num_completions), self._listed(), self._remembered():
+        with self._tenant.request(self.num_completions), self._listed(), self._remembered():
             try:
                 await self._interrupt.wait(self._complete_all(deliver))
             except _Aborted:
@@ -184,8 +184,8 @@ class Run:
 
     @contextmanager
     def _listed(self) -> Iterator[None]:
-        """Context in which the run can be found by its client and id."""
-        key = (self._client, self.request.id)
+        """Context in which the run can be found by its tenant and id."""
+        key = (self._tenant, self.request.id)
         if key in self._running:
             raise InvalidRequest(
                 f"A request with the id {self.request.id!r} is running already.", param="request_id"
@@ -220,7 +220,7 @@ class Run:
         usage = self.usage
         return RequestRecord(
             id=self.request.id,
-            client=self._client.name,
+            client=self._tenant.name,
             outcome=outcome,
             message=message,
             seconds=time.monotonic() - self._began,
@@ -234,10 +234,10 @@ class Run:
         finish, timings = self._ended.get(index, (sampling_pb2.FINISH_REASON_UNSPECIFIED, None))
         name = sampling_pb2.FinishReason.Name(finish)
         tokens = self._sequences[index].completion.num_tokens
-        standing = None
+        status = None
         if index in self._cut:
-            standing, timings = self._cut[index]
-        return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, standing)
+            status, timings = self._cut[index]
+        return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, status)
 
     async def _complete_all(self, deliver: Callable[[Chunk], object]) -> None:
         if len(self._sequences) == 1:
@@ -263,8 +263,8 @@ class Run:
             last = chunk
             return not delta.finish
 
-        def on_cut(standing: Standing, timings: router_pb2.Timings) -> None:
-            self._cut[completion.index] = standing, timings
+        def on_cut(status: RequestStatus, timings: router_pb2.Timings) -> None:
+            self._cut[completion.index] = status, timings
 
         stream = TokenStream(on_delta)
         self._streams.append(stream)
@@ -275,7 +275,7 @@ class Run:
             sequence.sampling,
             stream,
             priority=request.priority,
-            tenant=self._client.name,
+            tenant=self._tenant.name,
             ttft_deadline_s=request.ttft_deadline_s,
             timeout_s=request.timeout_s,
             retention=sequence.retention,
@@ -285,12 +285,12 @@ class Run:
             raise Internal("The completion ended without a finish reason.")
         self._ended[completion.index] = (last.finish, timings)
         if request.timings:
-            last.timings = timings if self._client is ANYBODY else without_workers(timings)
+            last.timings = timings if self._tenant is ANYBODY else without_workers(timings)
         deliver(last)
 
 
-Running: TypeAlias = dict[tuple[Client, str], Run]
-"""By client and request id, so that ids of different clients do not collide."""
+Running: TypeAlias = dict[tuple[Tenant, str], Run]
+"""By tenant and request id, so that ids of different tenants do not collide."""
 
 
 class _Aborted(Exception):

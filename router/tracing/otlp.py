@@ -18,7 +18,7 @@ from urllib.parse import unquote
 from urllib.request import Request, urlopen
 
 from common.version import VERSION
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.tracing.spans import Span, Value, spans_of
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class TraceExporter:
             return  # the collector does not keep up
         self._thread.join(_TIMEOUT_S)
 
-    def ended(self, sequence: Sequence, outcome: str, at: float) -> None:
+    def ended(self, sequence: SequenceState, outcome: str, at: float) -> None:
         """A sequence ended; `at` is on its waterfall's clock. Returns at once."""
         if not sequence.trace.sampled:
             return

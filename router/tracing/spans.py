@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import router_pb2
 
 Value: TypeAlias = str | int | float | bool | list[str]
@@ -40,7 +40,7 @@ class Span:
 
 
 def spans_of(
-    sequence: Sequence, outcome: str, arrived_s: float, ended_s: float, model: str
+    sequence: SequenceState, outcome: str, arrived_s: float, ended_s: float, model: str
 ) -> Iterator[Span]:
     """The request's span, its stages below it, and chunks and pushes below those.
 
@@ -101,7 +101,7 @@ def _stages(timings: router_pb2.Timings) -> Iterator[tuple[str, str, float, floa
 
 
 def _attributes(
-    sequence: Sequence, outcome: str, timings: router_pb2.Timings, model: str
+    sequence: SequenceState, outcome: str, timings: router_pb2.Timings, model: str
 ) -> dict[str, Value]:
     """Attributes by the GenAI semantic conventions, without text."""
     sampling = sequence.sampling

@@ -34,7 +34,7 @@ Message: TypeAlias = (
     | worker_pb2.Resumed
     | worker_pb2.Reserved
     | worker_pb2.Wanted
-    | worker_pb2.HandedOver
+    | worker_pb2.HandedOff
     | worker_pb2.Arrived
     | worker_pb2.Failed
 )

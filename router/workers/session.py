@@ -333,7 +333,7 @@ class WorkerSession:
             if listener is not None:
                 listener.tokens(tokens, now)
         self._hand_out(batch.preempted, now)
-        self._hand_out(batch.handed_over, now)
+        self._hand_out(batch.handed_off, now)
         self._hand_out(batch.failed, now)
 
     def _hand_out(self, events: Iterable[Message], at: float) -> None:

@@ -208,7 +208,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     if task is not None:
                         task.cancel()
                 case "submit":
-                    run = self._prefill if command.submit.hand_over else self._mixed
+                    run = self._prefill if command.submit.handoff else self._mixed
                     self._launch(command.submit.work, run(command.submit.work, outbox))
                 case "reserve":
                     self._launch(command.reserve.work, self._decode(command.reserve.work, outbox))
@@ -264,8 +264,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.sleep(0.1)
             outbox.put_nowait(first)
         span = worker_pb2.Span(begin_s=0.0, end_s=0.1, num_tokens=len(prompt), bytes=64)
-        handed = worker_pb2.HandedOver(request_id=work.request_id, bytes=64, chunks=[span], pushes=[span])
-        outbox.put_nowait(worker_pb2.EventBatch(handed_over=[handed]))
+        handed = worker_pb2.HandedOff(request_id=work.request_id, bytes=64, chunks=[span], pushes=[span])
+        outbox.put_nowait(worker_pb2.EventBatch(handed_off=[handed]))
         self.live.pop(work.request_id, None)
 
     async def _decode(self, work: worker_pb2.Work, outbox: asyncio.Queue) -> None:

@@ -27,7 +27,7 @@ from worker.process.host import WorkerHost
 
 PATIENCE_S = 20.0
 
-_KINDS = ("started", "reserved", "wanted", "arrived", "scored", "tokens", "handed_over", "failed")
+_KINDS = ("started", "reserved", "wanted", "arrived", "scored", "tokens", "handed_off", "failed")
 _ids = count(1)
 
 
@@ -61,8 +61,8 @@ class Link:
                 await asyncio.sleep(0.01)
         return self.deaths[0]
 
-    async def submit(self, work: worker_pb2.Work, hand_over: bool = False) -> None:
-        submit = worker_pb2.Submit(work=work, hand_over=hand_over)
+    async def submit(self, work: worker_pb2.Work, handoff: bool = False) -> None:
+        submit = worker_pb2.Submit(work=work, handoff=handoff)
         await self.send(submit=submit)
 
     async def abort(self, request_id: int) -> None:
@@ -189,7 +189,7 @@ class Pair:
 
     async def generate(self, job: worker_pb2.Work) -> list[int]:
         """Run a request through both workers."""
-        await self.prefill.submit(job, hand_over=True)
+        await self.prefill.submit(job, handoff=True)
         await self.prefill.next(job.request_id, "started")
         await self.reserve(job)
         await self.attach(job)

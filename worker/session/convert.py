@@ -79,7 +79,7 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
         num_scored=work.num_scored,
         priority=work.priority,
         tenant=work.tenant,
-        ttft_target_s=work.ttft_target_s or math.inf,
+        ttft_deadline_s=work.ttft_deadline_s or math.inf,
         arrival=arrival,
         hints=_hints(work.sampling),
         retention=_retention(work.retention) if work.HasField("retention") else None,

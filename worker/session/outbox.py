@@ -171,12 +171,12 @@ class Outbox:
         self, session: RouterSession, handoff_id: int, num_bytes: int, pushes: Sequence[worker_pb2.Span]
     ) -> None:
         """Cached KV was sent to another worker."""
-        self._batch(session).handed_over.add(request_id=handoff_id, bytes=num_bytes, pushes=pushes)
+        self._batch(session).handed_off.add(request_id=handoff_id, bytes=num_bytes, pushes=pushes)
 
     def handed_off(
         self, job: Job, num_bytes: int, chunks: Sequence[worker_pb2.Span], pushes: Sequence[worker_pb2.Span]
     ) -> None:
-        self._batch(job.session).handed_over.add(
+        self._batch(job.session).handed_off.add(
             request_id=job.id, bytes=num_bytes, chunks=chunks, pushes=pushes
         )
 

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
-from router.dispatch.attempts.move import DRAIN, Move
-from router.dispatch.attempts.part import Part
+from router.dispatch.attempts.assignment import Assignment
+from router.dispatch.attempts.migration import DRAIN, Migration
 from router.dispatch.attempts.pull import Pull
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
-from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_move
+from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_migration
+from router.dispatch.request_status import RequestStatus, Stage
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import Sequence
-from router.dispatch.standing import Stage, Standing
+from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import Delta
 from router.errors import Unavailable
 from router.placement.account.load import Phase
@@ -42,26 +42,26 @@ Handler: TypeAlias = Callable[[Message | WorkerLost, float], None]
 
 
 class Attempt(ABC):
-    def __init__(self, sequence: Sequence, route: Route) -> None:
+    def __init__(self, sequence: SequenceState, route: Route) -> None:
         self._sequence = sequence
         self._waterfall = sequence.waterfall
         self._route = route
         self._id = secrets.randbits(64)
-        self._parts: list[Part] = []
+        self._assignments: list[Assignment] = []
         self.on_first_token: Callable[[], None] = lambda: None
         """Called with the first token of this attempt."""
         self._has_tokens = False
         self._finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The finish reason, or the error that ends the attempt."""
         self._order = TokenOrder(sequence.output)
-        self._move: Move | None = None  # the latest; at most one at a time
-        self._decoder: Part | None = None  # decodes the answer and depends on no other worker
+        self._migration: Migration | None = None  # the latest; at most one at a time
+        self._decoder: Assignment | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
         self._prompt_logprobs: list[sampling_pb2.PromptLogprobs] = []
         """Delivered with the first token: another attempt begins with the first of them again."""
         self._pull: Pull | None = None
-        self._preempted: Part | None = None  # the worker that preempted the request, which waits in its queue
-        self._resumed: Part | None = None  # the worker that recomputes the preempted request
+        self._preempted: Assignment | None = None  # where the request was preempted, and waits
+        self._resumed: Assignment | None = None  # where it is recomputed after that
 
     async def run(self) -> int:
         """Compute the sequence; its stream gets the tokens. Returns the finish reason.
@@ -78,12 +78,12 @@ class Attempt(ABC):
         finally:
             if reminder is not None:
                 reminder.cancel()
-            if self._move is not None:
-                self._move.cancel()
+            if self._migration is not None:
+                self._migration.cancel()
             if self._pull is not None:
                 self._pull.end()
-            for part in self._parts:
-                part.abort()
+            for assignment in self._assignments:
+                assignment.abort()
 
     @abstractmethod
     def _begin(self) -> None:
@@ -94,26 +94,26 @@ class Attempt(ABC):
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
 
-    def standing(self) -> Standing:
+    def status(self) -> RequestStatus:
         """The current stage of the sequence, and what it waits for."""
         if self._preempted is not None and self._preempted.active:
             session = self._preempted.session
-            return Standing(Stage.PREEMPTED, session.worker_id, session.load.waits_for)
+            return RequestStatus(Stage.PREEMPTED, session.worker_id, session.load.waits_for)
         if self._resumed is not None and self._resumed.active:
             return self._prefilling_at(self._resumed)
-        return self._standing()
+        return self._status()
 
     @abstractmethod
-    def _standing(self) -> Standing:
-        """`standing` of a sequence that does not wait or recompute because it was preempted."""
+    def _status(self) -> RequestStatus:
+        """`status` of a sequence that does not wait or recompute because it was preempted."""
 
     @property
     def decoder(self) -> WorkerSession | None:
         """The worker that decodes the answer and depends on no other; None before that, and during a move."""
-        part, move = self._decoder, self._move
-        if move is not None and not move.is_over(self._order.position):
+        assignment, migration = self._decoder, self._migration
+        if migration is not None and not migration.is_over(self._order.position):
             return None
-        return None if part is None or not part.active else part.session
+        return None if assignment is None or not assignment.active else assignment.session
 
     @property
     def tokens_to_reserve(self) -> int:
@@ -124,7 +124,7 @@ class Attempt(ABC):
     def _growth(self) -> int:
         return min(_GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
 
-    async def move(self, session: WorkerSession, timeout_s: float) -> bool:
+    async def migrate(self, session: WorkerSession, timeout_s: float) -> bool:
         """Move the running answer and its KV to another worker; returns whether it has moved.
 
         The source decodes meanwhile. It keeps the answer if the move fails or takes longer than `timeout_s`.
@@ -132,11 +132,11 @@ class Attempt(ABC):
         source = self._decoder
         if source is None or self.decoder in (None, session) or not session.info.transport:
             return False
-        if self._move is not None and self._move.has_arrived:
-            self._move.source.abort()  # it may still decode the answer, too
-        target = self._part(session, secrets.randbits(64), self.tokens_to_reserve, Phase.INCOMING)
-        move = self._move = Move(source, target)
-        self._listen(target, partial(self._from_target, move))
+        if self._migration is not None and self._migration.has_arrived:
+            self._migration.source.abort()  # it may still decode the answer, too
+        target = self._assignment(session, secrets.randbits(64), self.tokens_to_reserve, Phase.INCOMING)
+        migration = self._migration = Migration(source, target)
+        self._listen(target, partial(self._from_target, migration))
         reserve = worker_pb2.Reserve(
             work=self._sequence.work(target.request_id),
             sender=source.session.info.peer,
@@ -147,59 +147,65 @@ class Attempt(ABC):
         target.send(worker_pb2.Command(reserve=reserve))
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(move.done)
+                return await asyncio.shield(migration.done)
         except TimeoutError:
             return False
         finally:
-            self._cancel_move(move)
+            self._cancel_migration(migration)
 
-    def _from_target(self, move: Move, message: Message | WorkerLost, at: float) -> None:
-        target = move.target
+    def _from_target(self, migration: Migration, message: Message | WorkerLost, at: float) -> None:
+        target = migration.target
         match message:
             case worker_pb2.Reserved() as reserved:
                 target.session.load.reserved(len(reserved.ticket.pages), target.task.tokens)
-                migrate = worker_pb2.Migrate(request_id=move.source.request_id, ticket=reserved.ticket)
-                move.source.session.send(worker_pb2.Command(migrate=migrate))
+                migrate = worker_pb2.Migrate(request_id=migration.source.request_id, ticket=reserved.ticket)
+                migration.source.session.send(worker_pb2.Command(migrate=migrate))
             case worker_pb2.Arrived() as arrived:
                 target.is_running = True
                 self._decoder = target
                 target.task.arrived(len(self._sequence.prompt) + arrived.position)
                 self._waterfall.moved(target.session.worker_id, DRAIN, at)
-                move.arrived(arrived.position)
-            case worker_pb2.HandedOver():
+                migration.arrived(arrived.position)
+            case worker_pb2.HandedOff():
                 self._on_source_sent(target)
             case worker_pb2.Failed() as failed:
-                self._part_failed(target, target.failed(failed))
+                self._assignment_failed(target, target.failed(failed))
             case WorkerLost() as loss:
-                self._part_failed(target, target.lost(loss))
+                self._assignment_failed(target, target.lost(loss))
             case _:
                 pass
 
-    def _on_source_sent(self, part: Part) -> None:
+    def _on_source_sent(self, assignment: Assignment) -> None:
         """The source of a move has sent all KV and released the request."""
-        part.done()
-        if self._move is not None and self._move.is_lost:
-            raise lost_in_move()
+        assignment.done()
+        if self._migration is not None and self._migration.is_lost:
+            raise lost_in_migration()
 
-    def _cancel_move(self, move: Move) -> None:
-        move.cancel()
-        if move.is_lost:
-            self._fail(lost_in_move())
+    def _cancel_migration(self, migration: Migration) -> None:
+        migration.cancel()
+        if migration.is_lost:
+            self._fail(lost_in_migration())
 
-    def _part_failed(self, part: Part, error: Exception) -> None:
+    def _assignment_failed(self, assignment: Assignment, error: Exception) -> None:
         """A worker failed. Raises `error` unless the attempt continues without that worker."""
-        move = self._move
-        if move is not None and part is move.target and not move.has_arrived:
-            self._cancel_move(move)
-        elif not (move is not None and part is move.source and move.covers(self._order.position)):
+        migration = self._migration
+        if migration is not None and assignment is migration.target and not migration.has_arrived:
+            self._cancel_migration(migration)
+        elif not (
+            migration is not None
+            and assignment is migration.source
+            and migration.covers(self._order.position)
+        ):
             raise error
 
-    def _listen(self, part: Part, handle: Handler) -> None:
+    def _listen(self, assignment: Assignment, handle: Handler) -> None:
         """Let `handle` get the worker's events, except those that all workers report alike."""
-        listener = Listener(partial(self._on_event, part, handle), partial(self._on_tokens, part))
-        part.session.listen(part.request_id, listener)
+        listener = Listener(partial(self._on_event, assignment, handle), partial(self._on_tokens, assignment))
+        assignment.session.listen(assignment.request_id, listener)
 
-    def _on_event(self, part: Part, handle: Handler, message: Message | WorkerLost, at: float) -> None:
+    def _on_event(
+        self, assignment: Assignment, handle: Handler, message: Message | WorkerLost, at: float
+    ) -> None:
         if self._finished.done():
             return
         try:
@@ -208,9 +214,9 @@ class Attempt(ABC):
                     if self._pull is not None:
                         self._pull.share(wanted.ticket, self._sequence.prompt)
                 case worker_pb2.Preempted() as preempted:
-                    self._preempt(part, preempted, at)
+                    self._preempt(assignment, preempted, at)
                 case worker_pb2.Resumed() as resumed:
-                    self._resume(part, resumed)
+                    self._resume(assignment, resumed)
                 case worker_pb2.Scored() as scored:
                     self._prompt_logprobs.append(scored.logprobs)
                 case _:
@@ -224,22 +230,22 @@ class Attempt(ABC):
             self._finished.set_exception(error)
             self._finished.exception()  # retrieved: a cancelled `run` does not wait for it
 
-    def _assign(self, role: worker_pb2.Role, handle: Handler, phase: Phase) -> Part:
+    def _assign(self, role: worker_pb2.Role, handle: Handler, phase: Phase) -> Assignment:
         """Pick a worker for a role; `handle` gets its events."""
-        part = self._part(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
-        self._listen(part, handle)
-        return part
+        assignment = self._assignment(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
+        self._listen(assignment, handle)
+        return assignment
 
-    def _submit(self, part: Part, *, hand_over: bool = False) -> None:
+    def _submit(self, assignment: Assignment, *, handoff: bool = False) -> None:
         """Have a worker compute the prompt, after it has got what another one has cached of it."""
-        submit = worker_pb2.Submit(work=self._work(), hand_over=hand_over)
+        submit = worker_pb2.Submit(work=self._work(), handoff=handoff)
         source = self._route.source
-        if source is not None and source.session.alive and source.session is not part.session:
-            self._pull = Pull(source, part.session.key, self._route.on_transfer)
+        if source is not None and source.session.alive and source.session is not assignment.session:
+            self._pull = Pull(source, assignment.session.key, self._route.on_transfer)
             submit.pull.CopyFrom(self._pull.request())
-        part.send(worker_pb2.Command(submit=submit))
+        assignment.send(worker_pb2.Command(submit=submit))
 
-    def _part(self, session: WorkerSession, request_id: int, tokens: int, phase: Phase) -> Part:
+    def _assignment(self, session: WorkerSession, request_id: int, tokens: int, phase: Phase) -> Assignment:
         load = session.load
         blocks = self._sequence.blocks(load.page_size)[: tokens // load.page_size]
         task = load.begin(
@@ -250,63 +256,65 @@ class Attempt(ABC):
             arrived_at=self._waterfall.arrival,
             now=time.monotonic(),
         )
-        part = Part(session, request_id, task)
-        self._parts.append(part)
-        return part
+        assignment = Assignment(session, request_id, task)
+        self._assignments.append(assignment)
+        return assignment
 
-    def _queued_on(self, part: Part) -> Standing:
-        return Standing(Stage.QUEUE, part.session.worker_id, part.session.load.waits_for)
+    def _queued_on(self, assignment: Assignment) -> RequestStatus:
+        return RequestStatus(Stage.QUEUE, assignment.session.worker_id, assignment.session.load.waits_for)
 
-    def _prefilling_at(self, part: Part) -> Standing:
-        return Standing(Stage.PREFILL, part.session.worker_id, computed_tokens=self._computed_tokens)
+    def _prefilling_at(self, assignment: Assignment) -> RequestStatus:
+        return RequestStatus(
+            Stage.PREFILL, assignment.session.worker_id, computed_tokens=self._computed_tokens
+        )
 
-    def _decoding_at(self, session: WorkerSession) -> Standing:
-        return Standing(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
+    def _decoding_at(self, session: WorkerSession) -> RequestStatus:
+        return RequestStatus(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
 
-    def _start(self, part: Part, started: worker_pb2.Started, at: float) -> None:
-        part.is_running = True
+    def _start(self, assignment: Assignment, started: worker_pb2.Started, at: float) -> None:
+        assignment.is_running = True
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
         if came_up := sum(tokens for place, tokens in started.promoted.items() if place != "peer"):
-            self._route.on_promotion(part.session.key, came_up, started.promotion_s)
+            self._route.on_promotion(assignment.session.key, came_up, started.promotion_s)
 
-    def _preempt(self, part: Part, preempted: worker_pb2.Preempted, at: float) -> None:
-        self._preempted, self._resumed, self._computed_tokens = part, None, 0
-        self._waterfall.preempted(part.session.worker_id, preempted.reason, at)
+    def _preempt(self, assignment: Assignment, preempted: worker_pb2.Preempted, at: float) -> None:
+        self._preempted, self._resumed, self._computed_tokens = assignment, None, 0
+        self._waterfall.preempted(assignment.session.worker_id, preempted.reason, at)
 
-    def _resume(self, part: Part, resumed: worker_pb2.Resumed) -> None:
-        self._preempted, self._resumed = None, part
+    def _resume(self, assignment: Assignment, resumed: worker_pb2.Resumed) -> None:
+        self._preempted, self._resumed = None, assignment
         self._waterfall.resumed(resumed.waited_s)
 
-    def _progress(self, part: Part, progress: worker_pb2.Progress) -> None:
+    def _progress(self, assignment: Assignment, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
-        part.task.progressed(progress.num_computed)
+        assignment.task.progressed(progress.num_computed)
 
     def _work(self) -> worker_pb2.Work:
         return self._sequence.work(self._id)
 
     @abstractmethod
-    def _decodes(self, part: Part) -> None:
+    def _decodes(self, assignment: Assignment) -> None:
         """A worker begins to send tokens."""
 
-    def _on_tokens(self, part: Part, tokens: worker_pb2.Tokens, at: float) -> None:
+    def _on_tokens(self, assignment: Assignment, tokens: worker_pb2.Tokens, at: float) -> None:
         """Append new tokens to the stream. The hot path: everything else is behind a comparison."""
         if self._finished.done():
             return
         try:
-            if not part.has_tokens:
-                part.has_tokens = True
-                self._decodes(part)
-            move = self._move
-            if move is not None and part is move.source and move.covers(tokens.position):
-                part.abort()  # the source has not noticed that the move is complete, and still decodes
+            if not assignment.has_tokens:
+                assignment.has_tokens = True
+                self._decodes(assignment)
+            migration = self._migration
+            if migration is not None and assignment is migration.source and migration.covers(tokens.position):
+                assignment.abort()  # the source has not noticed that the move is complete, and still decodes
                 return
             self._resumed = None
-            part.task.produced(len(tokens.ids))
+            assignment.task.produced(len(tokens.ids))
             if tokens.finish:
-                part.done()
+                assignment.done()
             if tokens.chunks:
-                self._waterfall.computed(tokens.chunks, part.sent_at)
+                self._waterfall.computed(tokens.chunks, assignment.sent_at)
             stream = self._sequence.stream
             for event, arrived in self._order.take(tokens, at):
                 if event.ids:
@@ -319,7 +327,7 @@ class Attempt(ABC):
                 stream.changed()
         except Diverged as error:
             failed = Unavailable("two workers computed this answer differently")
-            self._fail(AttemptFailed(str(error), part.session.worker_id, failed))
+            self._fail(AttemptFailed(str(error), assignment.session.worker_id, failed))
         except Exception as error:  # as in `_on_event`
             self._fail(error)
 
@@ -355,25 +363,25 @@ class MixedAttempt(Attempt):
     def awaited(self) -> WorkerSession:
         return (self._decoder or self._worker).session
 
-    def _standing(self) -> Standing:
+    def _status(self) -> RequestStatus:
         if self._decoder is not None:
             return self._decoding_at(self.awaited)
         return self._prefilling_at(self._worker) if self._worker.is_running else self._queued_on(self._worker)
 
-    def _decodes(self, part: Part) -> None:
-        self._decoder = self._decoder or part
+    def _decodes(self, assignment: Assignment) -> None:
+        self._decoder = self._decoder or assignment
 
     def _from_worker(self, message: Message | WorkerLost, at: float) -> None:
         match message:
-            case worker_pb2.HandedOver():
+            case worker_pb2.HandedOff():
                 self._on_source_sent(self._worker)
             case worker_pb2.Started() as started:
                 self._start(self._worker, started, at)
             case worker_pb2.Failed() as failed:
-                self._part_failed(self._worker, self._worker.failed(failed))
+                self._assignment_failed(self._worker, self._worker.failed(failed))
             case worker_pb2.Progress() as progress:
                 self._progress(self._worker, progress)
             case WorkerLost() as loss:
-                self._part_failed(self._worker, self._worker.lost(loss))
+                self._assignment_failed(self._worker, self._worker.lost(loss))
             case _:
                 pass

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from router.dispatch.attempts.assignment import Assignment
 from router.dispatch.attempts.attempt import Attempt
-from router.dispatch.attempts.part import Part
+from router.dispatch.request_status import RequestStatus, Stage
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import Sequence
-from router.dispatch.standing import Stage, Standing
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
 from router.placement.account.load import Phase
 from router.workers.events import Message, WorkerLost
@@ -24,17 +24,17 @@ class DisaggAttempt(Attempt):
     transfer is complete.
     """
 
-    def __init__(self, sequence: Sequence, route: Route, handoff_timeout_s: float) -> None:
+    def __init__(self, sequence: SequenceState, route: Route, handoff_timeout_s: float) -> None:
         super().__init__(sequence, route)
         self._handoff_timeout_s = handoff_timeout_s
-        self._decode: Part | None = None
+        self._decode: Assignment | None = None
         self._has_arrived = False
         self._is_reserved = False
 
     def _begin(self) -> None:
         self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, Phase.PREFILL_FOR_OTHER)
         self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
-        self._submit(self._prefill, hand_over=True)
+        self._submit(self._prefill, handoff=True)
 
     @property
     def awaited(self) -> WorkerSession:
@@ -45,20 +45,20 @@ class DisaggAttempt(Attempt):
             return self._prefill.session
         return self._decode.session
 
-    def _standing(self) -> Standing:
+    def _status(self) -> RequestStatus:
         prefill, decode = self._prefill, self._decode
         if self._decoder is not None:
             return self._decoding_at(self._decoder.session)
         if not self._prefill.has_tokens or decode is None:
             return self._prefilling_at(prefill) if prefill.is_running else self._queued_on(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
-        return Standing(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
+        return RequestStatus(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
 
-    def _decodes(self, part: Part) -> None:
-        if part is self._prefill:
+    def _decodes(self, assignment: Assignment) -> None:
+        if assignment is self._prefill:
             self._check_independent()
         else:
-            self._decoder = self._decoder or part
+            self._decoder = self._decoder or assignment
 
     def _from_prefill(self, message: Message | WorkerLost, at: float) -> None:
         match message:
@@ -67,7 +67,7 @@ class DisaggAttempt(Attempt):
                 self._reserve()
             case worker_pb2.Progress() as progress:
                 self._progress(self._prefill, progress)
-            case worker_pb2.HandedOver() as handed_off:
+            case worker_pb2.HandedOff() as handed_off:
                 self._waterfall.on_handed_off(handed_off)
                 seconds = busy_seconds((push.begin_s, push.end_s) for push in handed_off.pushes)
                 if self._decode is not None:
@@ -105,16 +105,16 @@ class DisaggAttempt(Attempt):
                 self._check_independent()
             case worker_pb2.Progress() as progress:
                 self._progress(decode, progress)
-            case worker_pb2.HandedOver():
+            case worker_pb2.HandedOff():
                 self._on_source_sent(decode)
             case worker_pb2.Failed() as failed:
                 self._on_decode_failed(decode, failed)
             case WorkerLost() as loss:
-                self._part_failed(decode, decode.lost(loss))
+                self._assignment_failed(decode, decode.lost(loss))
             case _:
                 pass
 
-    def _on_decode_failed(self, decode: Part, failed: worker_pb2.Failed) -> None:
+    def _on_decode_failed(self, decode: Assignment, failed: worker_pb2.Failed) -> None:
         """The decode worker has failed, or its sender has given up the handoff.
 
         A sender that gives up reports why, and its report decides: the answer may be complete with its first
@@ -123,7 +123,7 @@ class DisaggAttempt(Attempt):
         if failed.code == worker_pb2.FAILURE_CODE_SENDER and self._prefill.active:
             decode.dropped()
         else:
-            self._part_failed(decode, decode.failed(failed))
+            self._assignment_failed(decode, decode.failed(failed))
 
     @property
     def _is_independent(self) -> bool:

@@ -39,6 +39,6 @@ class Pull:
         self._source.session.forget(self._id)
 
     def _on_event(self, message: Message | WorkerLost, at: float) -> None:
-        if isinstance(message, worker_pb2.HandedOver):
+        if isinstance(message, worker_pb2.HandedOff):
             seconds = busy_seconds((push.begin_s, push.end_s) for push in message.pushes)
             self._on_transfer(self._source.session.key, self._receiver, message.bytes, seconds)

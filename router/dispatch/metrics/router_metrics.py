@@ -13,7 +13,7 @@ from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.metrics.collectors import ClusterLoad, ClusterMetrics, Gaps
 from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Observer
 from rpc.baton.v1 import router_pb2
 
@@ -159,7 +159,7 @@ class RouterMetrics(Observer):
         self._output_tokens.inc(tokens)
         self.recent.sent(tokens)
 
-    def finished(self, sequence: Sequence, outcome: str, at: float) -> None:
+    def finished(self, sequence: SequenceState, outcome: str, at: float) -> None:
         """Record the end of an admitted sequence; to be called once. `at`: on the waterfall's clock."""
         waterfall = sequence.waterfall
         self.counted(outcome)
@@ -180,7 +180,7 @@ class RouterMetrics(Observer):
             self._end_to_end.observe(passed)
             self._observe_ended(sequence, at)
 
-    def _observe_ended(self, sequence: Sequence, at: float) -> None:
+    def _observe_ended(self, sequence: SequenceState, at: float) -> None:
         timings, tokens = sequence.waterfall.timings(at), len(sequence.output)
         decode_s = timings.e2e_s - timings.ttft_s
         self._prompt_length.observe(len(sequence.prompt))

@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeAlias
 
 from router.config.settings import RouterConfig
 from router.dispatch.failures import no_worker_ready, pages_quarantined
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.placement import (
     ClusterModel,
     ClusterView,
@@ -153,7 +153,7 @@ class Selector:
         """Whether there are ready workers that can compute a sequence."""
         return bool(self._ready())
 
-    def route(self, sequence: Sequence, avoid: Set[str]) -> Route | None:
+    def route(self, sequence: SequenceState, avoid: Set[str]) -> Route | None:
         """Workers for the next attempt; None: it should wait until some have room.
 
         `avoid`: names of the workers on which it failed. Raises AttemptFailed if no worker is ready, and
@@ -196,7 +196,7 @@ class Selector:
             sessions.__getitem__, is_local=is_local, why="probe", on_transfer=self.cluster.transferred
         )
 
-    def move_target(self, tokens: int, leaving: str) -> WorkerSession | None:
+    def migration_target(self, tokens: int, leaving: str) -> WorkerSession | None:
         """Worker to which a running answer moves from `leaving`: the least loaded with room; None without."""
         if not self.is_ready():
             return None
@@ -221,7 +221,7 @@ class Selector:
             return sessions
         return [session for session in sessions if session.role == role]
 
-    def _route(self, sequence: Sequence, avoid: Set[str], placement: Placement, why: str) -> Route:
+    def _route(self, sequence: SequenceState, avoid: Set[str], placement: Placement, why: str) -> Route:
         prefill, decode = self._known[placement.prefill_worker], self._known[placement.decode_worker]
         source = None
         if placement.source is not None:
@@ -266,7 +266,7 @@ class Selector:
             raise no_worker_ready(self._registry.complaints())
         return session
 
-    def _request(self, sequence: Sequence, avoid: Set[str]) -> RequestView:
+    def _request(self, sequence: SequenceState, avoid: Set[str]) -> RequestView:
         left = max(sequence.sampling.max_tokens - len(sequence.output), 1)
         return RequestView(
             prompt_tokens=sequence.num_tokens,
@@ -308,7 +308,7 @@ class Selector:
         return cluster.view(self._clock(), health)
 
 
-def _cached_tokens(session: WorkerSession, sequence: Sequence) -> int:
+def _cached_tokens(session: WorkerSession, sequence: SequenceState) -> int:
     """Prompt tokens of the sequence that the worker has cached or is expected to have. O(log tokens)."""
     return session.load.cached.matching_tokens(sequence.blocks(session.load.page_size))
 

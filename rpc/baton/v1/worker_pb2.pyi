@@ -171,7 +171,7 @@ class Beat(_message.Message):
     def __init__(self) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_target_s", "retention")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -182,7 +182,7 @@ class Work(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     NUM_SCORED_FIELD_NUMBER: _ClassVar[int]
-    TTFT_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    TTFT_DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     RETENTION_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -194,9 +194,9 @@ class Work(_message.Message):
     traceparent: str
     tenant: str
     num_scored: int
-    ttft_target_s: float
+    ttft_deadline_s: float
     retention: Retention
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_target_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("key", "seconds", "prefixes")
@@ -217,14 +217,14 @@ class RetainedPrefix(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("work", "hand_over", "pull")
+    __slots__ = ("work", "handoff", "pull")
     WORK_FIELD_NUMBER: _ClassVar[int]
-    HAND_OVER_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     work: Work
-    hand_over: bool
+    handoff: bool
     pull: Pull
-    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., hand_over: _Optional[bool] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
+    def __init__(self, work: _Optional[_Union[Work, _Mapping]] = ..., handoff: _Optional[bool] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("handoff_id", "source", "num_tokens")
@@ -315,12 +315,12 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ..., state: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_over", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed", "wanted")
+    __slots__ = ("step", "tokens", "started", "reserved", "handed_off", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed", "wanted")
     STEP_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
-    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -337,7 +337,7 @@ class EventBatch(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
     started: _containers.RepeatedCompositeFieldContainer[Started]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
-    handed_over: _containers.RepeatedCompositeFieldContainer[HandedOver]
+    handed_off: _containers.RepeatedCompositeFieldContainer[HandedOff]
     arrived: _containers.RepeatedCompositeFieldContainer[Arrived]
     failed: _containers.RepeatedCompositeFieldContainer[Failed]
     load: Load
@@ -350,7 +350,7 @@ class EventBatch(_message.Message):
     preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
     resumed: _containers.RepeatedCompositeFieldContainer[Resumed]
     wanted: _containers.RepeatedCompositeFieldContainer[Wanted]
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_over: _Optional[_Iterable[_Union[HandedOver, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ...) -> None: ...
 
 class CacheChange(_message.Message):
     __slots__ = ("stored", "below", "blocks")
@@ -482,7 +482,7 @@ class Reserved(_message.Message):
     waited_s: float
     def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., waited_s: _Optional[float] = ...) -> None: ...
 
-class HandedOver(_message.Message):
+class HandedOff(_message.Message):
     __slots__ = ("request_id", "bytes", "chunks", "pushes")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]

@@ -79,7 +79,7 @@ async def router(*workers: FakeWorker) -> AsyncIterator[Router]:
     async with service(*workers) as served:
         history = History(10)
         generation = Generation(MODEL, tokenizer, served.dispatcher, history=history)
-        explanation = Explanation(generation, history, served.dispatcher.standings)
+        explanation = Explanation(generation, history, served.dispatcher.statuses)
         server = GrpcServer(Models([generation]), GrpcConfig(port=0))
         await server.start()
         try:

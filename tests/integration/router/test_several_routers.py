@@ -109,13 +109,13 @@ async def test_a_drain_through_one_router_waits_for_the_requests_of_the_others(f
         router(first, second, name="1 a") as draining,
         router(first, second, name="2 b") as other,
     ):
-        follower = WorkerDrainer(other.registry, other.dispatcher.evacuate)
+        follower = WorkerDrainer(other.registry, other.dispatcher.migrate_from)
         following = asyncio.create_task(follower.follow())
         slow_down(first.host, 0.02)
         streams = [deltas_of(other.dispatcher, [k, 2, 3], LONG) for k in range(2)]  # one on each worker
         for stream in streams:
             await anext(stream)
-        drainer = WorkerDrainer(draining.registry, draining.dispatcher.evacuate)
+        drainer = WorkerDrainer(draining.registry, draining.dispatcher.migrate_from)
         drain = asyncio.create_task(drainer.drain("decode-0", PATIENCE_S))
         drained, staying = other.registry.members()
         assert await other.registry.wait_until(lambda: drained.state is WorkerState.DRAINING, PATIENCE_S), (

@@ -50,7 +50,7 @@ async def test_an_answer_moves_without_a_gap_or_a_duplicate(
         slowly(served)
         asked = asyncio.create_task(served.generate(prompt(3), LENGTH))
         await until(lambda: writers(served) == [pair[1]])
-        assert await served.dispatcher.evacuate(pair[1], 10.0) == 1
+        assert await served.dispatcher.migrate_from(pair[1], 10.0) == 1
         there = D if pair[1] == P else P
         await until(lambda: writers(served) == [there])
         answer, timings = await asked
@@ -68,7 +68,7 @@ async def test_answers_move_back_and_forth_under_load(folder: Path, oracle: Orac
         moved = 0
         while not all(task.done() for task in asked):
             for worker in (P, D):
-                moved += await served.dispatcher.evacuate(worker, 10.0)
+                moved += await served.dispatcher.migrate_from(worker, 10.0)
             await asyncio.sleep(0.01)
         answers = [(await task)[0] for task in asked]
         assert answers == [oracle(p, LENGTH) for p in prompts]
@@ -85,7 +85,7 @@ async def test_answers_move_while_pools_are_full_and_requests_are_preempted(
         asked = [asyncio.create_task(served.generate(p, 50)) for p in prompts]
         while not all(task.done() for task in asked):
             for worker in (P, D):
-                await served.dispatcher.evacuate(worker, 0.3)
+                await served.dispatcher.migrate_from(worker, 0.3)
             await asyncio.sleep(0.01)
         answers = [(await task)[0] for task in asked]
         assert answers == [oracle(p, 50) for p in prompts]
@@ -97,7 +97,7 @@ async def test_clients_that_disconnect_during_a_move_leak_no_page(folder: Path) 
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(6)]
         await until(lambda: len(writers(served)) == 6)
-        moves = asyncio.create_task(served.dispatcher.evacuate(P, 10.0))
+        moves = asyncio.create_task(served.dispatcher.migrate_from(P, 10.0))
         for task in asked:
             await asyncio.sleep(0.003)
             task.cancel()
@@ -116,7 +116,7 @@ async def test_a_stream_continues_when_either_worker_ends_during_a_move(
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(3)]
         await until(lambda: len(writers(served)) == 3)
-        moves = asyncio.create_task(served.dispatcher.evacuate(P, 2.0))
+        moves = asyncio.create_task(served.dispatcher.migrate_from(P, 2.0))
         await asyncio.sleep(after_s)
         await served.links[ended].host.stop()
         assert [(await task)[0] for task in asked] == [oracle(prompt(seed), LENGTH) for seed in range(3)]
@@ -144,7 +144,7 @@ async def test_draining_a_worker_interrupts_no_answer(folder: Path, oracle: Orac
         slowly(served)
         asked = [asyncio.create_task(served.generate(prompt(seed), LENGTH)) for seed in range(4)]
         await until(lambda: len(writers(served)) == 4)
-        drainer = WorkerDrainer(served.registry, served.dispatcher.evacuate)
+        drainer = WorkerDrainer(served.registry, served.dispatcher.migrate_from)
         assert await drainer.drain(P, 10.0) == 4
         done: list[tuple[list[int], router_pb2.Timings]] = [await task for task in asked]
         assert [answer for answer, _ in done] == [oracle(prompt(seed), LENGTH) for seed in range(4)]

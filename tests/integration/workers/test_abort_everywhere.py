@@ -25,7 +25,7 @@ def prompt(seed: int, length: int = 80) -> list[int]:
 async def advance(workers: Pair, job: worker_pb2.Work, point: str) -> None:
     """Take a request as far as `point`, as the router does."""
     steps = {
-        "queued": lambda: workers.prefill.submit(job, hand_over=True),
+        "queued": lambda: workers.prefill.submit(job, handoff=True),
         "started": lambda: workers.prefill.next(job.request_id, "started"),
         "reserving": lambda: workers.reserve(job),
         "reserved": lambda: workers.decode.next(job.request_id, "reserved"),

@@ -29,7 +29,7 @@ async def test_a_transferred_request_gets_the_tokens_of_transformers(
     async with pair(folder, transport) as workers:
         job = work(prompt(length), max_tokens=12)
         assert await workers.generate(job) == oracle(prompt(length), 12)
-        handed_off = await workers.prefill.next(job.request_id, "handed_over")
+        handed_off = await workers.prefill.next(job.request_id, "handed_off")
         assert handed_off.bytes > 0
         await workers.all_pages_back()
 
@@ -62,10 +62,10 @@ async def test_a_prefix_cached_at_the_decode_worker_is_not_sent(folder: Path, or
     async with pair(folder) as workers:
         first = work(prompt(60))
         await workers.generate(first)
-        everything = await workers.prefill.next(first.request_id, "handed_over")
+        everything = await workers.prefill.next(first.request_id, "handed_off")
         longer = work([*prompt(60), 5, 6, 7])
         assert await workers.generate(longer) == oracle(list(longer.prompt), 8)
-        rest = await workers.prefill.next(longer.request_id, "handed_over")
+        rest = await workers.prefill.next(longer.request_id, "handed_off")
         assert rest.bytes < everything.bytes / 5
 
 
@@ -74,7 +74,7 @@ async def test_pages_of_a_chunk_are_transferred_while_the_next_one_is_computed(f
         slow_down(workers.prefill.host, seconds=0.05)
         job = work(prompt(96))
         await workers.generate(job)
-        record = await workers.prefill.next(job.request_id, "handed_over")
+        record = await workers.prefill.next(job.request_id, "handed_off")
         chunks, pushes = record.chunks, record.pushes
         assert [c.num_tokens for c in chunks] == [16] * 6
         assert sum(p.num_tokens for p in pushes) == 96
@@ -87,7 +87,7 @@ async def test_the_first_chunk_is_announced_before_it_is_computed(folder: Path) 
     async with pair(folder) as workers:
         slow_down(workers.prefill.host, seconds=0.3)
         job = work(prompt(8))
-        await workers.prefill.submit(job, hand_over=True)
+        await workers.prefill.submit(job, handoff=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.attach(job)
@@ -130,7 +130,7 @@ async def test_a_request_that_ends_with_its_first_token_is_not_transferred(
             (work(prompt(30), stop_token_ids=[first]), sampling_pb2.FINISH_REASON_STOP),
             (work(prompt(127), max_tokens=5), sampling_pb2.FINISH_REASON_LENGTH),
         ):
-            await workers.prefill.submit(job, hand_over=True)
+            await workers.prefill.submit(job, handoff=True)
             await workers.prefill.next(job.request_id, "started")
             await workers.reserve(job)
             await workers.attach(job)
@@ -167,7 +167,7 @@ async def test_a_request_that_differs_on_the_two_workers_fails_the_handoff(folde
     async with pair(folder) as workers:
         job, other = work(prompt(40)), work(prompt(40, seed=4))
         other.request_id = job.request_id
-        await workers.prefill.submit(job, hand_over=True)
+        await workers.prefill.submit(job, handoff=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(other)
         await workers.attach(job)
@@ -195,7 +195,7 @@ async def test_a_prefill_worker_that_dies_fails_the_handoff_and_frees_its_pages(
     async with pair(folder, transport) as workers:
         slow_down(workers.prefill.host, seconds=0.1)
         job = work(prompt(96))
-        await workers.prefill.submit(job, hand_over=True)
+        await workers.prefill.submit(job, handoff=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.attach(job)

@@ -56,11 +56,11 @@ class Move:
         await self.source.send(migrate=worker_pb2.Migrate(request_id=self.here.request_id, ticket=ticket))
 
     async def rest(self, link: Link, request_id: int) -> None:
-        """Tokens of one worker up to the end of the answer; `handed_over` may be among them."""
+        """Tokens of one worker up to the end of the answer; `handed_off` may be among them."""
         while True:
             async with asyncio.timeout(PATIENCE_S):
                 kind, event = await link.events[request_id].get()
-            if kind == "handed_over":
+            if kind == "handed_off":
                 return
             assert kind == "tokens", event
             self.take(event)

@@ -53,7 +53,7 @@ async def test_a_prefix_comes_from_the_cache_of_another_worker(
         assert started.cached_tokens == started.promoted["peer"] == 60
         assert started.waited["pull"] > 0
         assert (await workers.decode.tokens(job.request_id))[0] == oracle(LONGER, 8)
-        sent = await workers.prefill.next(ticket.handoff_id, "handed_over")
+        sent = await workers.prefill.next(ticket.handoff_id, "handed_off")
         assert sent.bytes == 15 * ticket.receiver.page_bytes
         await workers.all_pages_back()
 
@@ -89,7 +89,7 @@ async def test_a_prefix_pulled_for_a_prompt_that_is_handed_back(folder: Path, or
         job = work(turn)
         peer = (await workers.decode.stub.Describe(worker_pb2.DescribeRequest())).peer
         source = worker_pb2.Pull(handoff_id=1 << 41, source=peer, num_tokens=64)
-        await workers.prefill.send(submit=worker_pb2.Submit(work=job, hand_over=True, pull=source))
+        await workers.prefill.send(submit=worker_pb2.Submit(work=job, handoff=True, pull=source))
         ticket = (await workers.prefill.next(job.request_id, "wanted")).ticket
         assert ticket.first_token == 60
         tokens = turn[: ticket.num_tokens + 1]

@@ -102,7 +102,7 @@ async def test_a_sender_that_loses_a_rank_fails_its_handoffs_and_frees_the_recei
 ) -> None:
     async with sharded(folder, 2, 1) as workers:
         job = work(prompt(40), max_tokens=6)
-        await workers.prefill.submit(job, hand_over=True)
+        await workers.prefill.submit(job, handoff=True)
         await workers.prefill.next(job.request_id, "started")
         await workers.reserve(job)
         await workers.decode.next(job.request_id, "reserved")

@@ -21,7 +21,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -43,7 +43,7 @@ def pick(items: Any, index: int) -> Any:
 
 @dataclass(eq=False)
 class Client:
-    sequence: Sequence
+    sequence: SequenceState
     places: list[int]
     """Of the workers of its attempts, in turn."""
     right: list[int]
@@ -121,7 +121,7 @@ class ClusterMachine(RuleBasedStateMachine):
         sampling = sampling_pb2.SamplingParams(
             max_tokens=length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
-        sequence = Sequence(prompt, sampling, Waterfall(0.0))
+        sequence = SequenceState(prompt, sampling, Waterfall(0.0))
         client = Client(sequence, places, reference(prompt, length, ignore_eos=True))
         self.clients.append(client)
         client.task = self.loop.create_task(self.read(client))
@@ -144,7 +144,7 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(index=INDEX, place=st.integers(0, WORKERS - 1), rounds=st.integers(0, 5))
     def move(self, index: int, place: int, rounds: int) -> None:
         client = pick(self.movable(), index)
-        self.moves.append(self.loop.create_task(client.attempt.move(self.workers[place], MOVE_S)))
+        self.moves.append(self.loop.create_task(client.attempt.migrate(self.workers[place], MOVE_S)))
         self.settle()
         self.go_on(rounds)
 

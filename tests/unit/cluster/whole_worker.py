@@ -117,7 +117,7 @@ class WholeWorker(FakeSession):
             batch.progress,
             batch.arrived,
             batch.tokens,
-            batch.handed_over,
+            batch.handed_off,
             batch.failed,
         ):
             for message in events:

@@ -57,7 +57,7 @@ def test_a_random_order_is_that_of_its_seed() -> None:
 
 
 def test_the_earliest_deadline_is_admitted_first_and_requests_without_one_last() -> None:
-    requests = [request(1, 40), request(2, 40, ttft_target_s=9.0), request(3, 40, ttft_target_s=2.0)]
+    requests = [request(1, 40), request(2, 40, ttft_deadline_s=9.0), request(3, 40, ttft_deadline_s=2.0)]
     assert order(Policy.DEADLINE, requests) == [3, 2, 1]
 
 
@@ -143,8 +143,8 @@ def test_no_policy_starves_a_request_that_came_first(policy: Policy) -> None:
     unlucky = request(0, 100, 1, priority=-1)
     planned.submit(unlucky)
     for id in range(1, 60):
-        planned.submit(request(id, 100, 2, priority=1, ttft_target_s=5.0))
-        planned.submit(request(1000 + id, 100, 2, priority=1, ttft_target_s=5.0))
+        planned.submit(request(id, 100, 2, priority=1, ttft_deadline_s=5.0))
+        planned.submit(request(1000 + id, 100, 2, priority=1, ttft_deadline_s=5.0))
         planned.step()
         if 0 in planned.ended:
             break
@@ -194,12 +194,12 @@ def test_a_tenant_that_was_idle_has_saved_no_turns() -> None:
 
 def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     planned = planner(Policy.DEADLINE)
-    planned.submit(request(1, 1000, ttft_target_s=20.0, arrival=0.0))
-    late = request(2, 1000, ttft_target_s=15.0)
+    planned.submit(request(1, 1000, ttft_deadline_s=20.0, arrival=0.0))
+    late = request(2, 1000, ttft_deadline_s=15.0)
     planned.scheduler.submit(late, now=0.0, prefill_rate=100.0)
     with pytest.raises(DeadlineUnreachable, match=r"expected in 25.00 s"):
-        planned.scheduler.submit(request(3, 500, ttft_target_s=21.0), now=0.0, prefill_rate=100.0)
-    planned.scheduler.submit(request(4, 400, ttft_target_s=5.0), now=0.0, prefill_rate=100.0)
+        planned.scheduler.submit(request(3, 500, ttft_deadline_s=21.0), now=0.0, prefill_rate=100.0)
+    planned.scheduler.submit(request(4, 400, ttft_deadline_s=5.0), now=0.0, prefill_rate=100.0)
     planned.scheduler.submit(request(5, 9000), now=0.0, prefill_rate=100.0)
 
 
@@ -208,21 +208,21 @@ def test_cached_tokens_do_not_count_against_a_deadline() -> None:
     prompt = range(2000, 3000)
     planned.submit(request(1, 1000, prefix=prompt))
     planned.chunks(1)
-    again = request(3, 1040, prefix=prompt, ttft_target_s=0.9)
+    again = request(3, 1040, prefix=prompt, ttft_deadline_s=0.9)
 
     planned.scheduler.submit(again, now=0.0, prefill_rate=100.0)
 
     assert again.scheduling.num_expected == 1000 // PAGE * PAGE
     with pytest.raises(DeadlineUnreachable):
-        planned.scheduler.submit(request(2, 1040, ttft_target_s=0.9), now=0.0, prefill_rate=100.0)
+        planned.scheduler.submit(request(2, 1040, ttft_deadline_s=0.9), now=0.0, prefill_rate=100.0)
 
 
 def test_of_requests_with_equal_deadlines_the_later_one_waits_for_the_earlier() -> None:
     planned = planner(Policy.DEADLINE)
-    planned.submit(request(1, 1000, ttft_target_s=15.0))
+    planned.submit(request(1, 1000, ttft_deadline_s=15.0))
     with pytest.raises(DeadlineUnreachable, match=r"expected in 20.00 s"):
-        planned.scheduler.submit(request(2, 1000, ttft_target_s=15.0), now=0.0, prefill_rate=100.0)
-    planned.scheduler.submit(request(3, 400, ttft_target_s=15.0), now=0.0, prefill_rate=100.0)
+        planned.scheduler.submit(request(2, 1000, ttft_deadline_s=15.0), now=0.0, prefill_rate=100.0)
+    planned.scheduler.submit(request(3, 400, ttft_deadline_s=15.0), now=0.0, prefill_rate=100.0)
     planned.chunks(1, 3)
     assert planned.ended == [1, 3], "ties go by arrival, so what 1 was told still holds"
 
@@ -312,7 +312,7 @@ def test_only_steps_that_leave_prompts_waiting_are_used_to_measure_the_rate() ->
     serve(9, 640)
     assert engine._times.prefill_rate == pytest.approx(128.0)
     late = make_request(10, [10] * 640, max_tokens=1)
-    late.ttft_target_s = 4.0
+    late.ttft_deadline_s = 4.0
     with pytest.raises(DeadlineUnreachable, match=r"640 prompt tokens at 128 a second"):
         engine.submit(late)
 

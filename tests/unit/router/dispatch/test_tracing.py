@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.dispatch.sequence import RequestIdentity, Sequence, TraceContext
+from router.dispatch.sequence import RequestIdentity, SequenceState, TraceContext
 from router.dispatch.waterfall import Waterfall
 from router.tracing.otlp import TraceExporter, export_request, headers_of
 from router.tracing.spans import spans_of
@@ -19,7 +19,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def ended_sequence(trace: TraceContext) -> Sequence:
+def ended_sequence(trace: TraceContext) -> SequenceState:
     """Prefilled on one worker in two chunks, decoded on another; 1 s to the first token, 3 s in all."""
     marks = Waterfall(arrival=100.0)
     marks.attempt(100.1)
@@ -28,11 +28,13 @@ def ended_sequence(trace: TraceContext) -> Sequence:
     marks.reserve(100.3)
     marks.tokens(1, 101.0)
     spans = [worker_pb2.Span(begin_s=0.1, end_s=0.5, num_tokens=32)]
-    marks.on_handed_off(worker_pb2.HandedOver(bytes=640, chunks=spans, pushes=spans))
+    marks.on_handed_off(worker_pb2.HandedOff(bytes=640, chunks=spans, pushes=spans))
     marks.arrive(101.2)
     marks.tokens(1, 101.5)
     sampling = sampling_pb2.SamplingParams(max_tokens=9, temperature=0.5, top_p=1.0)
-    return Sequence([1, 2, 3], sampling, marks, id="chatcmpl-1", trace=trace, operation="chat", output=[4, 5])
+    return SequenceState(
+        [1, 2, 3], sampling, marks, id="chatcmpl-1", trace=trace, operation="chat", output=[4, 5]
+    )
 
 
 class Collector(BaseHTTPRequestHandler):

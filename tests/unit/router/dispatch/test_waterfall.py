@@ -67,7 +67,7 @@ def test_spans_count_from_the_arrival_at_the_router() -> None:
     marks = Waterfall(arrival=10.0)
     marks.attempt(12.0)
     span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=16, num_tokens=32, bytes=64)
-    marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span, span]))
+    marks.on_handed_off(worker_pb2.HandedOff(chunks=[span], pushes=[span, span]))
     timings = marks.timings(20.0)
     (chunk,) = timings.chunks
     assert (chunk.begin_s, chunk.end_s, chunk.first_token, chunk.num_tokens, chunk.bytes) == (
@@ -85,7 +85,7 @@ def test_chunks_are_those_of_the_attempt_that_gave_the_first_token() -> None:
     for first in (0, 16):
         marks.attempt(0.0)
         span = worker_pb2.Span(begin_s=1.0, end_s=2.0, first_token=first, num_tokens=16)
-        marks.on_handed_off(worker_pb2.HandedOver(chunks=[span], pushes=[span]))
+        marks.on_handed_off(worker_pb2.HandedOff(chunks=[span], pushes=[span]))
     marks.tokens(1, 3.0)
     marks.attempt(4.0)
     marks.computed([worker_pb2.Span(begin_s=1.0, end_s=2.0, num_tokens=64)], sent_at=4.0)

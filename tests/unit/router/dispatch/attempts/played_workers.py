@@ -94,7 +94,7 @@ class PlayedWorker(FakeSession):
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
-                job = Job(submit.work, submit.hand_over, have=len(submit.work.output))
+                job = Job(submit.work, submit.handoff, have=len(submit.work.output))
                 self.jobs[submit.work.request_id] = job
             case "reserve":
                 work = command.reserve.work
@@ -171,7 +171,7 @@ class PlayedWorker(FakeSession):
         assert handoff.job is not None
         source_id = handoff.job.work.request_id
         if self.jobs.pop(source_id, None) is not None:
-            self.events.append(worker_pb2.HandedOver(request_id=source_id))
+            self.events.append(worker_pb2.HandedOff(request_id=source_id))
 
     def fail(self, handoff: Handoff, code: worker_pb2.FailureCode = worker_pb2.FAILURE_CODE_HANDOFF) -> None:
         """The two do not reach each other, or one gives up. A target that has everything goes on."""

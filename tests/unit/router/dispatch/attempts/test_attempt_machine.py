@@ -15,7 +15,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import Phase
@@ -39,7 +39,7 @@ class AttemptMachine(RuleBasedStateMachine):
         self.workers = [PlayedWorker(name, self.network) for name in "abc"]
         self.gone: list[PlayedWorker] = []
         self.disagg = disagg
-        self.sequence = Sequence(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH), Waterfall(0.0))
+        self.sequence = SequenceState(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH), Waterfall(0.0))
         self.answer: list[int] = []
         self.stream = self.sequence.stream = TokenStream(self.hear)
         self.stream.queue = DeliveryQueue()
@@ -188,7 +188,7 @@ class AttemptMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def move(self, data: st.DataObject) -> None:
         target = data.draw(st.sampled_from(self.workers))
-        self.moves.append(self.loop.create_task(self.attempt.move(target, MOVE_S)))
+        self.moves.append(self.loop.create_task(self.attempt.migrate(target, MOVE_S)))
         self.settle()
 
     @precondition(lambda self: any(not move.done() for move in self.moves))
@@ -238,10 +238,10 @@ class AttemptMachine(RuleBasedStateMachine):
         if getattr(self, "attempt", None) is None:
             return
         for worker in [*self.workers, *self.gone]:
-            parts = [part for part in self.attempt._parts if part.active and part.session is worker]
-            assert worker.load.requests == len(parts)
-            assert worker.load.tokens == sum(part.task.uncached for part in parts)
-            decoding = [part.task for part in parts if part.task.phase is Phase.DECODE]
+            assigned = [one for one in self.attempt._assignments if one.active and one.session is worker]
+            assert worker.load.requests == len(assigned)
+            assert worker.load.tokens == sum(one.task.uncached for one in assigned)
+            decoding = [one.task for one in assigned if one.task.phase is Phase.DECODE]
             assert worker.load.context_tokens == sum(task.context_tokens for task in decoding)
 
     def teardown(self) -> None:
@@ -278,7 +278,7 @@ def test_an_answer_whose_move_was_refused_runs_on_and_moves_at_the_next_try() ->
         played.play_round()
     target = played.workers[1]
     for refused in (True, False):
-        played.moves.append(played.loop.create_task(played.attempt.move(target, MOVE_S)))
+        played.moves.append(played.loop.create_task(played.attempt.migrate(target, MOVE_S)))
         played.settle()
         if refused:
             target.refuse()

@@ -9,7 +9,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -22,8 +22,8 @@ class Cluster:
         self.source, self.target = (PlayedWorker(name, self.network) for name in ("source", "target"))
         self.error: Exception | None = None
 
-    def sequence(self, max_tokens: int = 8) -> Sequence:
-        return Sequence([1] * 10, sampling_pb2.SamplingParams(max_tokens=max_tokens), Waterfall(0.0))
+    def sequence(self, max_tokens: int = 8) -> SequenceState:
+        return SequenceState([1] * 10, sampling_pb2.SamplingParams(max_tokens=max_tokens), Waterfall(0.0))
 
     def disagg(self, max_tokens: int = 8) -> DisaggAttempt:
         route = Route(
@@ -76,7 +76,7 @@ def test_a_target_is_not_suspected_when_the_source_refuses_to_move_answers() -> 
         await cluster.compute(cluster.source)
         await cluster.compute(cluster.source)
         for _ in range(3):
-            moving = asyncio.create_task(attempt.move(cluster.target, 5.0))  # type: ignore[arg-type]
+            moving = asyncio.create_task(attempt.migrate(cluster.target, 5.0))  # type: ignore[arg-type]
             await cluster.settle()
             (handoff_id,) = cluster.network
             cluster.fail(handoff_id, worker_pb2.FAILURE_CODE_SENDER)

@@ -6,7 +6,7 @@ from typing import Any
 
 from router.dispatch.attempts.attempt import MixedAttempt
 from router.dispatch.routing.selector import CachedElsewhere, Route
-from router.dispatch.sequence import Sequence
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
@@ -25,7 +25,7 @@ class Pulling:
     def __init__(self) -> None:
         self.a, self.b = session("a"), session("b")
         self.transfers: list[tuple[Any, ...]] = []
-        sequence = Sequence(PROMPT, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
+        sequence = SequenceState(PROMPT, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
         self.attempt = MixedAttempt(
             sequence,
             Route(
@@ -57,7 +57,7 @@ async def test_the_ticket_goes_to_the_source_with_the_tokens_and_the_one_behind(
     assert command.share.ticket.handoff_id == submit.pull.handoff_id
     assert list(command.share.tokens) == PROMPT[:21]
     span = worker_pb2.Span(begin_s=1.0, end_s=3.0)
-    sent = worker_pb2.HandedOver(request_id=submit.pull.handoff_id, bytes=64, pushes=[span])
+    sent = worker_pb2.HandedOff(request_id=submit.pull.handoff_id, bytes=64, pushes=[span])
     pulling.a.notify(submit.pull.handoff_id, sent)
     assert pulling.transfers == [(pulling.a.key, pulling.b.key, 64, 2.0)]
 

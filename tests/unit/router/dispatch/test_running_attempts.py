@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.dispatch.evacuation import _MAX_CONCURRENT, RunningAttempts
+from router.dispatch.running_attempts import _MAX_CONCURRENT, RunningAttempts
 
 
 class Stuck:
@@ -18,7 +18,7 @@ class Stuck:
         self.decoder = decoder
         self.moves = 0
 
-    async def move(self, session: Any, timeout_s: float, reason: str = "") -> bool:
+    async def migrate(self, session: Any, timeout_s: float, reason: str = "") -> bool:
         self.moves += 1
         await asyncio.sleep(timeout_s + 0.01)
         return False
@@ -34,5 +34,5 @@ async def test_many_answers_that_cannot_move_hold_a_drain_up_no_longer_than_one(
     running = [Stuck(Worker()) for _ in range(3 * _MAX_CONCURRENT)]
     for answer in running:
         answers._running[answer] = None
-    assert await answers.evacuate("a", 0.05) == 0
+    assert await answers.migrate_from("a", 0.05) == 0
     assert sum(answer.moves for answer in running) == _MAX_CONCURRENT

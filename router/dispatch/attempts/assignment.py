@@ -14,13 +14,13 @@ from rpc.baton.v1 import worker_pb2
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Assignment:
     """One worker in an attempt. Counts as load of that worker while `active`."""
 
     session: WorkerSession
     request_id: int
     task: Task
-    """Its entry in the account of the worker's load; it ends with the part."""
+    """Its entry in the account of the worker's load; it ends with the assignment."""
     active: bool = True
     """The worker may hold state of the request, and gets an abort when the attempt ends."""
     sent_at: float = 0.0
@@ -37,7 +37,7 @@ class Part:
         self.session.load.sent(self.session.num_sent, self.task)
 
     def done(self) -> None:
-        """The worker has completed its part."""
+        """The worker has done what it was assigned."""
         if self.active:
             self._end()
             self.session.breaker.request_done()
@@ -54,7 +54,7 @@ class Part:
         return failure_of(failed, self.session.worker_id)
 
     def dropped(self) -> None:
-        """The worker's part is not needed any more, and is no success or failure of the worker."""
+        """The assignment is not needed any more, which is no success or failure of the worker."""
         self._end()
 
     def lost(self, loss: WorkerLost) -> AttemptFailed:

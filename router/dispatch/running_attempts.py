@@ -13,18 +13,18 @@ from router.workers.session import WorkerSession
 _MAX_CONCURRENT: Final = 8
 """Concurrent moves: they share the link's bandwidth, and each holds pages at its target."""
 
-_MOVE_S: Final = 10.0
+_MIGRATION_S: Final = 10.0
 """Timeout of one move; most take milliseconds."""
 
 FindTarget: TypeAlias = Callable[[int, str], WorkerSession | None]
-"""See `Selector.move_target`."""
+"""See `Selector.migration_target`."""
 
 
 class RunningAttempts:
     """The running attempts of a dispatcher."""
 
-    def __init__(self, move_target: FindTarget) -> None:
-        self._find_target = move_target
+    def __init__(self, migration_target: FindTarget) -> None:
+        self._find_target = migration_target
         self._running: dict[Attempt, None] = {}
 
     @contextmanager
@@ -35,7 +35,7 @@ class RunningAttempts:
         finally:
             del self._running[attempt]
 
-    async def evacuate(self, worker_id: str, timeout_s: float) -> int:
+    async def migrate_from(self, worker_id: str, timeout_s: float) -> int:
         """Move a worker's running answers to other workers with room; returns how many have moved.
 
         Takes `timeout_s` at most. An answer that did not move by then, or whose move failed, stays.
@@ -43,12 +43,14 @@ class RunningAttempts:
         semaphore, loop = asyncio.Semaphore(_MAX_CONCURRENT), asyncio.get_running_loop()
         ends = loop.time() + timeout_s
 
-        async def evacuate(attempt: Attempt) -> bool:
+        async def migrate(attempt: Attempt) -> bool:
             async with semaphore:
                 decoder, left = attempt.decoder, ends - loop.time()
                 if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
                     return False
                 target = self._find_target(attempt.tokens_to_reserve, worker_id)
-                return target is not None and left > 0 and await attempt.move(target, min(_MOVE_S, left))
+                return (
+                    target is not None and left > 0 and await attempt.migrate(target, min(_MIGRATION_S, left))
+                )
 
-        return sum(await asyncio.gather(*(evacuate(attempt) for attempt in list(self._running))))
+        return sum(await asyncio.gather(*(migrate(attempt) for attempt in list(self._running))))

@@ -10,16 +10,16 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.dispatch.attempts.part import Part
+from router.dispatch.attempts.assignment import Assignment
 
 DRAIN: Final = "drain"
 """Reason of a move: the worker is being drained."""
 
 
 @dataclass(slots=True, eq=False)
-class Move:
-    source: Part
-    target: Part
+class Migration:
+    source: Assignment
+    target: Assignment
     position: int | None = None
     """Position of the first token that the target computes; None until the KV has arrived."""
     done: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())

@@ -23,7 +23,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RequestStatus:
     stage: Stage
     worker: str = ""
     """The worker that must act next; empty if there is none."""
@@ -36,7 +36,7 @@ class Standing:
         return asdict(self) | {"stage": self.stage.value}
 
 
-HELD_BACK: Final = Standing(Stage.ROUTER, waits_for="pages")
+HELD_BACK: Final = RequestStatus(Stage.ROUTER, waits_for="pages")
 """No decode worker has room for the prompt."""
-NO_WORKER: Final = Standing(Stage.ROUTER, waits_for="workers")
-PAUSED: Final = Standing(Stage.ROUTER, waits_for="retry")
+NO_WORKER: Final = RequestStatus(Stage.ROUTER, waits_for="workers")
+PAUSED: Final = RequestStatus(Stage.ROUTER, waits_for="retry")
