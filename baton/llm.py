@@ -161,22 +161,21 @@ class LLM:
             )
         if min(prompt) < 0 or max(prompt) >= self._vocab_size:
             raise ValueError(f"A prompt has a token id out of range: 0 to {self._vocab_size - 1}.")
-        options = params.options(self._bounds)
-        seed = secrets.randbits(64) if options.seed is None else options.seed
-        return [self._sequence(prompt, options, k, room, seed) for k in range(params.n)]
+        if params.n < 1:
+            raise ValueError(f"n must be at least 1, not {params.n}.")
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        try:
+            params.check(self._bounds)
+            return [self._sequence(prompt, params, k, room, seed) for k in range(params.n)]
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
 
     def _sequence(
         self, prompt: list[int], options: SamplingOptions, index: int, room: int, seed: int
     ) -> OfflineSequence:
-        try:
-            sampling = options.resolve(
-                prompt_tokens=len(prompt),
-                room=room,
-                seed=derive_seed(seed, index),
-                vocab_size=self._vocab_size,
-            )
-        except InvalidRequest as error:
-            raise ValueError(str(error)) from None
+        sampling = options.resolve(
+            prompt_tokens=len(prompt), room=room, seed=derive_seed(seed, index), vocab_size=self._vocab_size
+        )
         completion = Completion(
             index,
             self._tokenizer.detokenizer(prompt),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from engine.core.request import Request, RequestId, TokenId
@@ -33,13 +34,14 @@ class DraftSource(Protocol):
 
 def guessing(sampling: SamplingParams) -> SamplingParams:
     """What decides about a single token. Penalties and grammars follow all tokens so far, also wrong ones."""
-    return SamplingParams(
-        max_tokens=sampling.max_tokens,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        logit_bias=sampling.logit_bias,
-        ignore_eos=sampling.ignore_eos,
+    return replace(
+        sampling,
+        min_tokens=0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logprobs=None,
+        prompt_logprobs=None,
+        stop_token_ids=(),
+        grammar=None,
     )

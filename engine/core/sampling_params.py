@@ -1,10 +1,12 @@
-"""Sampling parameters and stop conditions of a request."""
+"""Sampling parameters and stop conditions of a request, with their bounds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final, TypeAlias
+
+from pydantic import Field
 
 from engine.grammar.grammar import Grammar
 
@@ -19,9 +21,45 @@ class FinishReason(Enum):
     ABORT = "abort"
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling parameters of one request.
+MinTokens: TypeAlias = Annotated[int, Field(ge=0)]
+Temperature: TypeAlias = Annotated[float, Field(ge=0.0, le=2.0)]
+TopP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
+TopK: TypeAlias = Annotated[int, Field(ge=-1, le=(1 << 31) - 1)]
+MinP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
+RepetitionPenalty: TypeAlias = Annotated[float, Field(ge=0.01, le=10.0)]
+Penalty: TypeAlias = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedParams:
+    """Parameters that have one meaning from a client's request to the engine.
+
+    A client's request (`SamplingOptions`; with vLLM's defaults `baton.SamplingParams`) and the engine add a
+    few. The protobuf message has fields of the same names, and the router checks the bounds.
+    """
+
+    min_tokens: MinTokens = 0
+    """End-of-sequence and stop tokens are not sampled before this many."""
+    temperature: Temperature = 0.0
+    """0: greedy."""
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    """0 and -1 turn it off; workers never get -1."""
+    min_p: MinP = 0.0
+    repetition_penalty: RepetitionPenalty = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logprobs: int | None = None
+    """Alternatives reported for each token; 0: the token's own alone; None: none."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt."""
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams(SharedParams):
+    """Sampling parameters of one request, as workers get them.
 
     Randomness is a pure function of `seed` and the position of the sampled token, so a request that moves to
     another worker (handoff, preemption, retry) samples the same tokens there. There is no generator state.
@@ -29,20 +67,7 @@ class SamplingParams:
 
     max_tokens: int
     """0: none is sampled, and the request ends when the KV of its prompt is computed."""
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     seed: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    """Number of alternatives reported for each prompt token; None: log-probabilities of none are."""
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Added to the logits of tokens, each named once, before penalties; at most MAX_LOGIT_BIASES."""
     grammar: Grammar | None = None

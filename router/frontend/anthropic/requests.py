@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
+from engine.core.sampling_params import Temperature, TopK, TopP
 from router.errors import InvalidRequest
 from router.frontend.anthropic.blocks import (
     CacheMark,
@@ -32,10 +33,7 @@ from router.processing.params.bounds import (
     Priority,
     Served,
     StopStrings,
-    Temperature,
     Timeout,
-    TopK,
-    TopP,
 )
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions

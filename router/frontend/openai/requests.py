@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from engine.core.sampling_params import MinP, MinTokens, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 from router.errors import InvalidRequest
 from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
 from router.frontend.fields import Refused, WithoutEffect
@@ -26,23 +27,16 @@ from router.processing.params.bounds import (
     LogitBiases,
     Logprobs,
     MaxTokens,
-    MinP,
-    MinTokens,
     ModelName,
-    Penalty,
     Priority,
-    RepetitionPenalty,
     Seed,
     Served,
     StopStrings,
     StopTokenIds,
-    Temperature,
     Timeout,
     TokenId,
-    TopK,
-    TopP,
 )
-from router.processing.params.sampling_options import SamplingOptions
+from router.processing.params.sampling_options import OPTIONS, SamplingOptions
 from router.processing.params.validation import STRICT
 
 _DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -220,7 +214,7 @@ class GenerationBody(ConstrainedBody):
         )
 
 
-_SAME: Final = (SamplingOptions.__annotations__.keys() & GenerationBody.model_fields.keys()) | {"constraint"}
+_SAME: Final = (OPTIONS & GenerationBody.model_fields.keys()) | {"constraint"}
 """Options that are fields of all bodies, under the same names."""
 
 

@@ -1,8 +1,9 @@
 """Bounds of every number, string and list in requests, each defined once.
 
-The types below are shared by the request models of all APIs and by SamplingOptions; the OpenAPI document and
-docs/api.md are generated from them. A bound that depends on the served model (`Served`) is looked up in the
-validation context, a ServedBounds.
+Those of plain sampling parameters are in engine/core/sampling_params.py. The types below are shared by the
+request models of all APIs and by SamplingOptions; the OpenAPI document and docs/api.md are generated from
+them. A bound that depends on the served model (`Served`) is looked up in the validation context, a
+ServedBounds.
 """
 
 from __future__ import annotations
@@ -99,18 +100,11 @@ def resolved(schema: Any, bounds: ServedBounds) -> Any:
 TokenId: TypeAlias = Annotated[int, Field(ge=0), Served("last_token_id")]
 MaxTokens: TypeAlias = Annotated[int, Field(ge=0)]
 """What the context holds after the prompt is checked when the prompt is tokenized."""
-MinTokens: TypeAlias = Annotated[int, Field(ge=0)]
 Completions: TypeAlias = Annotated[int, Field(ge=1), Served("max_completions")]
 Logprobs: TypeAlias = Annotated[int, Field(ge=0), Served("max_logprobs")]
 ModelName: TypeAlias = Annotated[str, _ServedModelName()]
 
-Temperature: TypeAlias = Annotated[float, Field(ge=0.0, le=2.0)]
-TopP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
-TopK: TypeAlias = Annotated[int, Field(ge=-1, le=(1 << 31) - 1)]
-MinP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
 Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
-RepetitionPenalty: TypeAlias = Annotated[float, Field(ge=0.01, le=10.0)]
-Penalty: TypeAlias = Annotated[float, Field(ge=-2.0, le=2.0)]
 Timeout: TypeAlias = Annotated[float, Field(gt=0.0)]
 Priority: TypeAlias = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 

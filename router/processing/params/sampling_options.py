@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, ValidationError, create_model
 
+from engine.core.sampling_params import SharedParams, Temperature
 from router.errors import InvalidRequest
 from router.processing.params.bounds import (
     LogitBiases,
     Logprobs,
     MaxTokens,
-    MinP,
-    MinTokens,
-    Penalty,
-    RepetitionPenalty,
     Seed,
     ServedBounds,
     StopStrings,
     StopTokenIds,
-    Temperature,
-    TopK,
-    TopP,
 )
 from router.processing.params.constraint import Constraint, grammar_to_proto
 from router.processing.params.validation import STRICT, refusal_of
@@ -35,30 +29,21 @@ overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(SharedParams):
     """OpenAI's parameters and the customary extensions, as a client gave them. The defaults are OpenAI's."""
 
     max_tokens: MaxTokens | None = None
     """None: as many as fit the context; 0: only the prompt is computed."""
     cut_max_tokens: bool = False
     """Cut `max_tokens` to what fits the context, instead of refusing more."""
-    min_tokens: MinTokens = 0
     temperature: Temperature = 1.0
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    """0 and -1 turn it off."""
-    min_p: MinP = 0.0
     seed: Seed | None = None
-    """None: a random seed for every prompt."""
-    repetition_penalty: RepetitionPenalty = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
+    """The same seed gives the same answer; None: a random one for every prompt."""
     logit_bias: LogitBiases = field(default_factory=dict)
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
-    ignore_eos: bool = False
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     constraint: Constraint | None = None
@@ -66,7 +51,7 @@ class SamplingOptions:
 
     def check(self, bounds: ServedBounds) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
-        given = {option.name: getattr(self, option.name) for option in fields(self)}
+        given = {name: getattr(self, name) for name in OPTIONS}
         try:
             _BOUNDED.model_validate(given, context=bounds)
         except ValidationError as error:
@@ -129,7 +114,8 @@ class SamplingOptions:
 _FIELDS: Final[dict[str, Any]] = {
     name: (hint, ...) for name, hint in get_type_hints(SamplingOptions, include_extras=True).items()
 }
-_FOR_WORKERS: Final = (_FIELDS.keys() & set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)) - {"stop"}
+OPTIONS: Final = _FIELDS.keys()
+_FOR_WORKERS: Final = (OPTIONS & set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)) - {"stop"}
 """Options that workers get, under the same names."""
 _BOUNDED: Final[type[BaseModel]] = create_model("SamplingOptions", __config__=STRICT, **_FIELDS)
 """The same fields as a pydantic model."""

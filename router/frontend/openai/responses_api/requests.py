@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from engine.core.sampling_params import Temperature, TopP
 from router.errors import InvalidRequest
 from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
 from router.frontend.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
@@ -20,9 +21,7 @@ from router.processing.params.bounds import (
     MaxTokens,
     ModelName,
     Priority,
-    Temperature,
     Timeout,
-    TopP,
 )
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
