@@ -145,13 +145,13 @@ class PulledPrefixes:
             return
         assert pull.prefix is not None
         assert self._engine.kv.peers is not None
-        prefix, position, request = pull.prefix, ready.final.position, pull.job.request
+        prefix, position = pull.prefix, ready.final.position
         size, stride = self._engine.config.page_size, self._engine.kv.needs.stride
         blocks = max(0, min(position // size, prefix.end) - prefix.first)
         pages = sum(place < (prefix.first + blocks) * stride for place in prefix.places)
         pages += len(self._engine.pages_of(prefix.slot))
         self._engine.kv.peers.arrived(prefix, position)
-        request.pulled = blocks * size
+        pull.job.pulled = blocks * size
         self._answers.metrics.pulled_bytes.inc(pages * pull.source.page_bytes)
         self._end(pull, PullOutcome.ARRIVED)
         pull.start()

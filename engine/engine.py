@@ -281,7 +281,7 @@ class Engine:
         request.num_computed = max(num_computed, reservation.first_token)
         self.kv.tables.pass_by(request, request.num_computed)
         now = self._clock()
-        request.waited = {WaitReason.TRANSFER: now - request.arrival}
+        request.scheduling.waited = {WaitReason.TRANSFER: now - request.arrival}
         request.arrival = now
         self.scheduler.add_remote(request, now)
         self._take_in(request)

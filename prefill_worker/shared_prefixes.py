@@ -6,6 +6,7 @@ What is on a tier of this worker comes up first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,10 +82,8 @@ class SharedPrefixes:
 
     def next_wakeup(self) -> float:
         """Time until which the first of them waits for a tier; math.inf: none does."""
-        return min(
-            (s.request.promotion.until for s in self._shares.values() if s.request.promotion is not None),
-            default=float("inf"),
-        )
+        tiers = self._engine.kv.tiers
+        return math.inf if tiers is None else tiers.held_until(s.request for s in self._shares.values())
 
     def on_transfer(self, event: SenderEvent) -> None:
         """The handoff is complete or has failed: the pages are no longer read."""

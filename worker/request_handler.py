@@ -170,9 +170,9 @@ class RequestHandler:
                 self._answers.outbox.resumed(job, now - job.preempted_at)
         for request in output.preempted:
             job = self._answers.jobs.get(request.id)
-            if job is not None and request.preempted_for is not None:
+            if job is not None and (reason := request.scheduling.preempted_for) is not None:
                 job.preempted_at = now
-                self._answers.outbox.preempted(job, request.preempted_for.value)
+                self._answers.outbox.preempted(job, reason.value)
 
     def tick(self, now: float) -> None:
         """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
@@ -236,11 +236,12 @@ class RequestHandler:
         """Reported before the step ends, so that the router reserves the handoff's pages during the step."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
-        now = self._clock()
+        now, tiers = self._clock(), self._engine.kv.tiers
         for request in requests:
             if (job := self._answers.jobs.get(request.id)) is not None:
+                use = None if tiers is None else tiers.use_of(request)
                 self._answers.metrics.queue_seconds.observe(now - job.arrival)
-                self._answers.outbox.started(job, queued_s=now - job.arrival)
+                self._answers.outbox.started(job, now - job.arrival, use)
         self._answers.outbox.flush_early()
 
     def on_computed(self, request: Request, upto: int) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from common.block_key import BlockKey
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.sampling_params import FinishReason, SamplingParams
@@ -17,7 +16,6 @@ from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
 from engine.kv_cache.radix_node import RadixNode
 from engine.kv_cache.retention import Retention
-from engine.kv_tiers.stats import Tier
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
 
@@ -36,6 +34,11 @@ class SchedulingState:
     decodes_since: float | None = None
     """When its first token came, by the engine's clock; None before it decodes, or without a TPOT target. Of
     an answer that another worker began: when it would have come if its tokens met the target."""
+    waited: Mapping[WaitReason, float] = field(default_factory=dict)
+    """Seconds until it was admitted, or until its KV was here, by reason."""
+    preempted_for: WaitReason | None = None
+    """While it waits because it was preempted: for pages that a decode needed, or for a more urgent request
+    (POLICY)."""
 
 
 RequestId: TypeAlias = int
@@ -50,18 +53,7 @@ token itself from device memory.
 """
 
 
-@dataclass(slots=True)
-class PromotionWait:
-    """A waiting request waits for KV that comes up from a tier."""
-
-    until: float
-    """By the engine's clock; afterwards it computes the KV."""
-    version: int = -1
-    """`KVTiers.version` when `holds` was decided."""
-    holds: bool = False
-
-
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Request:
     """One sequence. Every step lets `num_computed` catch up with `num_tokens`."""
 
@@ -102,21 +94,6 @@ class Request:
     """The deepest cache node whose pages this request uses; locked against eviction."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
-    block_keys: list[BlockKey] = field(default_factory=list)
-    """Of its first pages, as far as they were computed; empty without KV tiers."""
-    promoted: dict[Tier, int] = field(default_factory=dict)
-    """Tokens whose KV came up for this request, by tier."""
-    promotion_s: float = 0.0
-    """How long the copies of that KV took, which may overlap with other waits."""
-    pulled: int = 0
-    """Tokens whose KV another worker sent from its cache."""
-    promotion: PromotionWait | None = None
-    """Since it waits for KV on a tier, until it is admitted."""
-    waited: Mapping[WaitReason, float] = field(default_factory=dict)
-    """Seconds until it was admitted, or until its KV was here, by reason."""
-    preempted_for: WaitReason | None = None
-    """While it waits because it was preempted: for pages that a decode needed, or for a more urgent request
-    (POLICY)."""
     pinned: bool = False
     """A peer may read its pages, which therefore stay: the request is never preempted."""
     paused: bool = False

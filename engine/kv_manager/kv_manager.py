@@ -385,7 +385,8 @@ class KVManager:
 
     def stop_waiting(self, request: Request) -> None:
         """For KV that comes from elsewhere."""
-        request.promotion = None
+        if self.tiers is not None:
+            self.tiers.stop_waiting(request)
         if self.arriving is not None:
             self.arriving.let_go(request)
 

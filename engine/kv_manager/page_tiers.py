@@ -8,12 +8,13 @@ requests pass it meanwhile. What has come up is locked until then, unless a requ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from common.block_key import BlockKey, PageKey, block_keys, page_key
 from common.kv_groups import kept_places
-from engine.core.request import PromotionWait, Request
+from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
@@ -25,6 +26,31 @@ from engine.kv_manager.state_slots import StateSlots
 from engine.kv_tiers.jobs import Copier, Job, Promote
 from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
+
+
+@dataclass(slots=True)
+class TierUse:
+    """What tiers have of one request's KV."""
+
+    keys: list[BlockKey] = field(default_factory=list)
+    """Of its first blocks, as far as they were computed."""
+    promoted: dict[Tier, int] = field(default_factory=dict)
+    """Tokens whose KV came up for this request, by tier."""
+    promotion_s: float = 0.0
+    """How long the copies of that KV took, which may overlap with other waits."""
+    wait: PromotionWait | None = None
+    """Since it waits for KV on a tier, until it is admitted."""
+
+
+@dataclass(slots=True)
+class PromotionWait:
+    """A waiting request waits for KV that comes up from a tier."""
+
+    until: float
+    """By the engine's clock; afterwards it computes the KV."""
+    version: int = -1
+    """`KVTiers.version` when `holds` was decided."""
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +100,7 @@ class PageTiers:
         if cache.windows is not None:
             cache.windows.rested = []
         self._prefill_rate = math.inf
+        self._uses: WeakKeyDictionary[Request, TierUse] = WeakKeyDictionary()
         self._promotions: dict[int, _Promotion] = {}
         """By job."""
         self._delayed: list[Job] = []
@@ -131,6 +158,21 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ requests
 
+    def use_of(self, request: Request) -> TierUse:
+        """Kept as long as the request."""
+        use = self._uses.get(request)
+        if use is None:
+            use = self._uses[request] = TierUse()
+        return use
+
+    def held_until(self, requests: Iterable[Request]) -> float:
+        """When the first of them gives up waiting for KV on a tier; math.inf: none waits for that."""
+        waits = [use.wait for request in requests if (use := self._uses.get(request)) is not None]
+        return min((wait.until for wait in waits if wait is not None and wait.holds), default=math.inf)
+
+    def stop_waiting(self, request: Request) -> None:
+        self.use_of(request).wait = None
+
     def expected_tokens(self, request: Request, cached: int) -> int:
         """Tokens on a tier that follow the `cached` ones of a new request. O(tokens)."""
         size = self._cache.page_size
@@ -149,7 +191,8 @@ class PageTiers:
         for room too, rather than compute what is on a tier. Costs O(tokens) when something has changed, else
         O(1).
         """
-        wait, version = request.promotion, self.tiers.version
+        use, version = self.use_of(request), self.tiers.version
+        wait = use.wait
         if wait is not None and now >= wait.until:
             wait.holds = False
             self._arriving.let_go(request)
@@ -167,7 +210,7 @@ class PageTiers:
         if wait is None:
             if not holds:
                 return False
-            wait = request.promotion = PromotionWait(now + patience_s(available, self._prefill_rate))
+            wait = use.wait = PromotionWait(now + patience_s(available, self._prefill_rate))
         wait.version, wait.holds = self.tiers.version, holds
         return holds
 
@@ -274,12 +317,13 @@ class PageTiers:
             for place, tier in zip(prefix.places, sources, strict=False)
             if promotion.known <= place // stride < end
         }
+        use = self.use_of(request)
         for tier in blocks.values():
-            request.promoted[tier] = request.promoted.get(tier, 0) + self._cache.page_size
-        request.promotion_s += now - promotion.since
+            use.promoted[tier] = use.promoted.get(tier, 0) + self._cache.page_size
+        use.promotion_s += now - promotion.since
         whole = verified == len(prefix.places) + (prefix.slot != NO_SLOT) * len(self._state_parts)
         node = self._arriving.arrived(prefix, end, with_state=whole)
-        if request.promotion is not None and request.finish is None:
+        if use.wait is not None and request.finish is None:
             self._arriving.keep(prefix, node)
 
     def _left(self, pages: Sequence[int]) -> None:
@@ -298,7 +342,7 @@ class PageTiers:
 
     def _keys(self, request: Request, end: int) -> Sequence[BlockKey]:
         """Keys of the first `end` blocks. A request keeps those that were computed."""
-        known, size = request.block_keys, self._cache.page_size
+        known, size = self.use_of(request).keys, self._cache.page_size
         if len(known) < end:
             tokens = request.tokens(len(known) * size, end * size)
             known += block_keys(tokens, size, known[-1] if known else self._root)

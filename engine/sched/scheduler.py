@@ -141,8 +141,7 @@ class Scheduler:
     @property
     def promotions_until(self) -> float:
         """When the first waiting request gives up waiting for KV on a tier; math.inf: none waits for that."""
-        waits = (request.promotion for request in self.waiting)
-        return min((wait.until for wait in waits if wait is not None and wait.holds), default=math.inf)
+        return math.inf if self.kv.tiers is None else self.kv.tiers.held_until(self.waiting)
 
     def submit(self, request: Request, now: float = 0.0, prefill_rate: float = math.inf) -> None:
         """Queue a request. `prefill_rate`: prompt tokens a second, as measured.

@@ -35,6 +35,8 @@ class Job:
     """Tokens whose KV another worker sent."""
     pull_s: float = 0.0
     """How long it waited for KV of another worker's cache before it was queued."""
+    pulled: int = 0
+    """Tokens whose KV came from that cache."""
     preempted_at: float = math.inf
     """Time of the last preemption; math.inf: never."""
     verified: Verified | None = None

@@ -9,6 +9,7 @@ from engine.core.events import TokenOut
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
 from engine.kv_cache.journal import CacheChange
+from engine.kv_manager.page_tiers import TierUse
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto
 from worker.session.jobs import Job
@@ -131,20 +132,20 @@ class Outbox:
         for part in logprobs:
             scored.add(request_id=job.id, logprobs=part)
 
-    def started(self, job: Job, queued_s: float) -> None:
-        waited = {reason.value: seconds for reason, seconds in job.request.waited.items()}
+    def started(self, job: Job, queued_s: float, of_tiers: TierUse | None = None) -> None:
+        waited = {reason.value: seconds for reason, seconds in job.request.scheduling.waited.items()}
         if job.pull_s:
             waited["pull"] = job.pull_s
-        elsewhere = {tier.value: tokens for tier, tokens in job.request.promoted.items()}
-        if job.request.pulled:
-            elsewhere["peer"] = job.request.pulled
+        elsewhere = {tier.value: tokens for tier, tokens in of_tiers.promoted.items()} if of_tiers else {}
+        if job.pulled:
+            elsewhere["peer"] = job.pulled
         self._batch(job.session).started.add(
             request_id=job.id,
             cached_tokens=job.request.num_cached,
             queued_s=queued_s,
             waited=waited,
             promoted=elsewhere,
-            promotion_s=job.request.promotion_s,
+            promotion_s=of_tiers.promotion_s if of_tiers else 0.0,
         )
 
     def progress(self, job: Job, num_computed: int) -> None:

@@ -133,10 +133,10 @@ class Admission:
             if lacking := self._take_pages(request, forecast, step):
                 return lacking
             if is_new:
-                request.waited = queues.waits.since(request.scheduling.wait_mark, now)
+                request.scheduling.waited = queues.waits.since(request.scheduling.wait_mark, now)
                 step.started.append(request)
-            elif request.preempted_for is not None:
-                request.preempted_for = None
+            elif request.scheduling.preempted_for is not None:
+                request.scheduling.preempted_for = None
                 step.resumed.append(request)
             if key == -math.inf:
                 request.scheduling.aging = -math.inf

@@ -89,7 +89,7 @@ class Queues:
         self._kv.release(request)
         self._vacate(request)
         request.scheduling.aging = -math.inf
-        request.preempted_for = reason
+        request.scheduling.preempted_for = reason
         self.waiting.add(request)
         if step is not None:
             step.preempted.append(request)

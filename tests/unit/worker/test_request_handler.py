@@ -140,10 +140,10 @@ def test_a_preemption_is_reported_with_its_reason_and_its_end_with_the_wait() ->
     request = Request(id=1, prompt=[1], sampling=SamplingParams(max_tokens=9))
     job = Job(request, Mock(), 0.0, math.inf, sampling_pb2.SamplingParams())
     worker.jobs.add(job)
-    worker.clock.now, request.preempted_for = 5.0, WaitReason.PAGES
+    worker.clock.now, request.scheduling.preempted_for = 5.0, WaitReason.PAGES
     worker.handler.on_step(StepOutput(preempted=[request]))
     outbox.preempted.assert_called_once_with(job, "pages")
-    worker.clock.now, request.preempted_for = 7.5, None
+    worker.clock.now, request.scheduling.preempted_for = 7.5, None
     worker.handler.on_step(StepOutput(resumed=[request]))
     outbox.resumed.assert_called_once_with(job, 2.5)
 

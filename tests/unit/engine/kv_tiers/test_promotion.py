@@ -27,7 +27,7 @@ def test_a_prefix_that_was_evicted_comes_up_from_host_memory() -> None:
     again = make_request(3, [*FIRST, 90], 2)
     tiered.answer(again)
     assert again.num_cached == len(FIRST)
-    assert again.promoted[Tier.HOST] == 4 * tiered.tiers.counts.promoted[Tier.HOST] > 0
+    assert tiered.promoted(again)[Tier.HOST] == 4 * tiered.tiers.counts.promoted[Tier.HOST] > 0
     assert tiered.tiers.counts.dropped == 0
 
 

@@ -9,6 +9,7 @@ from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.request import Request
 from engine.engine import Engine
 from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
@@ -40,6 +41,10 @@ class Tiered:
         runner: Any = self.engine.runner
         self.copier = FakeCopier(runner.memory, sizes["host_slots"])
         self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"), runner.pages_of_slot)
+
+    def promoted(self, request: Request) -> dict[Tier, int]:
+        assert self.engine.kv.tiers is not None
+        return self.engine.kv.tiers.use_of(request).promoted
 
     def copy_all(self) -> None:
         for _ in range(100):

@@ -93,7 +93,7 @@ def test_an_urgent_request_preempts_the_least_urgent_beyond_the_threshold() -> N
     planned.submit(request(5, 20, 2, priority=4))
     plan = planned.step()
     assert plan.preempted == [running[1]]
-    assert running[1].preempted_for is WaitReason.POLICY
+    assert running[1].scheduling.preempted_for is WaitReason.POLICY
     assert 5 in [chunk.request.id for chunk in plan.chunks]
     planned.chunks(1, 2, 3, 4, 5)
     assert planned.ended[:2] == [5, 4], "what was preempted waits for all that are more urgent"
@@ -236,7 +236,7 @@ def waited(planned: Planner, each: Request, seconds: int) -> dict[WaitReason, fl
         for running in list(planned.scheduler.running):
             if running.output:
                 running.output[-1] = 5
-    return dict(each.waited)
+    return dict(each.scheduling.waited)
 
 
 def test_a_wait_for_room_in_a_step_is_recorded_as_budget() -> None:
@@ -262,7 +262,7 @@ def test_a_wait_for_a_slot_or_for_pages_is_recorded() -> None:
         planned.scheduler.preempt(first)
         planned.scheduler.waiting.remove(first)
         planned.scheduler.plan(7.0)
-        assert second.waited == {reason: 6.0}
+        assert second.scheduling.waited == {reason: 6.0}
 
 
 def test_a_wait_for_requests_admitted_before_is_recorded_as_policy() -> None:
@@ -325,7 +325,7 @@ def test_a_plan_names_the_requests_that_run_again_after_they_were_preempted() ->
         each.sampling = type(each.sampling)(max_tokens=40)
     planned.submit(*requests)
     [victim] = first_preempted(planned)
-    assert victim.preempted_for is WaitReason.PAGES
+    assert victim.scheduling.preempted_for is WaitReason.PAGES
     plan = next(plan for _ in range(200) if victim in (plan := planned.step()).resumed)
     assert plan.started == []
-    assert victim.preempted_for is None
+    assert victim.scheduling.preempted_for is None
