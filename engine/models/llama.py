@@ -7,6 +7,7 @@ is in the spec and in the tables of names. Layers get the spec of a rank's part.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,14 @@ from engine.models.attention_table import attention_table, norm_table, projectio
 from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
+
+_NESTED: Final = {
+    "model.language_model.": "model.",  # transformers from 4.52 on
+    "language_model.model.": "model.",  # before
+    "language_model.lm_head.": "lm_head.",
+}
+"""Checkpoints with a vision part nest the language model."""
+_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
 class LlamaModel(CausalLM):
@@ -104,9 +113,18 @@ class LlamaModel(CausalLM):
         """Which modules of a checkpoint's layer fill its `mixer`."""
         return attention_table(self.spec, self.part, self.shard)
 
+    def source_name(self, name: str) -> str:
+        for nested, plain in _NESTED.items():
+            if name.startswith(nested):
+                return plain + name.removeprefix(nested)
+        return name
+
     def ignores(self, name: str) -> bool:
-        of_head = self.spec.mtp is not None and name.startswith(self.spec.mtp.tensors)
-        return super().ignores(name) or of_head or name.endswith("rotary_emb.inv_freq")
+        if self.spec.mtp is not None and name.startswith(self.spec.mtp.tensors):
+            return True
+        if name.removeprefix("model.").startswith(_VISION) or name.endswith("rotary_emb.inv_freq"):
+            return True
+        return super().ignores(name)
 
 
 class LlamaLayer(nn.Module):

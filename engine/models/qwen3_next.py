@@ -32,10 +32,6 @@ class Qwen3NextModel(LlamaModel):
             return super().mixer_table(index)
         return _delta_table(whole, part, self.shard)
 
-    def source_name(self, name: str) -> str:
-        # Checkpoints with a vision part nest the language model.
-        return name.replace("model.language_model.", "model.", 1)
-
     def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         # Qwen3.5's checkpoints stack all experts: gate and up [E, 2 I, d], down [E, d, I].
         block, _, module = name.rpartition(".experts.")
@@ -50,9 +46,6 @@ class Qwen3NextModel(LlamaModel):
             gate, up = part.chunk(2)
             yield f"{source}gate_proj.weight", gate
             yield f"{source}up_proj.weight", up
-
-    def ignores(self, name: str) -> bool:
-        return super().ignores(name) or name.startswith("model.visual.")
 
 
 class GatedDeltaNet(nn.Module):

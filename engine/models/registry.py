@@ -1,4 +1,4 @@
-"""Maps the name of an architecture to its class."""
+"""Maps the name of an architecture, one of `ARCHITECTURES`, to the class of its model."""
 
 from __future__ import annotations
 
@@ -11,45 +11,16 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.base import CausalLM
 from engine.models.deepseek import DeepseekModel
 from engine.models.eagle3 import Eagle3Head
-from engine.models.ernie import ErnieMoeModel
 from engine.models.gpt2 import GPT2Model
-from engine.models.gpt_oss import GptOssModel
 from engine.models.llama import LlamaModel
 from engine.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
-from engine.models.nested import NestedModel
 from engine.models.qwen3_next import Qwen3NextModel
+from engine.models.rearranged import ErnieMoeModel, GptOssModel
 
 _Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
 
 _MODELS: Final[dict[str, _Build]] = {
-    "LlamaForCausalLM": LlamaModel,
-    "MistralForCausalLM": LlamaModel,
-    "MinistralForCausalLM": LlamaModel,
-    "Phi3ForCausalLM": LlamaModel,
-    "SmolLM3ForCausalLM": LlamaModel,
-    "Olmo2ForCausalLM": LlamaModel,
-    "Olmo3ForCausalLM": LlamaModel,
-    "Gemma2ForCausalLM": LlamaModel,
-    "Gemma3ForCausalLM": NestedModel,
-    "Gemma3ForConditionalGeneration": NestedModel,
-    "SeedOssForCausalLM": LlamaModel,
-    "GraniteForCausalLM": LlamaModel,
-    "GlmForCausalLM": LlamaModel,
-    "Glm4ForCausalLM": LlamaModel,
-    "Exaone4ForCausalLM": LlamaModel,
-    "Ernie4_5ForCausalLM": LlamaModel,
-    "Ministral3ForCausalLM": LlamaModel,
-    "Mistral3ForConditionalGeneration": NestedModel,
-    "Qwen2_5_VLForConditionalGeneration": NestedModel,
-    "Qwen3VLForConditionalGeneration": NestedModel,
     "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
-    "Qwen2ForCausalLM": LlamaModel,
-    "Qwen3ForCausalLM": LlamaModel,
-    "MixtralForCausalLM": LlamaModel,
-    "Qwen2MoeForCausalLM": LlamaModel,
-    "Qwen3MoeForCausalLM": LlamaModel,
-    "OlmoeForCausalLM": LlamaModel,
-    "Glm4MoeForCausalLM": LlamaModel,
     "GptOssForCausalLM": GptOssModel,
     "Qwen3NextForCausalLM": Qwen3NextModel,
     "Qwen3_5ForCausalLM": Qwen3NextModel,
@@ -62,7 +33,7 @@ _MODELS: Final[dict[str, _Build]] = {
     "GPT2LMHeadModel": GPT2Model,
     EAGLE3: Eagle3Head,
 }
-
+"""Where it is not that of Llama."""
 
 _MTP_HEADS: Final[dict[_Build, _Build]] = {
     LlamaModel: MtpHead,
@@ -74,5 +45,5 @@ _MTP_HEADS: Final[dict[_Build, _Build]] = {
 
 def build(spec: ModelSpec, layers: Layers) -> CausalLM:
     """Build this rank's part with uninitialised weights, on torch's current default device and dtype."""
-    model = _MODELS[spec.architecture]
+    model = _MODELS.get(spec.architecture, LlamaModel)
     return (_MTP_HEADS[model] if spec.is_mtp_head else model)(spec, layers)
