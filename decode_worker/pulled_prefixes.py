@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from engine.engine import Engine
-from engine.kv_manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
+from engine.kv_manager.arriving_prefixes import ArrivingPrefix, patience_s
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from kv_transfer import request_digest as digest_of
 from rpc.baton.v1 import worker_pb2
@@ -87,7 +87,7 @@ class PulledPrefixes:
         """Wait for KV of a new request, and call `start` then. False: there is nothing to wait for."""
         engine, now, id = self._engine, self._clock(), message.handoff_id
         missing = min(message.num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
-        if missing < engine.config.page_size or engine.kv.peers is None or id in self:
+        if missing < engine.config.page_size or not engine.kv.cache.enabled or id in self:
             return False
         until = now + patience_s(missing, engine.prefill_rate)
         source = peer_from_proto(message.source)
@@ -144,7 +144,6 @@ class PulledPrefixes:
             self._drained(ready.handoff_id)
             return
         assert pull.prefix is not None
-        assert self._engine.kv.peers is not None
         prefix, position = pull.prefix, ready.final.position
         size, stride = self._engine.config.page_size, self._engine.kv.needs.stride
         blocks = max(0, min(position // size, prefix.end) - prefix.first)
@@ -186,20 +185,14 @@ class PulledPrefixes:
         self._end(pull, outcome)
         if pull.prefix is None:
             return
-        self._arriving.quarantine(pull.prefix)
+        self._engine.kv.arriving.quarantine(pull.prefix)
         self._quarantined[pull.id] = pull.prefix
         if not by_receiver:
             self._receiver.abort(pull.id)
 
     def _drained(self, handoff_id: int) -> None:
-        self._arriving.drained(self._quarantined.pop(handoff_id))
+        self._engine.kv.arriving.drained(self._quarantined.pop(handoff_id))
 
     def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
         pull.job.pull_s = self._clock() - pull.since
         self._answers.metrics.pulled(outcome.value)
-
-    @property
-    def _arriving(self) -> ArrivingPrefixes:
-        arriving = self._engine.kv.arriving
-        assert arriving is not None
-        return arriving

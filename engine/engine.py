@@ -68,7 +68,7 @@ class Engine:
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = self.kv.needs.of_request.largest_request(num_pages, config.max_model_len)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        slots = self.kv.states.pool.num_pages if self.kv.states is not None else sys.maxsize
+        slots = self.runner.num_state_slots or sys.maxsize
         self.max_running = min(config.scheduler.max_running_requests, slots)
         """Requests that may run at a time: each takes a slot, if the model has recurrent states."""
         self.scheduler = Scheduler(
@@ -255,7 +255,7 @@ class Engine:
         None if there is nothing to send, or too little room now. `owner`: of the pages, such as the handoff.
         """
         active = self.scheduler.num_active + len(self.kv.reservations.active)
-        if self.kv.peers is None or self.scheduler.wants_pages:
+        if not self.kv.cache.enabled or self.scheduler.wants_pages:
             return None
         prefix = self.kv.peers.expect(request, num_tokens, active, owner)
         if prefix is not None:
@@ -331,7 +331,7 @@ class Engine:
             waiting_tokens=sum(r.num_pending for r in self._requests.live.values() if r.num_pending > 1),
             available_pages=self.kv.num_available,
             pages=self.kv.pool.counts(),
-            state_slots=None if self.kv.states is None else self.kv.states.pool.counts(),
+            state_slots=self.kv.states.pool.counts() if self.kv.states.used else None,
             steps=self._results.num_steps,
             preemptions=self.scheduler.num_preemptions,
             prompt_tokens=self._results.num_prompt_tokens,

@@ -15,7 +15,7 @@ from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
-from engine.kv_manager.peer_prefixes import PeerPrefixes, SharedPrefix
+from engine.kv_manager.peer_prefixes import SharedPrefix
 from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
 from rpc.baton.v1 import worker_pb2
@@ -61,7 +61,7 @@ class SharedPrefixes:
         """Send what is cached of these tokens. If that is nothing, the handoff is refused at the receiver."""
         ticket = ticket_from_proto(message.ticket)
         tokens = token_array(message.tokens)
-        if not tokens or self._engine.kv.peers is None or ticket.handoff_id in self._shares:
+        if not tokens or not self._engine.kv.cache.enabled or ticket.handoff_id in self._shares:
             self._sender.attach(ticket)
             return
         request = Request(ticket.handoff_id, tokens, SamplingParams(max_tokens=1))
@@ -89,7 +89,7 @@ class SharedPrefixes:
         """The handoff is complete or has failed: the pages are no longer read."""
         share = self._shares.pop(event.handoff_id)
         assert share.prefix is not None
-        self._peers.shared(share.prefix)
+        self._engine.kv.peers.shared(share.prefix)
         if isinstance(event, HandedOff):
             spans = [span_of(push, share.arrival) for push in event.pushes]
             self._outbox.shared(share.session, event.handoff_id, event.bytes, spans)
@@ -100,7 +100,7 @@ class SharedPrefixes:
         kv, request, ticket = self._engine.kv, share.request, share.ticket
         if kv.tiers is not None and kv.tiers.holds_back(request, kv.num_available, now, is_first=True):
             return
-        share.prefix = self._peers.share(request, ticket.first_token, ticket.num_tokens)
+        share.prefix = self._engine.kv.peers.share(request, ticket.first_token, ticket.num_tokens)
         kv.stop_waiting(request)
         if share.prefix is None:
             del self._shares[ticket.handoff_id]
@@ -119,9 +119,3 @@ class SharedPrefixes:
         self._sender.open(ticket.handoff_id, ticket.timeout_s)
         self._sender.attach(ticket)
         self._sender.finish(ticket.handoff_id, prefix.pages, prefix.num_tokens, final, state=state)
-
-    @property
-    def _peers(self) -> PeerPrefixes:
-        peers = self._engine.kv.peers
-        assert peers is not None
-        return peers

@@ -209,9 +209,8 @@ class Simulation:
         """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
         cached = {}
         for worker in self.workers:
-            if (cache := worker.engine.kv.cache) is not None:
-                blocks = cache.match(prompt[:-1], touch=False).blocks
-                cached[str(worker.number)] = blocks * worker.settings.page_size
+            blocks = worker.engine.kv.cache.match(prompt[:-1], touch=False).blocks
+            cached[str(worker.number)] = blocks * worker.settings.page_size
         return cached
 
     def _heard(self, heard: tuple[SimWorker, StepReport]) -> None:

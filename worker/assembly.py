@@ -27,8 +27,7 @@ def assemble(parts: Parts) -> RequestHandler:
 
     Raises what opening the transport raises.
     """
-    if (cache := parts.engine.kv.cache) is not None:
-        cache.keep_journal()
+    parts.engine.kv.cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
     grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     parts.metrics.watch_grammars(parts.engine.grammars)

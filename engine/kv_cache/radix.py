@@ -58,16 +58,18 @@ class RadixCache:
         page_size: int,
         groups: Sequence[KVGroup] = ONE_GROUP,
         *,
+        enabled: bool = True,
         trimmed: Callable[[RadixNode], None] = lambda node: None,
         retentions: Retentions | None = None,
     ) -> None:
-        """`trimmed`: called when the tree drops the last pages of a node, or all. `retentions`: blocks that
-        are evicted after all others, if the cache keeps a journal."""
+        """`enabled`: False: it adopts no page, so nothing is found. `trimmed`: called when the tree drops
+        the last pages of a node, or all. `retentions`: blocks that are evicted after all others, if the cache
+        keeps a journal."""
         self.page_size = page_size
         self._stride = len(groups)
         self._num_full = sum(group.window is None for group in groups)
-        self.windows = WindowPages[RadixNode](page_size, groups) if self._num_full < len(groups) else None
-        """None: no group has a window."""
+        self.enabled = enabled
+        self.windows = WindowPages[RadixNode](page_size, groups)
         self._trimmed = trimmed
         self.root = RadixNode(None, token_array(()), [], 0)
         self.root.locks = 1  # never evicted
@@ -82,7 +84,7 @@ class RadixCache:
 
     @property
     def num_evictable(self) -> int:
-        return self._evictable + (0 if self.windows is None else self.windows.num_unread)
+        return self._evictable + self.windows.num_unread
 
     def keep_journal(self) -> None:
         """Enable `take_changes`. The cache must be empty. Costs a hash per page."""
@@ -115,7 +117,7 @@ class RadixCache:
         """
         top = after or self.root
         found = self._known(tokens, top)
-        if self.windows is not None and found.pages:
+        if self.windows.used and found.pages:
             blocks = self.windows.usable(found.pages, top.depth, resume)
             found = self._first_blocks(found, top, blocks)
         return self._exact(found, top) if touch else found
@@ -129,7 +131,7 @@ class RadixCache:
 
     def usable(self, known: Match) -> int:
         """How many blocks of a match in the whole tree can be continued."""
-        return known.blocks if self.windows is None else self.windows.usable(known.pages, 0, 0)
+        return self.windows.usable(known.pages, 0, 0)
 
     def _known(self, tokens: Sequence[int], top: RadixNode) -> Match:
         """The longest cached prefix below `top`, whose node may be deeper, whatever pages are missing."""
@@ -171,6 +173,8 @@ class RadixCache:
         it lacks are adopted.
         """
         top = after or self.root
+        if not self.enabled:
+            return Insertion(top, [])
         found = self._exact(self._known(tokens, top), top)
         filled = self._fill_in(found, top, pages)
         added = list(pages[found.blocks * self._stride :])
@@ -186,7 +190,7 @@ class RadixCache:
             leaf.blocks = block_hashes(rest, self.page_size, before)
             self._journal.stored(leaf.blocks)
         adopted = added.copy()
-        if self.windows is not None:
+        if self.windows.used:
             adopted = [page for page in added if page != NO_PAGE]
             self.windows.added(self.windows.of(added), leaf)
         self.num_pages += len(adopted)
@@ -197,7 +201,7 @@ class RadixCache:
 
     def _fill_in(self, found: Match, top: RadixNode, pages: Sequence[int]) -> list[int]:
         """Take from `pages` those of window groups that the tree lacks in what was found below `top`."""
-        if self.windows is None:
+        if not self.windows.used:
             return []
         filled: list[int] = []
         node, end = found.node, found.blocks * self._stride
@@ -299,8 +303,6 @@ class RadixCache:
 
     def _evict_windows(self, wanted: int, *, passed: bool) -> list[int]:
         evicted: list[int] = []
-        if self.windows is None:
-            return evicted
         while len(evicted) < wanted and (found := self.windows.pop(passed=passed)) is not None:
             page, node = found
             node.pages[node.pages.index(page)] = NO_PAGE
@@ -312,7 +314,7 @@ class RadixCache:
     def _drop(self, pages: list[int]) -> list[int]:
         """Of blocks without locks, which leave the cache now, the pages that there are."""
         self._evictable -= len(pages) // self._stride * self._num_full
-        if self.windows is None:
+        if not self.windows.used:
             return pages
         self.windows.dropped(self.windows.of(pages))
         return [page for page in pages if page != NO_PAGE]
@@ -381,6 +383,5 @@ class RadixCache:
         parent.changes += 1
         node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[cut:]
         node.length -= keep
-        if self.windows is not None:
-            self.windows.moved(self.windows.of(upper.pages), upper)
+        self.windows.moved(self.windows.of(upper.pages), upper)
         return upper

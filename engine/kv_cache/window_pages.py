@@ -24,6 +24,8 @@ class WindowPages(Generic[N]):
         self._page_size = page_size
         self._stride = len(groups)
         self._groups = [number for number, group in enumerate(groups) if group.window is not None]
+        self.used = bool(self._groups)
+        """Whether a group has a window; if none has, there are no pages here."""
         self._windows = np.array([groups[number].window for number in self._groups], dtype=np.int64)
         self._nodes: dict[int, N] = {}
         """The node of each cached page."""
@@ -58,6 +60,8 @@ class WindowPages(Generic[N]):
 
     def among(self, pages: Iterable[int]) -> list[int]:
         """Those of `pages` that are in the cache, and of window groups."""
+        if not self.used:
+            return []
         return [page for page in pages if page in self._nodes]
 
     def added(self, pages: Iterable[int], node: N) -> None:
@@ -130,6 +134,8 @@ class WindowPages(Generic[N]):
         `pages` follow block `base`, before which every needed page is there. Tokens up to `resume` arrive by
         other means, so what only they need may be missing.
         """
+        if not self.used:
+            return len(pages) // self._stride
         table = np.array(pages, dtype=np.int64).reshape(-1, self._stride)[:, self._groups]
         blocks = np.arange(len(table))
         last_hole = np.maximum.accumulate(np.where(table == NO_PAGE, blocks[:, None], -1), axis=0)

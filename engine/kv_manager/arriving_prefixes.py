@@ -68,7 +68,7 @@ class ArrivingPrefixes:
         pool: PagePool,
         cache: RadixCache,
         holds: PrefixHolds,
-        states: StateSlots | None,
+        states: StateSlots,
         stride: int,
         take: TakePages,
     ) -> None:
@@ -104,7 +104,7 @@ class ArrivingPrefixes:
         assert before.depth == what.first, "it begins behind what is cached"
         hold = self._holds.hold(known, position)
         slot = NO_SLOT
-        if what.state and self._states is not None:
+        if what.state:
             slot = self._states.take_for_checkpoint(owner)
         pages = None
         if not what.state or slot != NO_SLOT:
@@ -136,7 +136,6 @@ class ArrivingPrefixes:
         self._pool.give_back(prefix.pages[count:], owner, PageState.IN_FLIGHT)
         node = self.insert(prefix.request, prefix.before, table, owner)
         if prefix.slot != NO_SLOT:
-            assert self._states is not None
             if with_state:
                 self._states.arrived(prefix.request, node, prefix.slot, owner)
             else:
@@ -168,7 +167,7 @@ class ArrivingPrefixes:
         None if the prefix before them is not cached any more, or if they are of no use without the windows
         or the state behind them.
         """
-        if self._cache.windows is not None or self._states is not None:
+        if self._cache.windows.used or self._states.used or not self._cache.enabled:
             return 0
         request, first, size = reservation.request, reservation.first_token, self._cache.page_size
         node = self._cache.match(request.tokens(0, first)).node
@@ -183,7 +182,6 @@ class ArrivingPrefixes:
         """Nobody waits for it any more, but a peer may still write its pages."""
         self._pool.quarantine(prefix.pages, prefix.owner)
         if prefix.slot != NO_SLOT:
-            assert self._states is not None
             self._states.pool.quarantine([prefix.slot], prefix.owner)
 
     def drained(self, prefix: ArrivingPrefix) -> None:
@@ -211,7 +209,6 @@ class ArrivingPrefixes:
 
     def _give_back_slot(self, slot: int, owner: int, state: PageState = PageState.IN_FLIGHT) -> None:
         if slot != NO_SLOT:
-            assert self._states is not None
             self._states.pool.give_back([slot], owner, state)
 
     def _end(self, prefix: ArrivingPrefix) -> None:

@@ -22,7 +22,7 @@ class BlockTables:
         self,
         needs: PageNeeds,
         pool: PagePool,
-        windows: WindowPages[RadixNode] | None,
+        windows: WindowPages[RadixNode],
         take: Callable[[int, int], list[int]],
     ) -> None:
         """`take`: at most a number of pages for an owner, HELD by it, as many as there are."""
@@ -59,7 +59,7 @@ class BlockTables:
 
     def found(self, pages: list[int], base: int, position: int) -> list[int]:
         """Matched `pages` of blocks from `base` on, without those of windows that are behind `position`."""
-        if self._windows is None:
+        if not self._needs.windowed:
             return pages
         pages = self._needs.without_passed(pages, base, position)
         self._windows.found(self._windows.of(pages))
@@ -83,8 +83,7 @@ class BlockTables:
                 place -= stride
         request.num_passed = upto
         self._pool.give_back(held, request.id)
-        if self._windows is not None:
-            self._windows.unread(reversed(cached), passed=True)
+        self._windows.unread(reversed(cached), passed=True)
         if request.capacity < len(pages) // stride * self._page_size:
             self.fill(request)
 

@@ -23,7 +23,7 @@ class GroupPages:
 
 
 def pages_by_kind(
-    groups: Sequence[KVGroup], pool: PagePool, cache: RadixCache | None, owners: Iterable[Request]
+    groups: Sequence[KVGroup], pool: PagePool, cache: RadixCache, owners: Iterable[Request]
 ) -> list[GroupPages]:
     """One for each kind, in the order of `groups`; `owners` are all requests that may hold pages.
 
@@ -34,7 +34,7 @@ def pages_by_kind(
         counts = pool.counts()
         return [GroupPages(kinds[0], counts.held, counts.cached)]
     owners = list(owners)
-    nodes = [] if cache is None else list(cache.nodes())
+    nodes = list(cache.nodes())
     held, cached = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, 0)
     for number, group in enumerate(groups):
         of_group = slice(number, None, len(groups))

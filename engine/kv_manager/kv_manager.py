@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
-from engine.kv_cache.radix import WHATEVER_IS_THERE, Match, RadixCache
+from engine.kv_cache.radix import WHATEVER_IS_THERE, RadixCache
 from engine.kv_cache.radix_node import shared_part
 from engine.kv_cache.retention import Retentions
 from engine.kv_manager.arriving_prefixes import ArrivingPrefixes
@@ -59,35 +59,30 @@ class KVManager:
         self.page_size = page_size
         self.needs = PageNeeds(page_size, groups, largest_chunk)
         self.pool = PagePool(num_pages)
-        self.states = StateSlots(num_state_slots, page_size) if num_state_slots else None
-        assert not (self.needs.windowed and self.states), "a hit must end where both can continue"
-        trimmed = (lambda node: None) if self.states is None else self.states.drop
+        self.states = StateSlots(num_state_slots, page_size)
+        assert not (self.needs.windowed and self.states.used), "a hit must end where both can continue"
         self._retained_share = retained_share
         self.retentions = Retentions(int(retained_share * num_pages) // len(groups))
-        cache = RadixCache(page_size, groups, trimmed=trimmed, retentions=self.retentions)
-        self.cache = cache if radix_cache else None
-        self._windows = self.cache.windows if self.cache is not None else None
+        self.cache = RadixCache(
+            page_size, groups, enabled=radix_cache, trimmed=self.states.drop, retentions=self.retentions
+        )
+        self._windows = self.cache.windows
         self._stride = self.needs.stride
         self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
         self.tiers: PageTiers | None = None
-        self.holds: PrefixHolds | None = None
-        self.arriving: ArrivingPrefixes | None = None
-        self.peers: PeerPrefixes | None = None
-        """None: without a radix cache, no prefix comes from another worker's, or goes to one."""
-        if self.cache is not None:
-            self.holds = PrefixHolds(self.needs, self.cache, self.states)
-            self.arriving = ArrivingPrefixes(
-                self.pool, self.cache, self.holds, self.states, self._stride, self._take
-            )
-            self.peers = PeerPrefixes(
-                self.needs,
-                self.cache,
-                self.states,
-                self.arriving,
-                self.holds,
-                cached_tokens=self.cached_tokens,
-                num_available=lambda: self.num_available,
-            )
+        self.holds = PrefixHolds(self.needs, self.cache, self.states)
+        self.arriving = ArrivingPrefixes(
+            self.pool, self.cache, self.holds, self.states, self._stride, self._take
+        )
+        self.peers = PeerPrefixes(
+            self.needs,
+            self.cache,
+            self.states,
+            self.arriving,
+            self.holds,
+            cached_tokens=self.cached_tokens,
+            num_available=lambda: self.num_available,
+        )
         self.reservations = Reservations(self.pool, self.states)
 
     def use_tiers(
@@ -98,7 +93,7 @@ class KVManager:
 
         Raises EngineError without a radix cache.
         """
-        if self.cache is None or self.arriving is None:
+        if not self.cache.enabled:
             raise EngineError("KV tiers need the radix cache")
         self.tiers = PageTiers(
             self.needs, self.pool, self.cache, self.states, self.arriving, tiers, copier, root, pages_of_slot
@@ -110,8 +105,8 @@ class KVManager:
     @property
     def num_available(self) -> int:
         """Pages that are free, or would be at once if they were evicted."""
-        evictable = self.cache.num_evictable if self.cache else 0
-        return self.pool.num_free + max(0, evictable - (self.tiers.tiers.num_copying if self.tiers else 0))
+        copying = self.tiers.tiers.num_copying if self.tiers else 0
+        return self.pool.num_free + max(0, self.cache.num_evictable - copying)
 
     @property
     def num_returning(self) -> int:
@@ -128,11 +123,10 @@ class KVManager:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a request that need not be computed. O(tokens)."""
-        if self.cache is None:
+        if not self.cache.enabled:
             return 0
         found = self.cache.match(request.tokens(0, request.num_reusable), touch=False)
-        depth = found.blocks if self.states is None else self.states.usable_depth(found)
-        return depth * self.page_size
+        return self.states.usable_depth(found) * self.page_size
 
     def pages_alone(self, request: Request) -> int:
         """Pages that become available when the request ends: its own, and cached ones with no other reader.
@@ -149,7 +143,7 @@ class KVManager:
 
     def catch_up(self, request: Request) -> None:
         """Reuse KV that other requests have computed for this prompt since it was admitted."""
-        if self.cache is None or request.locked is None:
+        if request.locked is None:
             return
         at = request.locked.depth * self.page_size
         if at != request.num_computed:
@@ -194,7 +188,7 @@ class KVManager:
 
     def store(self, request: Request, upto: int) -> None:
         """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
-        if self.states is not None and request.state is not None:
+        if request.state is not None:
             for save in [save for save in request.state.saves if save.position <= upto]:
                 self._store_pages(request, save.position)
                 if request.locked is not None:
@@ -202,7 +196,7 @@ class KVManager:
         self._store_pages(request, upto)
 
     def _store_pages(self, request: Request, upto: int) -> None:
-        if self.cache is None or request.locked is None:
+        if request.locked is None or not self.cache.enabled:
             return
         first, end = request.locked.depth, upto // self.page_size
         if end <= first:
@@ -211,8 +205,7 @@ class KVManager:
         pages = request.pages[first * self._stride : end * self._stride]
         inserted = self.cache.insert(tokens, pages, after=request.locked)
         self.pool.to_cache(inserted.adopted, request.id)
-        if self._windows is not None:
-            self._windows.read(self._windows.among(inserted.adopted))
+        self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
             self.tiers.stored(request, first, pages, inserted)
         self.cache.lock(inserted.node)
@@ -228,15 +221,14 @@ class KVManager:
             self.store(request, min(request.num_computed, request.num_known))
         self.stop_waiting(request)
         self.pool.give_back(self.tables.held_by(request), request.id)
-        if self.states is not None:
-            self.states.release(request, request.id)
+        self.states.release(request, request.id)
         self._drop_cached_part(request)
         if not keep:
             self.forget(request)
 
     def retain(self, request: Request, now: float) -> None:
         """A request is complete: retain what is computed of it, if its client wants that. O(blocks)."""
-        if request.retention is None or self.cache is None:
+        if request.retention is None or not self.cache.enabled:
             return
         self.store(request, min(request.num_computed, request.num_known))
         if request.locked is not None:
@@ -249,17 +241,14 @@ class KVManager:
 
         It is found by the request's tokens.
         """
-        if self.cache is not None:
-            found = self.cache.match(request.tokens(0, request.num_tokens), resume=WHATEVER_IS_THERE)
-            self._evicted(self.cache.forget(found.node))
-            if self.tiers is not None:
-                self.tiers.revoke(request)
+        found = self.cache.match(request.tokens(0, request.num_tokens), resume=WHATEVER_IS_THERE)
+        self._evicted(self.cache.forget(found.node))
+        if self.tiers is not None:
+            self.tiers.revoke(request)
 
     def clear(self, blocks: Collection[BlockHash] | None) -> int:
         """Evict these blocks from the radix cache, or all (None), as far as no request reads them; returns
         how many pages. O(nodes of the cache)."""
-        if self.cache is None:
-            return 0
         pages = self.cache.evict(self.cache.num_pages) if blocks is None else self.cache.drop_blocks(blocks)
         self._evicted(pages)
         return len(pages)
@@ -284,25 +273,24 @@ class KVManager:
 
         The first `verified` ones have KV that may be used, and go to the cache.
         """
-        kept = 0 if self.arriving is None else self.arriving.keep_verified(reservation, verified)
-        self.reservations.free(reservation, kept)
+        self.reservations.free(reservation, self.arriving.keep_verified(reservation, verified))
         self._drop_cached_part(reservation.request)
 
     def let_all_go(self) -> bool:
         """Unlock what has arrived for waiting requests. False: there is none."""
-        return self.arriving is not None and self.arriving.let_all_go()
+        return self.arriving.let_all_go()
 
     def contents(self) -> list[CacheChange]:
         """All blocks in the radix cache and on tiers, as changes; empty unless the cache keeps a journal."""
         if self.tiers is not None:
             return self.tiers.contents()
-        return [] if self.cache is None else [CacheChange(True, self.cache.blocks())]
+        return [CacheChange(True, self.cache.blocks())]
 
     def take_changes(self) -> list[CacheChange]:
         """Changes of `contents` since the last call, in order."""
         if self.tiers is not None:
             return self.tiers.take_changes()
-        return [] if self.cache is None else self.cache.take_changes()
+        return self.cache.take_changes()
 
     def check(self, owners: list[Request]) -> PageCounts:
         """Check that every page has exactly one owner; `owners` are all requests that may have pages.
@@ -330,19 +318,14 @@ class KVManager:
             return None  # it does not fit even without sharing, so skip the search
         arrives = state is PageState.IN_FLIGHT
         position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
-        found: Match | None = None
-        cached = branch = 0
-        if self.cache is not None:
-            found = self.cache.match(request.tokens(0, request.num_reusable), resume=position)
-            branch = found.node.depth
-            if self.states is not None and not arrives:  # else a peer sends the state
-                found = self.states.usable(found)
-            self.cache.lock(found.node)
-            request.locked, cached = found.node, found.blocks
-            request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
-        if self.states is not None and not self.states.begin(
-            request, None if arrives else found, branch, state
-        ):
+        found = self.cache.match(request.tokens(0, request.num_reusable), resume=position)
+        branch = found.node.depth
+        if not arrives:  # else a peer sends the state
+            found = self.states.usable(found)
+        self.cache.lock(found.node)
+        request.locked, cached = found.node, found.blocks
+        request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
+        if not self.states.begin(request, None if arrives else found, branch, state):
             self._drop_cached_part(request)
             return None
         new = range(cached, blocks)
@@ -351,8 +334,7 @@ class KVManager:
         fits = len(places) + headroom(alone) <= self.num_available
         fresh = self._take(len(places), request.id, state) if fits else None
         if fresh is None:
-            if self.states is not None:
-                self.states.release(request, request.id, state)
+            self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
         self.stop_waiting(request)
@@ -363,9 +345,8 @@ class KVManager:
         return fresh
 
     def _drop_cached_part(self, request: Request) -> None:
-        if self.cache is not None and request.locked is not None:
-            if self._windows is not None:
-                self._windows.unread(self._windows.among(request.pages))
+        if request.locked is not None:
+            self._windows.unread(self._windows.among(request.pages))
             self.cache.unlock(request.locked)
         request.locked = None
         request.pages = []
@@ -376,7 +357,7 @@ class KVManager:
             self.let_all_go()
         if count > self.num_available:
             return None
-        while self.cache is not None and (short := count - self.pool.num_free) > 0:
+        while (short := count - self.pool.num_free) > 0:
             self._evicted(self.cache.evict(short))
         return self.pool.take(count, owner, state)
 
@@ -387,8 +368,7 @@ class KVManager:
         """For KV that comes from elsewhere."""
         if self.tiers is not None:
             self.tiers.stop_waiting(request)
-        if self.arriving is not None:
-            self.arriving.let_go(request)
+        self.arriving.let_go(request)
 
     def _evicted(self, pages: list[int]) -> None:
         if self.tiers is None:

@@ -21,11 +21,11 @@ def check_pages(
     lent: Sequence[Reservation],
     *,
     pool: PagePool,
-    cache: RadixCache | None,
+    cache: RadixCache,
     tables: BlockTables,
-    arriving: ArrivingPrefixes | None,
-    holds: PrefixHolds | None,
-    states: StateSlots | None,
+    arriving: ArrivingPrefixes,
+    holds: PrefixHolds,
+    states: StateSlots,
     leaving: Set[int],
 ) -> PageCounts:
     """Every page has exactly one owner. `owners`: all requests that may have pages. `leaving`: to a tier.
@@ -34,32 +34,21 @@ def check_pages(
     """
     counts = pool.recount()
     held = [page for request in owners for page in tables.held_by(request)]
-    in_nodes = [page for node in cache.nodes() for page in node.pages] if cache else []
+    in_nodes = [page for node in cache.nodes() for page in node.pages]
     cached = [page for page in in_nodes if page != NO_PAGE]
-    incoming = [page for reservation in lent for page in reservation.incoming]
-    if arriving is not None:
-        incoming += arriving.pages
+    incoming = [page for reservation in lent for page in reservation.incoming] + arriving.pages
+    readers = [*owners, *(reservation.request for reservation in lent)]
+    read = sum(len(cache.windows.among(request.pages)) for request in readers)
     accounts = {
         "counters": (pool.counts(), counts),
         "held": (len(set(held)), len(held), counts.held),
         "cached": (len(set(cached)), len(cached), counts.cached),
         "reserved": (len(set(incoming)), len(incoming), counts.in_flight + counts.quarantined),
         "leaving": (len(leaving), counts.leaving),
+        "read": (cache.windows.num_reads, read + holds.num_reads),
     }
-    windows = None if cache is None else cache.windows
-    if windows is not None:
-        readers = [*owners, *(reservation.request for reservation in lent)]
-        read = sum(len(windows.among(request.pages)) for request in readers)
-        kept = 0 if holds is None else holds.num_reads
-        accounts["read"] = (windows.num_reads, read + kept)
     for name, values in accounts.items():
         if len(set(values)) != 1:
             raise PageLeak(f"pages {name} do not add up: {values}; {counts}")
-    if states is not None:
-        states.check(
-            owners,
-            [reservation.request for reservation in lent],
-            () if arriving is None else arriving.slots,
-            () if holds is None else holds.checkpoints,
-        )
+    states.check(owners, [reservation.request for reservation in lent], arriving.slots, holds.checkpoints)
     return counts

@@ -69,7 +69,7 @@ class PageTiers:
         needs: PageNeeds,
         pool: PagePool,
         cache: RadixCache,
-        states: StateSlots | None,
+        states: StateSlots,
         arriving: ArrivingPrefixes,
         tiers: KVTiers,
         copier: Copier,
@@ -92,13 +92,12 @@ class PageTiers:
         self._state_parts = range(0)
         self._slot_of: dict[int, int] = {}
         """By page."""
-        if states is not None:
+        if states.used:
             states.copies = self
             self._state_parts = range(needs.stride, needs.stride + len(pages_of_slot(0)))
             slots = range(states.pool.num_pages)
             self._slot_of = {page: slot for slot in slots for page in pages_of_slot(slot)}
-        if cache.windows is not None:
-            cache.windows.rested = []
+        cache.windows.rested = []
         self._prefill_rate = math.inf
         self._uses: WeakKeyDictionary[Request, TierUse] = WeakKeyDictionary()
         self._promotions: dict[int, _Promotion] = {}
@@ -228,8 +227,7 @@ class PageTiers:
         self._left(ended.freed)
         for job, sources in ended.promotions:
             self._arrived(self._promotions.pop(job), sources, now)
-        windows = self._cache.windows
-        self.tiers.plan(self._pool.num_free + (0 if windows is None else windows.num_passed), now)
+        self.tiers.plan(self._pool.num_free + self._cache.windows.num_passed, now)
 
     def send(self, may_be_written: Callable[[Sequence[int]], bool]) -> None:
         """Start the copies ordered. Those into pages that the step in flight may write wait for `settle`."""
@@ -241,8 +239,7 @@ class PageTiers:
 
     def settle(self) -> None:
         """The step that was in flight has completed."""
-        if self._cache.windows is not None:
-            self.tiers.want(self._cache.windows.take_rested())
+        self.tiers.want(self._cache.windows.take_rested())
         self.tiers.settle()
         for job in self._delayed:
             self._copier.submit(job)
@@ -268,7 +265,7 @@ class PageTiers:
         keys = self._keys(request, limit)
         known = self._cache.known(request.tokens(0, limit * size))
         usable, checkpoints = self._cache.usable(known), None
-        if self._states is not None:
+        if self._states.used:
             usable, checkpoints = self._states.usable_depth(known), self._states.depths(known)
         found = lacking(
             self._needs,
@@ -332,7 +329,6 @@ class PageTiers:
         self._pool.left([page for page in pages if page not in self._slot_of])
         for slot in slots:
             if not self.is_copying(slot):
-                assert self._states is not None
                 self._states.pool.left([slot])
 
     def _state_keys(self, request: Request, end: int) -> list[PageKey]:

@@ -37,7 +37,7 @@ class PeerPrefixes:
         self,
         needs: PageNeeds,
         cache: RadixCache,
-        states: StateSlots | None,
+        states: StateSlots,
         arriving: ArrivingPrefixes,
         holds: PrefixHolds,
         *,
@@ -67,9 +67,9 @@ class PeerPrefixes:
             return None
         position = end * size - 1
         # A checkpoint may lie before the last block that is cached here.
-        first = depth if self._states is not None else self._first_lacking(request, end, position)
+        first = depth if self._states.used else self._first_lacking(request, end, position)
         places = kept_places(needs.groups, size, position, range(first, end))
-        what = Lacking(first, end, places, state=self._states is not None)
+        what = Lacking(first, end, places, state=self._states.used)
         return self._arriving.begin(request, what, position, owner)
 
     def arrived(self, prefix: ArrivingPrefix, num_tokens: int) -> None:
@@ -94,9 +94,7 @@ class PeerPrefixes:
         `request` stands for the tokens and is never submitted.
         """
         size = self._needs.page_size
-        found = self._cache.match(request.tokens(0, num_tokens))
-        if self._states is not None:
-            found = self._states.usable(found)
+        found = self._states.usable(self._cache.match(request.tokens(0, num_tokens)))
         if found.blocks <= first_token // size or not self._reaches_back(found, first_token, num_tokens):
             return None
         end = found.blocks * size

@@ -26,7 +26,7 @@ class Hold:
 
 
 class PrefixHolds:
-    def __init__(self, needs: PageNeeds, cache: RadixCache, states: StateSlots | None) -> None:
+    def __init__(self, needs: PageNeeds, cache: RadixCache, states: StateSlots) -> None:
         self._needs = needs
         self._cache = cache
         self._states = states
@@ -35,20 +35,17 @@ class PrefixHolds:
     def hold(self, node: RadixNode, position: int) -> Hold:
         """Keep a prefix, with what a request needs of it that continues at token `position`."""
         windows = self._windows(node, position)
-        checkpoint = NO_SLOT if self._states is None else self._states.read(node)
+        checkpoint = self._states.read(node)
         self._cache.lock(node)
-        if self._cache.windows is not None:
-            self._cache.windows.found(windows)
+        self._cache.windows.found(windows)
         hold = Hold(node, windows, checkpoint)
         self._live.add(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
         self._live.remove(hold)
-        if self._cache.windows is not None:
-            self._cache.windows.unread(hold.windows)
-        if self._states is not None:
-            self._states.unread(hold.checkpoint)
+        self._cache.windows.unread(hold.windows)
+        self._states.unread(hold.checkpoint)
         self._cache.unlock(hold.node)
 
     @property
@@ -64,7 +61,7 @@ class PrefixHolds:
     def _windows(self, node: RadixNode, position: int) -> list[int]:
         """Pages of windows before `node` that tokens from `position` on see. O(windows)."""
         windows, pages = self._cache.windows, list[int]()
-        if windows is None:
+        if not self._needs.windowed:
             return pages
         first = min(self._needs.first_block(w.group, position + 1) for w in self._needs.windowed)
         while node.parent is not None and node.depth > first:

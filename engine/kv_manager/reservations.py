@@ -36,7 +36,7 @@ class Reservation:
 class Reservations:
     """By handoff. Every page of `incoming` is IN_FLIGHT or QUARANTINED, with the handoff as its owner."""
 
-    def __init__(self, pool: PagePool, states: StateSlots | None) -> None:
+    def __init__(self, pool: PagePool, states: StateSlots) -> None:
         self.active: dict[int, Reservation] = {}
         """Those that may still become running requests."""
         self._quarantined: dict[int, Reservation] = {}
@@ -57,15 +57,13 @@ class Reservations:
         handoff_id, request = reservation.handoff_id, reservation.request
         del self.active[handoff_id]
         self._pool.arrived(reservation.incoming, handoff_id, request.id)
-        if self._states is not None:
-            self._states.pool.arrived(reservation.slots, handoff_id, request.id)
+        self._states.pool.arrived(reservation.slots, handoff_id, request.id)
 
     def quarantine(self, reservation: Reservation) -> None:
         handoff_id = reservation.handoff_id
         self._quarantined[handoff_id] = self.active.pop(handoff_id)
         self._pool.quarantine(reservation.incoming, handoff_id)
-        if self._states is not None:
-            self._states.pool.quarantine(reservation.slots, handoff_id)
+        self._states.pool.quarantine(reservation.slots, handoff_id)
 
     def free(self, reservation: Reservation, kept: int = 0) -> None:
         """`kept`: pages, from the first on, that have gone to the cache."""
@@ -75,5 +73,4 @@ class Reservations:
         if reservation.incoming:
             state = self._pool.state(reservation.incoming[-1])
             self._pool.give_back(reservation.incoming[kept:], handoff_id, state)
-            if self._states is not None:
-                self._states.release(reservation.request, handoff_id, state)
+            self._states.release(reservation.request, handoff_id, state)

@@ -37,11 +37,14 @@ class StateSlots:
     """Every slot is free, or owned by one request, one node (as a checkpoint) or one handoff.
 
     Slots have the states of pages: a checkpoint is CACHED. Checkpoints are evicted least recently used first,
-    whenever a slot is wanted and none is free, except those that a chunk has yet to read.
+    whenever a slot is wanted and none is free, except those that a chunk has yet to read. For a model without
+    recurrent states there are no slots, and requests get none.
     """
 
     def __init__(self, num_slots: int, page_size: int) -> None:
         self.pool = PagePool(num_slots)
+        self.used = num_slots > 0
+        """Whether the model has recurrent states."""
         self._page_size = page_size
         self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
         """By last use."""
@@ -59,6 +62,8 @@ class StateSlots:
         `found`: a result of `usable`; None: the state begins empty, or a peer writes it. `branch`: pages that
         the cache holds of the request.
         """
+        if not self.used:
+            return True
         source = NO_SLOT if found is None else self._checkpoints.get(found.node, NO_SLOT)
         if source != NO_SLOT:
             self._readers[source] += 1  # before a slot is taken, which may evict a checkpoint
@@ -90,6 +95,8 @@ class StateSlots:
 
     def usable(self, found: Match) -> Match:
         """The part of a match in the whole tree that ends at a checkpoint; the root if there is none."""
+        if not self.used:
+            return found
         node = found.node
         while node.parent is not None and node not in self._checkpoints:
             node = node.parent
@@ -99,6 +106,8 @@ class StateSlots:
 
     def usable_depth(self, found: Match) -> int:
         """Pages of a match without `touch` up to its last checkpoint. Changes nothing."""
+        if not self.used:
+            return found.blocks
         node, matched = found.node, found.blocks
         while node.parent is not None and (node not in self._checkpoints or node.depth > matched):
             node = node.parent

@@ -23,8 +23,9 @@ class Prompts:
         self._queues = queues
         self._admission = admission
         self._chunks = chunks
+        self._saves_states = kv.cache.enabled and kv.states.used
         # Another request's pages are of no use before its state is saved, at the end of its prompt.
-        self._shares_prefixes = kv.cache is not None and config.share_prefixes and kv.states is None
+        self._shares_prefixes = kv.cache.enabled and config.share_prefixes and not kv.states.used
 
     def admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
         """Admit requests. Returns prompts of which the cache may hold all but the last token."""
@@ -55,7 +56,7 @@ class Prompts:
             prompts.append(request)
         progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
         lengths = self._chunks.lengths(progress, num_decodes)
-        if self._kv.states is not None and self._kv.cache is not None:
+        if self._saves_states:
             cut = self._kv.states.until_checkpoint
             lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]
         chunks = [self._chunk(r, length) for r, length in zip(prompts, lengths, strict=True) if length]
@@ -68,7 +69,7 @@ class Prompts:
         kind = ChunkKind.PREFILL if length > 1 else ChunkKind.DECODE
         if kind is ChunkKind.PREFILL and self._shares_prefixes:
             self.in_flight.add(request, start)
-        if self._kv.states is not None and self._kv.cache is not None:
+        if self._saves_states:
             self._kv.states.plan_checkpoint(request, start, start + length)
         request.num_computed += length
         output_index = None

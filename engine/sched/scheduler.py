@@ -204,8 +204,7 @@ class Scheduler:
         request = chunk.request
         if request.slot < 0 or request.admissions != chunk.admission:
             return  # it was preempted or has ended meanwhile
-        if self.kv.states is not None:
-            self.kv.states.computed(request, chunk.start)
+        self.kv.states.computed(request, chunk.start)
         if is_prompt:
             self.kv.store(request, chunk.end)
             self.kv.tables.pass_by(request, chunk.end)
@@ -289,7 +288,7 @@ def _is_single(chunk: Chunk) -> bool:
 
 def _waiting_queue(config: SchedulerConfig, kv: KVManager, rules: PolicyRules) -> WaitingQueue:
     ranker = None
-    if kv.cache is not None and config.policy in (Policy.LPM, Policy.DFS_WEIGHT):
+    if kv.cache.enabled and config.policy in (Policy.LPM, Policy.DFS_WEIGHT):
         ranker = PrefixRanker(kv.cache, depth_first=config.policy is Policy.DFS_WEIGHT)
     ages = config.policy is not Policy.SHORTEST  # whose admission key includes the age
     return WaitingQueue(

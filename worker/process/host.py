@@ -320,7 +320,7 @@ class WorkerHost:
             build=build(),
             predecessor=config.predecessor,
             settings_digest=config.settings_digest,
-            shares_prefixes=transfer is not None and engine.kv.peers is not None,
+            shares_prefixes=transfer is not None and engine.kv.cache.enabled,
         )
         log.info(info.settings)
         if transfer is not None:

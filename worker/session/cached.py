@@ -39,7 +39,7 @@ def _clear(kv: KVManager, place: str, blocks: Collection[BlockHash] | None) -> i
 
 def _report(engine: Engine, cleared: dict[str, int], now: float) -> worker_pb2.CacheReport:
     kv, stats = engine.kv, engine.stats()
-    one_kind = kv.needs.stride == 1 and kv.states is None
+    one_kind = kv.needs.stride == 1 and not kv.states.used
     page_tokens = kv.page_size if one_kind else 0
     hits: dict[str, int] = {}
     places = []

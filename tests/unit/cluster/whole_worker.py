@@ -66,8 +66,7 @@ class WholeWorker(FakeSession):
         info = worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch)
         super().__init__(info, max_running_requests=4)
         self.engine = make_engine(page_size=PAGE, max_running_requests=4, **engine)
-        if (cache := self.engine.kv.cache) is not None:
-            cache.keep_journal()
+        self.engine.kv.cache.keep_journal()
         pages = self.engine.kv.pool.num_pages
         pool = Pool(pages, LAYOUT)
         keys = pool.bytes.reshape(-1).view("<u4").reshape(pages, 2, PAGE)[:, 0]
@@ -193,5 +192,4 @@ class WholeWorker(FakeSession):
         assert not self.listeners
         assert (self.load.requests, self.load.tokens) == (0, 0)
         assert not self.load.cached._expected
-        if self.engine.kv.cache is not None:
-            assert self.load.cached._stored == set(self.engine.kv.cache.blocks())
+        assert self.load.cached._stored == set(self.engine.kv.cache.blocks())

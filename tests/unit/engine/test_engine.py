@@ -315,7 +315,6 @@ def test_pages_that_have_arrived_behind_an_evicted_prefix_are_free() -> None:
     assert reservation is not None
     assert reservation.first_token == 8
     engine.quarantine(reservation)
-    assert engine.kv.cache is not None
     engine.kv.pool.from_cache(engine.kv.cache.evict(2))
     engine.free_reservation(reservation, verified=2)
     assert engine.check_pages().free == 8

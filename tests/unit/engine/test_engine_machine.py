@@ -261,7 +261,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.tend()
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
-        if self.engine.kv.states is not None:
+        if self.engine.kv.states.used:
             slots = self.engine.kv.states.pool.counts()
             assert slots.free + slots.cached == slots.total
         assert not self.engine.scheduler._prompts.in_flight

@@ -63,7 +63,7 @@ class Side:
         )
         runner: Any = self.engine.runner
         self.memory = runner.memory
-        state_pages = 0 if self.engine.kv.states is None else len(runner.pages_of_slot(0))
+        state_pages = len(runner.pages_of_slot(0)) if self.engine.kv.states.used else 0
         state = StateLayout(1, ((1, (state_pages * LAYOUT.page_bytes,)),)) if state_pages else None
         self.layout = replace(LAYOUT, groups=groups, page_size=SIZE, state=state)
         self.copier: FakeCopier | None = None
@@ -126,7 +126,6 @@ class Side:
 
     def cached(self) -> set[int]:
         cache = self.engine.kv.cache
-        assert cache is not None
         return {page for node in cache.nodes() for page in node.pages}
 
     def post(self) -> None:
@@ -290,8 +289,8 @@ class PullMachine(RuleBasedStateMachine):
             counts = side.engine.check_pages()
             assert counts.free + counts.cached == counts.total
             assert side.engine.kv.num_available == counts.total, "a page stays locked"
-            if (states := side.engine.kv.states) is not None:
-                assert states.num_available == states.pool.num_pages, "a slot stays locked"
+            states = side.engine.kv.states
+            assert states.num_available == states.pool.num_pages, "a slot stays locked"
 
 
 TestPullMachine = PullMachine.TestCase

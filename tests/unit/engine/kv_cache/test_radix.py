@@ -100,9 +100,8 @@ class RadixMachine(RuleBasedStateMachine):
     @initialize(model=st.sampled_from([*((groups, False) for groups in GROUPS), (ONE_GROUP, True)]))
     def start(self, model: tuple[tuple[KVGroup, ...], bool]) -> None:
         self.groups, has_states = model
-        self.states = StateSlots(1000, PAGE) if has_states else None
-        trimmed = (lambda node: None) if self.states is None else self.states.drop
-        self.cache = RadixCache(PAGE, self.groups, trimmed=trimmed)
+        self.states = StateSlots(1000 if has_states else 0, PAGE)
+        self.cache = RadixCache(PAGE, self.groups, trimmed=self.states.drop)
         self.cache.keep_journal()
         self.reported: set[int] = set()
         self.next_page = 0
@@ -165,16 +164,15 @@ class RadixMachine(RuleBasedStateMachine):
         known = self.cache.known(tokens)
         assert known.pages == self.pages_of(tokens, self.known(tokens))
         assert self.cache.usable(known) == self.usable(tokens)
-        if self.states is not None:
+        if self.states.used:
             depths = {len(p) // PAGE for p in self.checkpoints if p == tuple(tokens[: len(p)])}
             assert self.states.depths(known) == depths
             assert self.states.usable_depth(known) == max(depths, default=0)
             assert self.states.usable(self.cache.match(tokens)).blocks == max(depths, default=0)
 
-    @precondition(lambda self: self.states is not None and self.model)
+    @precondition(lambda self: self.states.used and self.model)
     @rule(data=st.data())
     def save_state(self, data: st.DataObject) -> None:
-        assert self.states is not None
         longest = sorted(self.model, key=len, reverse=True)
         prefix = data.draw(st.sampled_from(longest))
         slot = self.states.take_for_checkpoint(owner=1)
@@ -190,8 +188,7 @@ class RadixMachine(RuleBasedStateMachine):
         assert found.pages == self.pages_of(tokens, blocks)
         self.cache.lock(found.node)
         read = self.seen(tokens, blocks)
-        if self.cache.windows is not None:
-            self.cache.windows.found(read)
+        self.cache.windows.found(read)
         self.readers.update(read)
         prefix = tuple(tokens[: blocks * PAGE])
         self.locks.append(prefix)
@@ -200,8 +197,7 @@ class RadixMachine(RuleBasedStateMachine):
     @rule(lock=consumes(locked), passed=st.booleans())
     def unlock(self, lock: tuple[RadixNode, Prefix, list[int]], passed: bool) -> None:
         node, prefix, read = lock
-        if self.cache.windows is not None:
-            self.cache.windows.unread(read, passed=passed)
+        self.cache.windows.unread(read, passed=passed)
         self.readers -= Counter(read)
         self.cache.unlock(node)
         self.locks.remove(prefix)
@@ -277,7 +273,7 @@ class RadixMachine(RuleBasedStateMachine):
         pages = [page for pages in self.model.values() for page in pages if page != NO_PAGE]
         assert self.cache.num_pages == len(set(pages)) == len(pages)
         assert self.cache.num_evictable == len(self._evictable())
-        if self.states is not None:
+        if self.states.used:
             assert self.states.pool.counts().cached == len(self.checkpoints)
 
     @invariant()

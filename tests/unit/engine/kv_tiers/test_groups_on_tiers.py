@@ -41,7 +41,6 @@ def asked_again(tiered: Tiered) -> Request:
 def evict(tiered: Tiered) -> None:
     """All that no request protects."""
     kv = tiered.engine.kv
-    assert kv.cache is not None
     kv._evicted(kv.cache.evict(100))
 
 
@@ -100,7 +99,6 @@ def test_a_window_that_was_evicted_alone_comes_up_to_its_cached_pages() -> None:
     tiered = Tiered(groups=WINDOW, num_pages=40)
     tiered.answer(make_request(1, FIRST, 2))
     kv = tiered.engine.kv
-    assert kv.cache is not None
     node = kv.cache.match(FIRST).node
     kv.cache.lock(node)
     evict(tiered)

@@ -144,7 +144,6 @@ def test_the_report_of_blocks_is_what_can_be_reused(disk_files: int) -> None:
             report(whole, change)
         assert (reported._stored, reported._below) == (whole._stored, whole._below)
     cache = tiered.engine.kv.cache
-    assert cache is not None
     assert set(cache.blocks()) == reported._stored - reported._below != reported._stored
 
 

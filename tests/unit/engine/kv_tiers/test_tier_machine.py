@@ -159,7 +159,7 @@ class TierMachine(RuleBasedStateMachine):
         assert not self.tiers.num_returning
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
-        if self.engine.kv.states is not None:
+        if self.engine.kv.states.used:
             slots = self.engine.kv.states.pool.counts()
             assert slots.free + slots.cached == slots.total
 

@@ -68,7 +68,6 @@ def test_a_chunk_of_an_earlier_admission_does_not_cache_pages_of_the_next() -> N
         Preset.BATON, page_size=PAGE, num_pages=6, radix_cache=True, chunk_budget=2 * PAGE, context=24
     )
     scheduler, cache = planned.scheduler, planned.kv.cache
-    assert cache is not None
     each = prompt_of(1, 5 * PAGE)
     planned.submit(each)
     (before,) = scheduler.plan().chunks
