@@ -10,12 +10,13 @@ async with RouterClient("127.0.0.1:50051") as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, status_pb2
 from rpc.baton.v1.router_pb2 import Chat, ChatMessage, Tool, ToolCall
@@ -206,46 +207,33 @@ class RouterClient:
             request.text = prompt
         else:
             request.chat.CopyFrom(prompt)
-        try:
-            response = await self._stub.Tokenize(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error) from None
+        response: router_pb2.TokenizeResponse = await self._call(self._stub.Tokenize, request)
         return list(response.ids)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Raises CallFailed."""
-        request = router_pb2.DetokenizeRequest(ids=token_ids)
-        try:
-            response: router_pb2.DetokenizeResponse = await self._stub.Detokenize(
-                request, metadata=self._metadata
-            )
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error) from None
+        request = router_pb2.DetokenizeRequest(model=self._model, ids=token_ids)
+        response: router_pb2.DetokenizeResponse = await self._call(self._stub.Detokenize, request)
         return response.text
 
     async def release_session(self, cache_key: str) -> None:
         """End what requests with this `cache_key` have retained. Raises CallFailed."""
-        request = router_pb2.ReleaseSessionRequest(cache_key=cache_key)
-        try:
-            await self._stub.ReleaseSession(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error) from None
+        await self._call(self._stub.ReleaseSession, router_pb2.ReleaseSessionRequest(cache_key=cache_key))
 
     async def abort(self, request_id: str) -> bool:
         """Abort a request; False if no such request runs. Raises CallFailed."""
         request = router_pb2.AbortRequest(request_id=request_id)
-        try:
-            response: router_pb2.AbortResponse = await self._stub.Abort(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise CallFailed(error) from None
+        response: router_pb2.AbortResponse = await self._call(self._stub.Abort, request)
         return response.found
 
     async def model_info(self) -> router_pb2.ModelInfo:
         """Raises CallFailed."""
+        request = router_pb2.GetModelInfoRequest(model=self._model)
+        info: router_pb2.ModelInfo = await self._call(self._stub.GetModelInfo, request)
+        return info
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], request: Message) -> Any:
         try:
-            info: router_pb2.ModelInfo = await self._stub.GetModelInfo(
-                router_pb2.GetModelInfoRequest(model=self._model), metadata=self._metadata
-            )
+            return await method(request, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise CallFailed(error) from None
-        return info

@@ -84,3 +84,15 @@ async def test_a_deadline_reaches_the_workers(frontends: Frontends, client: Rout
     # gRPC rounds a deadline of 10 to 100 seconds up to the next tenth when it writes the header, so the
     # server may see slightly more than the client asked for.
     assert 0 < frontends.dispatcher.calls[0].timeout_s <= 30.5
+
+
+async def test_every_call_names_the_clients_model(frontends: Frontends) -> None:
+    async with RouterClient(frontends.target, model="another") as client:
+        for call in (
+            client.answer("Hello"),
+            client.tokenize("Hello"),
+            client.detokenize([1]),
+            client.model_info(),
+        ):
+            with pytest.raises(CallFailed, match="another"):
+                await call
