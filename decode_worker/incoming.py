@@ -132,13 +132,13 @@ class IncomingHandoffs:
                     code = worker_pb2.FAILURE_CODE_SENDER if by_sender else worker_pb2.FAILURE_CODE_HANDOFF
                     self._answers.fail(incoming.job, code, reason)
             case Drained(handoff_id, verified):
-                self._engine.free_reservation(self._quarantined.pop(handoff_id), verified)
+                self._engine.kv.free_reservation(self._quarantined.pop(handoff_id), verified)
 
     def _on_ready(self, ready: Ready) -> None:
         incoming = self._incoming.pop(ready.handoff_id, None)
         if incoming is None:
             # Aborted while the last page arrived: the sender has finished writing.
-            self._engine.free_reservation(self._quarantined.pop(ready.handoff_id))
+            self._engine.kv.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
         request = incoming.job.request
         request.output.extend(ready.final.tokens)
@@ -155,7 +155,7 @@ class IncomingHandoffs:
 
     def _quarantine(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.job.id]
-        self._engine.quarantine(incoming.reservation)
+        self._engine.kv.quarantine(incoming.reservation)
         self._quarantined[incoming.job.id] = incoming.reservation
 
     def _fail_timed_out(self, now: float) -> None:

@@ -27,8 +27,8 @@ from engine.hooks import NO_HOOKS, Hooks
 from engine.in_flight import InFlight, Launched
 from engine.kv_cache.pages import PageCounts
 from engine.kv_manager.arriving_prefixes import ArrivingPrefix
-from engine.kv_manager.group_pages import GroupPages, pages_by_kind
 from engine.kv_manager.kv_manager import KVManager
+from engine.kv_manager.page_audit import GroupPages, pages_by_kind
 from engine.kv_manager.reservations import Reservation
 from engine.requests import Requests
 from engine.sched.plan_log import log_chunks
@@ -285,17 +285,6 @@ class Engine:
         request.arrival = now
         self.scheduler.add_remote(request, now)
         self._take_in(request)
-
-    def quarantine(self, reservation: Reservation) -> None:
-        """The handoff was aborted, but its peer may still write: quarantine its pages."""
-        self.kv.quarantine(reservation)
-
-    def free_reservation(self, reservation: Reservation, verified: int = 0) -> None:
-        """The peer has drained its writes, or cannot reach this worker any more: free the pages.
-
-        The KV of the first `verified` pages has arrived and is verified: it stays in the prefix cache.
-        """
-        self.kv.free_reservation(reservation, verified)
 
     def release(self, request: Request) -> None:
         """Release pages that `Hooks.on_finished` kept."""

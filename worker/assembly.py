@@ -1,23 +1,33 @@
-"""Builds a worker's request handler and, with a KV transport, its handoffs."""
+"""Builds a worker's request handler and, with a KV transport, its KV port and handoffs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import TypeAlias
 
 from decode_worker.incoming import IncomingHandoffs
 from decode_worker.pulled_prefixes import PulledPrefixes
-from kv_transfer import EndpointEvent, KVEndpoint, TransferThread
+from kv_transfer import EndpointEvent, KVEndpoint, KVPort, TransferThread
+from kv_transfer.transports import Transport
 from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
-from worker.kv_port import open_port
+from worker.kv_pool_access import (
+    REOPENABLE,
+    digester_of,
+    layout_of,
+    memory_of,
+    open_transport,
+    worker_name,
+)
 from worker.parts import Parts
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
+from worker.tensor_parallel.rank_kv import open_ranks
 
 Assemble: TypeAlias = Callable[[Parts], RequestHandler]
 
@@ -54,4 +64,29 @@ def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Hando
         IncomingHandoffs(engine, answers, transfer.receiver),
         SharedPrefixes(engine, answers.outbox, clock, transfer.sender),
         PulledPrefixes(engine, answers, clock, transfer.receiver),
+    )
+
+
+def open_port(parts: Parts) -> KVPort:
+    """Register the pool with the configured transport, under a name unique to this incarnation.
+
+    Raises UnknownTransport, and what opening the transport raises.
+    """
+    config, runner = parts.config, parts.runner
+    if config.kv_by_ranks:
+        return open_ranks(config, runner, parts.epoch)
+    memory, layout = memory_of(runner.kv), layout_of(runner)
+    name = worker_name(config, parts.epoch)
+    times = count(1)
+
+    def reopen() -> Transport:
+        return open_transport(config, f"{name}~{next(times)}", memory)
+
+    return KVPort(
+        open_transport(config, name, memory),
+        memory,
+        layout,
+        parts.epoch,
+        digester=digester_of(runner.kv, memory, layout),
+        reopen=reopen if config.transport in REOPENABLE else None,
     )

@@ -14,7 +14,7 @@ from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingPa
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv_cache.retention import Retention
-from engine.kv_manager.group_pages import GroupPages
+from engine.kv_manager.page_audit import GroupPages
 from engine.kv_tiers.stats import Tier, TierStats
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket

@@ -73,13 +73,9 @@ class Admission:
 
     def expected_tokens(self, request: Request) -> int:
         """Tokens of a new request that the prefix cache holds or can get from tiers; O(tokens)."""
-        cached = self.cached_tokens(request)
+        cached = self._kv.cached_tokens(request)
         tiers = self._kv.tiers
         return cached if tiers is None else cached + tiers.expected_tokens(request, cached)
-
-    def cached_tokens(self, request: Request) -> int:
-        """Tokens that the prefix cache holds of a request; O(tokens)."""
-        return self._kv.cached_tokens(request)
 
     def check_deadline(self, request: Request, now: float, prefill_rate: float) -> None:
         """Raises DeadlineUnreachable.
@@ -123,7 +119,7 @@ class Admission:
             if room.left <= 0:
                 return WaitReason.BUDGET
             if not room.offer(Progress(0, request.num_tokens)):
-                cached = self.cached_tokens(request)
+                cached = self._kv.cached_tokens(request)
                 rest = Progress(cached, request.num_tokens - cached)
                 if room.holds_back(rest):
                     continue

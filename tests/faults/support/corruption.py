@@ -11,9 +11,8 @@ from kv_transfer import KVPort, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports import Transport
 from kv_transfer.transports.base import Arrival, TransportEvent
-from worker.assembly import assemble
+from worker.assembly import assemble, open_port
 from worker.kv_pool_access import memory_of
-from worker.kv_port import open_port
 from worker.parts import Parts
 from worker.request_handler import RequestHandler
 

@@ -60,7 +60,7 @@ def test_smaller_handoffs_do_not_overtake_one_that_waits_for_pages() -> None:
     hand_off(worker, 2, [6] * 4)
     worker.handler.tick(0.0)
     assert lent(worker) == []
-    engine.free_reservation(reservation)
+    engine.kv.free_reservation(reservation)
     worker.handler.tick(0.0)
     assert lent(worker) == [1, 2]
     assert failures(worker) == []

@@ -283,10 +283,10 @@ def test_a_quarantined_page_is_not_allocated() -> None:
     engine = make_engine(num_pages=8)
     reservation = engine.reserve(make_request(1, list(range(20))))
     assert reservation is not None
-    engine.quarantine(reservation)
+    engine.kv.quarantine(reservation)
     assert engine.check_pages().quarantined == 5
     assert engine.reserve(make_request(2, list(range(20)))) is None
-    engine.free_reservation(reservation)
+    engine.kv.free_reservation(reservation)
     assert engine.check_pages().free == 8
 
 
@@ -299,8 +299,8 @@ def test_pages_of_a_failed_handoff_that_have_arrived_are_a_cached_prefix(quarant
     assert reservation is not None
     write(engine, request, reservation, upto=12)
     if quarantined:
-        engine.quarantine(reservation)
-    engine.free_reservation(reservation, verified=3)
+        engine.kv.quarantine(reservation)
+    engine.kv.free_reservation(reservation, verified=3)
     assert engine.check_pages().cached == 3
     again = make_request(2, prompt)
     run(engine, again)
@@ -314,9 +314,9 @@ def test_pages_that_have_arrived_behind_an_evicted_prefix_are_free() -> None:
     reservation = engine.reserve(make_request(2, list(range(20))))
     assert reservation is not None
     assert reservation.first_token == 8
-    engine.quarantine(reservation)
+    engine.kv.quarantine(reservation)
     engine.kv.pool.from_cache(engine.kv.cache.evict(2))
-    engine.free_reservation(reservation, verified=2)
+    engine.kv.free_reservation(reservation, verified=2)
     assert engine.check_pages().free == 8
 
 
@@ -325,11 +325,11 @@ def test_pages_in_quarantine_take_no_place_of_a_running_request() -> None:
     given_up = engine.reserve(make_request(1, list(range(20))))
     assert given_up is not None
     assert engine.reserve(make_request(2, list(range(20)))) is None
-    engine.quarantine(given_up)
+    engine.kv.quarantine(given_up)
     assert len(engine.kv.reservations.active) == 0
     assert engine.reserve(make_request(3, list(range(20)))) is not None
     assert engine.check_pages().quarantined == 5
-    engine.free_reservation(given_up)
+    engine.kv.free_reservation(given_up)
     assert len(engine.kv.reservations.active) == 1
     assert engine.check_pages().quarantined == 0
 

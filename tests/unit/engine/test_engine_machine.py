@@ -176,16 +176,16 @@ class EngineMachine(RuleBasedStateMachine):
         request, reservation = self.reserved.pop()
         write(self.engine, request, reservation)
         if quarantine:
-            self.engine.quarantine(reservation)
+            self.engine.kv.quarantine(reservation)
             self.quarantined.append(reservation)
         else:
-            self.engine.free_reservation(reservation, min(verified, len(reservation.incoming)))
+            self.engine.kv.free_reservation(reservation, min(verified, len(reservation.incoming)))
 
     @precondition(lambda self: self.quarantined)
     @rule(verified=st.integers(0, 4))
     def drained(self, verified: int) -> None:
         reservation = self.quarantined.pop()
-        self.engine.free_reservation(reservation, min(verified, len(reservation.incoming)))
+        self.engine.kv.free_reservation(reservation, min(verified, len(reservation.incoming)))
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())

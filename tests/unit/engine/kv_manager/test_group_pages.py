@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.kv_groups import KVGroup
 from engine.engine import Engine
-from engine.kv_manager.group_pages import GroupPages
+from engine.kv_manager.page_audit import GroupPages
 from tests.unit.engine.engines import make_engine, make_request, run
 
 GROUPS = (KVGroup((0,)), KVGroup((1,), 8), KVGroup((2,), 8))

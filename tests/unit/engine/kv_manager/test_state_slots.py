@@ -118,10 +118,10 @@ def test_a_slot_that_a_peer_may_still_write_is_not_reused() -> None:
     engine = make_engine(num_state_slots=1)
     reservation = engine.reserve(make_request(1, SHARED))
     assert reservation is not None
-    engine.quarantine(reservation)
+    engine.kv.quarantine(reservation)
     assert slots(engine).quarantined == 1
     assert engine.reserve(make_request(2, SHARED)) is None
-    engine.free_reservation(reservation)
+    engine.kv.free_reservation(reservation)
     assert slots(engine).free == 1
 
 
