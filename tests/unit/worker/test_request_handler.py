@@ -126,7 +126,7 @@ def test_a_request_that_cannot_meet_its_deadline_is_refused_at_once() -> None:
     engine.submit = Mock(side_effect=DeadlineUnreachable("the first token would come after 9 s"))
     worker = handled(engine)
     worker.handler.open(session)
-    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], ttft_target_s=2.0)
+    work = worker_pb2.Work(request_id=1, prompt=[1, 2, 3], ttft_deadline_s=2.0)
     worker.handler.handle(session, worker_pb2.Command(submit=worker_pb2.Submit(work=work)), 0.0)
     worker.outbox.flush(0)
     (failed,) = [f for call in session.send.call_args_list for f in call.args[0].failed]
