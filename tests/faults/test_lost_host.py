@@ -10,9 +10,9 @@ import pytest
 
 from kv_transfer import Drained, Ready, ReceiveFailed
 from kv_transfer.errors import RightsRemain
+from tests.faults.kv.test_kv_peer_faults import NUM_TOKENS, PAGES, TooLate, begin, complete, conclusive
 from tests.faults.support.kv_process import LAYOUT, Host, Remote
 from tests.faults.support.two_hosts import TwoHosts, why_not
-from tests.faults.test_kv_peer_faults import NUM_TOKENS, PAGES, TooLate, begin, complete, conclusive
 from tests.kv_support import final_for
 
 WHY_NOT = why_not()

@@ -1,7 +1,7 @@
 """The HTTP API as an OpenAPI document, generated from the request models and answer types.
 
-Served at /openapi.json. Bounds are those of the served model. A body that the document forbids is refused;
-tests/faults/test_fuzzed_frontends.py checks this. JSON Schema cannot express some rules (prompt and answer
+Served at /openapi.json. Bounds are those of the served model. A body that the document forbids is refused:
+see tests/faults/routers/test_fuzzed_frontends.py. JSON Schema cannot express some rules (prompt and answer
 must fit the context, tool messages answer calls), so some bodies that it allows are refused too.
 """
 

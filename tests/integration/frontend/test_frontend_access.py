@@ -14,7 +14,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.loader.checkpoint import resolve
 from router.frontend.access import ApiKeys
 from router.frontend.page.routes import PAGE_PATHS
 from router.request_limits import RequestLimits
@@ -33,22 +32,11 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
-
-
 @pytest.fixture
 async def frontends(folder: Path) -> AsyncIterator[Frontends]:
     keys = ApiKeys({ALICE: "alice", BOB: "bob"}, max_requests=1)
     async with open_frontends(folder, keys=keys) as opened:
         yield opened
-
-
-@pytest.fixture
-async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
-        yield client
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -13,20 +12,13 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.loader.checkpoint import resolve
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
-from tests.integration.frontends import Frontends, open_frontends
+from tests.integration.frontends import Frontends
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
-
-
-@pytest.fixture
-async def frontends() -> AsyncIterator[Frontends]:
-    async with open_frontends(resolve("smollm2").path) as opened:
-        yield opened
 
 
 async def http_text(frontends: Frontends) -> str:

@@ -9,7 +9,6 @@ import grpc
 import httpx
 import pytest
 
-from engine.loader.checkpoint import resolve
 from rpc.baton.v1.router_pb2 import GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from rpc.tls import BadCertificate, TlsFiles
@@ -18,11 +17,6 @@ from tests.integration.frontends import Frontends, code_of, open_frontends
 
 COMPLETIONS = "/v1/completions"
 HELLO = {"prompt": "hi"}
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
 
 
 class TestTls:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +11,6 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from engine.loader.checkpoint import resolve
 from router.errors import DeadlineExceeded, Internal, Overloaded, Unavailable
 from rpc.baton.v1.router_pb2 import (
     AbortRequest,
@@ -31,20 +29,9 @@ from rpc.baton.v1.sampling_pb2 import (
     DraftHints,
     SamplingParams,
 )
-from tests.integration.frontends import Frontends, open_frontends, say
+from tests.integration.frontends import Frontends, say
 
 TEXT = "Hello, wörld! 你好 👋🏽 and goodbye."
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
-
-
-@pytest.fixture
-async def frontends(folder: Path) -> AsyncIterator[Frontends]:
-    async with open_frontends(folder) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from engine.loader.checkpoint import resolve
 from tests.integration.frontends import Frontends, open_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -21,11 +20,6 @@ COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 LONG = "word " * 400
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

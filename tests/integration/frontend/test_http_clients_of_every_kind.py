@@ -7,13 +7,11 @@ import gzip
 import json
 import logging
 import zlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from engine.loader.checkpoint import resolve
 from router.dispatch.token_stream import Delta
 from router.frontend.access import ApiKeys
 from tests.integration.frontends import Call, Frontends, open_frontends
@@ -22,23 +20,6 @@ ASK = json.dumps({"prompt": "hi", "max_tokens": 4}).encode()
 STREAM = json.dumps({"prompt": "hi", "max_tokens": 4, "stream": True}).encode()
 ORIGIN = "https://chat.example"
 PATIENCE_S = 10.0
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
-
-
-@pytest.fixture
-async def frontends(folder: Path) -> AsyncIterator[Frontends]:
-    async with open_frontends(folder) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontends.url) as client:
-        yield client
 
 
 def request(body: bytes, *, version: str = "1.1", head: str = "host: localhost\r\n") -> bytes:

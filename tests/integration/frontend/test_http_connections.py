@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.loader.checkpoint import resolve
 from router.frontend.http.protocol import BoundedProtocol
 from tests.certificates import Authority
 from tests.integration.frontends import Frontends, open_frontends
@@ -54,17 +53,6 @@ class Connection:
         """What comes until the server has closed its side."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
-
-
-@pytest.fixture
-async def frontends(folder: Path) -> AsyncIterator[Frontends]:
-    async with open_frontends(folder) as opened:
-        yield opened
 
 
 @asynccontextmanager

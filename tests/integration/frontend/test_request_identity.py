@@ -10,7 +10,6 @@ import grpc
 import httpx
 import pytest
 
-from engine.loader.checkpoint import resolve
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
@@ -19,11 +18,6 @@ from tests.integration.frontends import ScriptedDispatcher, open_frontends
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
-
-
-@pytest.fixture(scope="module")
-def folder() -> Path:
-    return resolve("smollm2").path
 
 
 def identities(dispatcher: ScriptedDispatcher) -> list[RequestIdentity]:

@@ -7,7 +7,7 @@ from typing import Any
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import FakeWorker, decode_worker
-from tests.integration.router.test_worker_drain import admin, command
+from tests.integration.router.membership.test_worker_drain import admin, command
 
 
 class Caching(FakeWorker):

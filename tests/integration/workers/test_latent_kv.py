@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from tests.integration.conftest import Oracle
-from tests.integration.kinds_of_kv import latents, latents_v2
-from tests.integration.workers.test_pulled_prefixes import (  # noqa: F401
+from tests.integration.models.kinds_of_kv import latents, latents_v2
+from tests.integration.workers.caching.test_pulled_prefixes import (  # noqa: F401
     test_a_prefix_comes_from_the_cache_of_another_worker,
     transport,
 )
-from tests.integration.workers.test_speculation import (  # noqa: F401
-    test_an_answer_is_handed_over_and_drafted_on_the_other_worker,
-    test_many_answers_are_drafted_beside_prompts_in_chunks,
-)
-from tests.integration.workers.test_tiers import (  # noqa: F401
+from tests.integration.workers.caching.test_tiers import (  # noqa: F401
     test_disaggregated_workers_use_their_own_tiers,
     test_evicted_prefixes_come_up_from_host_memory,
     test_flipped_bits_in_files_never_become_tokens,
     test_prefixes_survive_a_restart_on_disk,
+)
+from tests.integration.workers.test_speculation import (  # noqa: F401
+    test_an_answer_is_handed_over_and_drafted_on_the_other_worker,
+    test_many_answers_are_drafted_beside_prompts_in_chunks,
 )
 from tests.unit.tiny import VOCAB
 

@@ -24,17 +24,7 @@ from hypothesis.stateful import (
 
 from kv_transfer import KVLayout
 from tests.kv_network import InFlightMessage
-from tests.kv_workers import (
-    LAYOUTS,
-    Job,
-    Use,
-    choose,
-    page_view,
-    pass_by,
-    run_model,
-    state_kv,
-    token_kv,
-)
+from tests.kv_workers import LAYOUTS, Job, Use, choose, page_view, pass_by, run_model, state_kv, token_kv
 from tests.unit.kv_transfer.handoff.handoff_world import HandoffWorld
 
 INDEX = st.integers(min_value=0, max_value=10**6)
@@ -105,11 +95,15 @@ class HandoffMachine(RuleBasedStateMachine):
         job.local = worker.take(blocks * self.groups, job, Use.SENDING)
         job.state = worker.take_state(job, Use.SENDING)
         self.world.jobs.append(job)
+        self._bring_along(job, steps, piece)
+
+    def _bring_along(self, job: Job, steps: str, piece: int) -> None:
+        """Those of `steps` that are possible."""
         for step in steps.split():
             match step:
-                case "start":
+                case "start" if not job.opened:
                     self.world.start(job)
-                case "reserve":
+                case "reserve" if job.target is None:
                     self.world.reserve(job)
                 case "attach" if self.world.tickets:
                     self.world.attach(self.world.tickets[-1])
@@ -117,6 +111,12 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.world.compute(job, job.num_tokens // 2)
                 case "finish" if not job.sent:
                     self.world.finish(job, job.final())
+                case "decode" if job.decodes:
+                    self.world.decode(job)
+                case "stop" if job in self.world.movable():
+                    self.world.stop(job)
+                case "resume" if job.stopped and not job.ended:
+                    self.world.resume(job)
                 case "flip":
                     self._flip_a_bit(piece)
                 case "arrive":
@@ -153,24 +153,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.world.jobs.append(job)
         run_model(job, num_tokens - 1)
         pass_by(job)
-        for step in steps.split():
-            match step:
-                case "start" if not job.opened:
-                    self.world.start(job)
-                case "reserve" if job.target is None:
-                    self.world.reserve(job)
-                case "attach" if self.world.tickets:
-                    self.world.attach(self.world.tickets[-1])
-                case "decode" if job.decodes:
-                    self.world.decode(job)
-                case "stop" if job in self.world.movable():
-                    self.world.stop(job)
-                case "resume" if job.stopped and not job.ended:
-                    self.world.resume(job)
-                case "flip":
-                    self._flip_a_bit(piece)
-                case "arrive":
-                    self.world.deliver_all()
+        self._bring_along(job, steps, piece)
 
     @precondition(lambda self: self.world.decoding())
     @rule(index=INDEX)

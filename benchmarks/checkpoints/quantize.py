@@ -1,7 +1,7 @@
 """Write a model in 4 bits, as compressed-tensors stores it, with GPTQ or by rounding.
 
-python -m benchmarks.quantize --model smollm2 --method gptq --output /tmp/smollm2-gptq
-python -m benchmarks.perplexity --model smollm2 /tmp/smollm2-gptq
+python -m benchmarks.checkpoints.quantize --model smollm2 --method gptq --output /tmp/smollm2-gptq
+python -m benchmarks.checkpoints.perplexity --model smollm2 /tmp/smollm2-gptq
 
 GPTQ (arXiv 2210.17323) rounds a matrix column by column and corrects the columns that follow for the error,
 by the second moments of the layer's inputs on a text: the standard library's docstrings. Columns of larger

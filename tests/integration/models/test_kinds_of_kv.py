@@ -18,7 +18,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from tests.faults.support.small_model import Question, SmallModel, save_small_model
-from tests.integration.kinds_of_kv import KINDS
+from tests.integration.models.kinds_of_kv import KINDS
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, reference
 from tests.unit.tiny import make_config
 

@@ -16,7 +16,7 @@ from tests.faults.support.clients import GrpcClient
 from tests.faults.support.load import Answers, Load, learn
 from tests.faults.support.service import Service, serve
 from tests.faults.support.small_model import save_small_model
-from tests.integration.kinds_of_kv import states, windows
+from tests.integration.models.kinds_of_kv import states, windows
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 

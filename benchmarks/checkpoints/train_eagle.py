@@ -1,6 +1,6 @@
 """Train an EAGLE-3 head for a small model on a CPU, from text that this repository has.
 
-python -m benchmarks.train_eagle --output /tmp/head --minutes 8
+python -m benchmarks.checkpoints.train_eagle --output /tmp/head --minutes 8
 python -m benchmarks.speculation --speculative model --speculative-model /tmp/head --drafts 4
 
 The head learns what the model finds likely behind each token of the text, in windows, with its own features
@@ -124,7 +124,7 @@ def _right(head: TrainableHead, teacher: Teacher, windows: list[list[int]], chai
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.train_eagle",
+        prog="python -m benchmarks.checkpoints.train_eagle",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

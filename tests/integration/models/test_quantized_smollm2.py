@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.perplexity import perplexity
+from benchmarks.checkpoints.perplexity import perplexity
 from engine.loader.checkpoint import resolve
 from engine.loader.model_loader import load_model
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "reliability.md"
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from engine.kv_tiers.block_objects import BlockObjects
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Link, worker
-from tests.integration.workers.test_tiers import PAGE_BYTES, POOL, PROMPTS, copied, run
+from tests.integration.workers.caching.test_tiers import PAGE_BYTES, POOL, PROMPTS, copied, run
 from tests.object_store import Store, store
 from worker.config import TierConfig, WorkerRole
 from worker.kv_tiers import TierError

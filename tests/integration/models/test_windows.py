@@ -16,7 +16,13 @@ from engine.core.request import Request
 from engine.engine import Engine
 from engine.hooks import NO_HOOKS
 from tests.engine_config import engine_config
-from tests.integration.test_every_architecture import MAX_TOKENS, KeepPages, finish, greedy, new_request
+from tests.integration.models.test_every_architecture import (
+    MAX_TOKENS,
+    KeepPages,
+    finish,
+    greedy,
+    new_request,
+)
 from tests.unit.engine.models.references import TINY
 
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 9, 33, 120)]

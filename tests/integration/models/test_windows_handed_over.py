@@ -12,8 +12,8 @@ from engine.core.request import Request
 from engine.engine import Engine
 from kv_transfer import HandedOff, HandoffState, KVEndpoint, KVPort, Ready
 from kv_transfer.transports import LoopbackTransport
-from tests.integration.test_every_architecture import MAX_TOKENS, finish, new_request
-from tests.integration.test_windows import CHUNKS_AND_PAGES, PROMPTS, Model
+from tests.integration.models.test_every_architecture import MAX_TOKENS, finish, new_request
+from tests.integration.models.test_windows import CHUNKS_AND_PAGES, PROMPTS, Model
 from worker.kv_pool_access import layout_of, memory_of
 
 DIGEST = 5

@@ -1,7 +1,7 @@
 """Perplexity of a model on a text, as it is and with other formats of its weights.
 
-python -m benchmarks.perplexity --model smollm2 --quantization fp8
-python -m benchmarks.perplexity --model /models/Llama-3.1-8B /models/Llama-3.1-8B-AWQ --device cuda
+python -m benchmarks.checkpoints.perplexity --model smollm2 --quantization fp8
+python -m benchmarks.checkpoints.perplexity --model /models/8B /models/8B-AWQ --device cuda
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.layers.ops.ops import Rotation
 from engine.loader.model_loader import load_model
 from engine.models.base import CausalLM
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class _WholeSequence:

@@ -11,7 +11,7 @@ from router.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
 from tests.integration.reading import deltas_of
-from tests.integration.router.test_worker_probe import becomes, state
+from tests.integration.router.membership.test_worker_probe import becomes, state
 
 HURRIED = {"worker_timeout": 0.5, "routing": Routing.ROUND_ROBIN}
 

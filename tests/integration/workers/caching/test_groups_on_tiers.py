@@ -9,10 +9,10 @@ import torch
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.kinds_of_kv import states, windows
+from tests.integration.models.kinds_of_kv import states, windows
 from tests.integration.tiny_cluster import Link, pair, work, worker
-from tests.integration.workers.test_pulled_prefixes import pull, share
-from tests.integration.workers.test_tiers import copied, flip_bits, run, stats
+from tests.integration.workers.caching.test_pulled_prefixes import pull, share
+from tests.integration.workers.caching.test_tiers import copied, flip_bits, run, stats
 from tests.unit.tiny import VOCAB
 from worker.config import TierConfig, WorkerRole
 

@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
-from tests.integration.kinds_of_kv import states, windows
+from tests.integration.models.kinds_of_kv import states, windows
 from tests.integration.tiny_cluster import worker
-from tests.integration.workers.test_groups_on_tiers import PROMPTS as LONG
-from tests.integration.workers.test_groups_on_tiers import SHAPE
-from tests.integration.workers.test_groups_on_tiers import TURN as LONG_TURN
-from tests.integration.workers.test_tiers import POOL, PROMPTS, copied, flip_bits, run, stats
+from tests.integration.workers.caching.test_groups_on_tiers import PROMPTS as LONG
+from tests.integration.workers.caching.test_groups_on_tiers import SHAPE
+from tests.integration.workers.caching.test_groups_on_tiers import TURN as LONG_TURN
+from tests.integration.workers.caching.test_tiers import POOL, PROMPTS, copied, flip_bits, run, stats
 from tests.unit.engine.models.references import reference
 from worker.config import TierConfig, WorkerRole
 from worker.kv_tiers import TierError
