@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
-
-_closed = with_config(ConfigDict(extra="forbid"))
+from router.frontend.openai.answers.schemas import Closed
 
 
-@_closed
-class TextContent(TypedDict):
+class TextContent(Closed):
     type: Literal["text"]
     text: str
 
 
-@_closed
-class ToolUseContent(TypedDict):
+class ToolUseContent(Closed):
     type: Literal["tool_use"]
     id: str
     name: str
     input: Any
 
 
-@_closed
-class ThinkingContent(TypedDict):
+class ThinkingContent(Closed):
     type: Literal["thinking"]
     thinking: str
     signature: str
@@ -34,20 +28,17 @@ class ThinkingContent(TypedDict):
 ContentBlock: TypeAlias = TextContent | ToolUseContent | ThinkingContent
 
 
-@_closed
-class OutputTokens(TypedDict):
+class OutputTokens(Closed):
     thinking_tokens: int
     """Tokens up to and including `</think>`."""
 
 
-@_closed
-class CacheCreation(TypedDict):
+class CacheCreation(Closed):
     ephemeral_5m_input_tokens: int
     ephemeral_1h_input_tokens: int
 
 
-@_closed
-class InputUsage(TypedDict):
+class InputUsage(Closed):
     input_tokens: int
     """Tokens that were neither read from the prefix cache nor retained in it."""
     cache_read_input_tokens: int
@@ -57,14 +48,12 @@ class InputUsage(TypedDict):
     """The same by the time for which they are retained."""
 
 
-@_closed
 class MessageUsage(InputUsage):
     output_tokens: int
     output_tokens_details: OutputTokens
 
 
-@_closed
-class Message(TypedDict):
+class Message(Closed):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -75,78 +64,66 @@ class Message(TypedDict):
     usage: MessageUsage
 
 
-@_closed
-class MessageErrorDetail(TypedDict):
+class MessageErrorDetail(Closed):
     type: str
     message: str
 
 
-@_closed
-class MessageError(TypedDict):
+class MessageError(Closed):
     type: Literal["error"]
     error: MessageErrorDetail
     request_id: str
 
 
-@_closed
-class MessageStart(TypedDict):
+class MessageStart(Closed):
     type: Literal["message_start"]
     message: Message
 
 
-@_closed
-class BlockStart(TypedDict):
+class BlockStart(Closed):
     type: Literal["content_block_start"]
     index: int
     content_block: ContentBlock
 
 
-@_closed
-class TextPiece(TypedDict):
+class TextPiece(Closed):
     type: Literal["text_delta"]
     text: str
 
 
-@_closed
-class ThinkingPiece(TypedDict):
+class ThinkingPiece(Closed):
     type: Literal["thinking_delta"]
     thinking: str
 
 
-@_closed
-class ArgumentsPiece(TypedDict):
+class ArgumentsPiece(Closed):
     type: Literal["input_json_delta"]
     partial_json: str
 
 
-@_closed
-class BlockDelta(TypedDict):
+class BlockDelta(Closed):
     type: Literal["content_block_delta"]
     index: int
     delta: TextPiece | ThinkingPiece | ArgumentsPiece
 
 
-@_closed
-class BlockStop(TypedDict):
+class BlockStop(Closed):
     type: Literal["content_block_stop"]
     index: int
 
 
-@_closed
-class Stop(TypedDict):
+class Stop(Closed):
     stop_reason: Any
     stop_sequence: str | None
 
 
-@_closed
-class MessageEnd(TypedDict):
+class MessageEnd(Closed):
     type: Literal["message_delta"]
     delta: Stop
     usage: MessageUsage
 
 
-@_closed
-class MessageStop(TypedDict):
+class MessageStop(Closed):
     type: Literal["message_stop"]
 
 

@@ -10,18 +10,19 @@ from typing import Literal, NotRequired, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-_closed = with_config(ConfigDict(extra="forbid"))
-
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
 
 
-@_closed
-class CachedTokens(TypedDict):
+@with_config(ConfigDict(extra="forbid"))
+class Closed(TypedDict):
+    """Base of objects that have no fields but the declared ones; pydantic inherits this."""
+
+
+class CachedTokens(Closed):
     cached_tokens: int
 
 
-@_closed
-class CompletionTokens(TypedDict):
+class CompletionTokens(Closed):
     reasoning_tokens: int
     """Tokens up to and including `</think>`."""
     accepted_prediction_tokens: int
@@ -30,8 +31,7 @@ class CompletionTokens(TypedDict):
     """Of the request's `prediction`: drafted, and wrong."""
 
 
-@_closed
-class Usage(TypedDict):
+class Usage(Closed):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -39,8 +39,7 @@ class Usage(TypedDict):
     completion_tokens_details: CompletionTokens
 
 
-@_closed
-class Span(TypedDict):
+class Span(Closed):
     begin_s: float
     end_s: float
     first_token: int
@@ -48,23 +47,20 @@ class Span(TypedDict):
     bytes: int
 
 
-@_closed
-class AnswerMove(TypedDict):
+class AnswerMove(Closed):
     at_s: float
     worker: str
     reason: str
 
 
-@_closed
-class Preemption(TypedDict):
+class Preemption(Closed):
     at_s: float
     waited_s: float
     worker: str
     reason: str
 
 
-@_closed
-class Timings(TypedDict):
+class Timings(Closed):
     """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
 
     queue_s: float
@@ -79,22 +75,22 @@ class Timings(TypedDict):
     prefill_worker: str
     decode_worker: str
     placement: str
-    """decode_worker computed the prompt from this token on; 0: it computed none of it, or all."""
+    """Why these workers were chosen."""
     moves: list[AnswerMove]
     """Of the running answer to other workers."""
     preemptions: list[Preemption]
     """Times at which a worker freed the request's pages."""
     waited: dict[str, float]
-    promoted: dict[str, int]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
+    promoted: dict[str, int]
+    """Cached prompt tokens whose KV came from a tier: host, disk."""
     drafted_tokens: int
     """Verified by steps beside the tokens of the answer."""
     accepted_tokens: int
     """Of those, the ones that were right."""
 
 
-@_closed
-class CompletionLogprobs(TypedDict):
+class CompletionLogprobs(Closed):
     tokens: list[str]
     token_logprobs: list[float | None]
     """None: of the first token of a prompt (`echo`), which nothing precedes."""
@@ -102,8 +98,7 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
-@_closed
-class PromptToken(TypedDict):
+class PromptToken(Closed):
     logprob: float
     rank: int
     """1: the most likely."""
@@ -114,8 +109,7 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptToken] | None]
 """For each prompt token, by token id: the token itself and the most likely ones. None: of the first token."""
 
 
-@_closed
-class CompletionChoice(TypedDict):
+class CompletionChoice(Closed):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -127,8 +121,7 @@ class CompletionChoice(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
-@_closed
-class Completion(TypedDict):
+class Completion(Closed):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -138,8 +131,7 @@ class Completion(TypedDict):
     timings: NotRequired[Timings]
 
 
-@_closed
-class ChatToken(TypedDict):
+class ChatToken(Closed):
     token: str
     logprob: float
     bytes: list[int]
@@ -149,28 +141,24 @@ class ChatPosition(ChatToken):
     top_logprobs: list[ChatToken]
 
 
-@_closed
-class ChatLogprobs(TypedDict):
+class ChatLogprobs(Closed):
     content: list[ChatPosition]
     refusal: None
 
 
-@_closed
-class CalledFunction(TypedDict):
+class CalledFunction(Closed):
     name: str
     arguments: str
     """JSON text."""
 
 
-@_closed
-class CallInAnswer(TypedDict):
+class CallInAnswer(Closed):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-@_closed
-class ChatMessage(TypedDict):
+class ChatMessage(Closed):
     role: Literal["assistant"]
     content: str | None
     refusal: None
@@ -178,8 +166,7 @@ class ChatMessage(TypedDict):
     tool_calls: NotRequired[list[CallInAnswer]]
 
 
-@_closed
-class ChatChoice(TypedDict):
+class ChatChoice(Closed):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
@@ -189,8 +176,7 @@ class ChatChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-@_closed
-class ChatCompletion(TypedDict):
+class ChatCompletion(Closed):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -202,8 +188,7 @@ class ChatCompletion(TypedDict):
     timings: NotRequired[Timings]
 
 
-@_closed
-class Model(TypedDict):
+class Model(Closed):
     id: str
     object: Literal["model"]
     created: int
@@ -212,75 +197,63 @@ class Model(TypedDict):
     max_model_len: int
 
 
-@_closed
-class Models(TypedDict):
+class Models(Closed):
     object: Literal["list"]
     data: list[Model]
 
 
-@_closed
-class Status(TypedDict):
+class Status(Closed):
     status: str
 
 
-@_closed
-class Readiness(TypedDict):
+class Readiness(Closed):
     status: str
     models: dict[str, str]
 
 
-@_closed
-class Version(TypedDict):
+class Version(Closed):
     version: str
 
 
-@_closed
-class Tokenized(TypedDict):
+class Tokenized(Closed):
     count: int
     max_model_len: int
     tokens: list[int]
 
 
-@_closed
-class Rendered(TypedDict):
+class Rendered(Closed):
     request_id: str
     model: str
     token_ids: list[int]
     """Of the prompt that the same request would be computed from."""
 
 
-@_closed
-class Detokenized(TypedDict):
+class Detokenized(Closed):
     prompt: str
 
 
-@_closed
-class InputTokens(TypedDict):
+class InputTokens(Closed):
     input_tokens: int
 
 
-@_closed
-class ReleasedSession(TypedDict):
+class ReleasedSession(Closed):
     object: Literal["session"]
     key: str
     released: Literal[True]
 
 
-@_closed
-class ErrorDetail(TypedDict):
+class ErrorDetail(Closed):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-@_closed
-class Error(TypedDict):
+class Error(Closed):
     error: ErrorDetail
 
 
-@_closed
-class CompletionChunkChoice(TypedDict):
+class CompletionChunkChoice(Closed):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
@@ -291,8 +264,7 @@ class CompletionChunkChoice(TypedDict):
     """In the first event of a choice."""
 
 
-@_closed
-class CompletionChunk(TypedDict):
+class CompletionChunk(Closed):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -303,30 +275,26 @@ class CompletionChunk(TypedDict):
     timings: NotRequired[Timings]
 
 
-@_closed
-class CalledFunctionDelta(TypedDict):
+class CalledFunctionDelta(Closed):
     name: NotRequired[str]
     arguments: str
 
 
-@_closed
-class CallDelta(TypedDict):
+class CallDelta(Closed):
     index: int
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
     function: CalledFunctionDelta
 
 
-@_closed
-class MessageDelta(TypedDict):
+class MessageDelta(Closed):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[CallDelta]]
 
 
-@_closed
-class ChatChunkChoice(TypedDict):
+class ChatChunkChoice(Closed):
     index: int
     delta: MessageDelta
     logprobs: ChatLogprobs | None
@@ -335,8 +303,7 @@ class ChatChunkChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-@_closed
-class ChatCompletionChunk(TypedDict):
+class ChatCompletionChunk(Closed):
     id: str
     object: Literal["chat.completion.chunk"]
     created: int

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypeAlias
 
-from pydantic import ConfigDict, with_config
-from typing_extensions import TypedDict
-
-_closed = with_config(ConfigDict(extra="forbid"))
+from router.frontend.openai.answers.schemas import Closed
 
 _ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-@_closed
-class OutputText(TypedDict):
+class OutputText(Closed):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
     logprobs: list[Any]
 
 
-@_closed
-class OutputMessage(TypedDict):
+class OutputMessage(Closed):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -29,8 +24,7 @@ class OutputMessage(TypedDict):
     content: list[OutputText]
 
 
-@_closed
-class OutputCall(TypedDict):
+class OutputCall(Closed):
     id: str
     type: Literal["function_call"]
     status: _ItemStatus
@@ -39,14 +33,12 @@ class OutputCall(TypedDict):
     arguments: str
 
 
-@_closed
-class OutputReasoningText(TypedDict):
+class OutputReasoningText(Closed):
     type: Literal["reasoning_text"]
     text: str
 
 
-@_closed
-class OutputReasoning(TypedDict):
+class OutputReasoning(Closed):
     id: str
     type: Literal["reasoning"]
     status: _ItemStatus
@@ -57,24 +49,20 @@ class OutputReasoning(TypedDict):
 Item: TypeAlias = OutputMessage | OutputCall | OutputReasoning
 
 
-@_closed
-class IncompleteDetails(TypedDict):
+class IncompleteDetails(Closed):
     reason: Literal["max_output_tokens"]
 
 
-@_closed
-class InputTokensDetails(TypedDict):
+class InputTokensDetails(Closed):
     cached_tokens: int
 
 
-@_closed
-class OutputTokensDetails(TypedDict):
+class OutputTokensDetails(Closed):
     reasoning_tokens: int
     """Tokens up to and including `</think>`."""
 
 
-@_closed
-class ResponseUsage(TypedDict):
+class ResponseUsage(Closed):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -82,14 +70,12 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-@_closed
-class ResponseError(TypedDict):
+class ResponseError(Closed):
     code: str
     message: str
 
 
-@_closed
-class Response(TypedDict):
+class Response(Closed):
     id: str
     object: Literal["response"]
     created_at: int
@@ -119,8 +105,7 @@ class Response(TypedDict):
     user: None
 
 
-@_closed
-class ResponseStateEvent(TypedDict):
+class ResponseStateEvent(Closed):
     type: Literal[
         "response.created",
         "response.in_progress",
@@ -132,16 +117,14 @@ class ResponseStateEvent(TypedDict):
     response: Response
 
 
-@_closed
-class OutputItemEvent(TypedDict):
+class OutputItemEvent(Closed):
     type: Literal["response.output_item.added", "response.output_item.done"]
     sequence_number: int
     output_index: int
     item: Item
 
 
-@_closed
-class ContentPartEvent(TypedDict):
+class ContentPartEvent(Closed):
     type: Literal["response.content_part.added", "response.content_part.done"]
     sequence_number: int
     item_id: str
@@ -150,8 +133,7 @@ class ContentPartEvent(TypedDict):
     part: OutputText | OutputReasoningText
 
 
-@_closed
-class TextDeltaEvent(TypedDict):
+class TextDeltaEvent(Closed):
     type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
     sequence_number: int
     item_id: str
@@ -161,8 +143,7 @@ class TextDeltaEvent(TypedDict):
     logprobs: NotRequired[list[Any]]
 
 
-@_closed
-class TextDoneEvent(TypedDict):
+class TextDoneEvent(Closed):
     type: Literal["response.output_text.done", "response.reasoning_text.done"]
     sequence_number: int
     item_id: str
@@ -172,8 +153,7 @@ class TextDoneEvent(TypedDict):
     logprobs: NotRequired[list[Any]]
 
 
-@_closed
-class ArgumentsDeltaEvent(TypedDict):
+class ArgumentsDeltaEvent(Closed):
     type: Literal["response.function_call_arguments.delta"]
     sequence_number: int
     item_id: str
@@ -181,8 +161,7 @@ class ArgumentsDeltaEvent(TypedDict):
     delta: str
 
 
-@_closed
-class ArgumentsDoneEvent(TypedDict):
+class ArgumentsDoneEvent(Closed):
     type: Literal["response.function_call_arguments.done"]
     sequence_number: int
     item_id: str
