@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from common.log_format import data
 from router.dispatch.request_status import RequestStatus
+from router.dispatch.waterfall import timings_json
 from rpc.baton.v1 import router_pb2
 
 _log = logging.getLogger(__name__)
@@ -113,33 +115,12 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
     timings = record.timings
     if timings is None:
         return known
-    stages = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s")
-    return (
-        known
-        | {stage: getattr(timings, stage) for stage in stages}
-        | {
-            "prefill_worker": timings.prefill_worker,
-            "decode_worker": timings.decode_worker,
-            "placement": timings.placement,
-            "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
-            "preemptions": [
-                {"at_s": p.at_s, "waited_s": p.waited_s, "worker": p.worker, "reason": p.reason}
-                for p in timings.preemptions
-            ],
-            "waited": dict(timings.waited),
-            "promoted": dict(timings.promoted),
-            "drafted_tokens": timings.drafted_tokens,
-            "accepted_tokens": timings.accepted_tokens,
-            "chunks": [_span(span) for span in timings.chunks],
-            "pushes": [_span(span) for span in timings.pushes],
-        }
-    )
+    spans = {"chunks": _spans(timings.chunks), "pushes": _spans(timings.pushes)}
+    return known | timings_json(timings) | spans
 
 
-def _span(span: router_pb2.TimingSpan) -> dict[str, float]:
-    return {
-        "begin_s": span.begin_s,
-        "end_s": span.end_s,
-        "first_token": span.first_token,
-        "tokens": span.num_tokens,
-    }
+def _spans(spans: Iterable[router_pb2.TimingSpan]) -> list[dict[str, float]]:
+    return [
+        {"begin_s": s.begin_s, "end_s": s.end_s, "first_token": s.first_token, "tokens": s.num_tokens}
+        for s in spans
+    ]

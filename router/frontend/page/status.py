@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent
-from router.frontend.openai.answers.completion_stream import timings_object
+from router.dispatch.waterfall import timings_json
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -199,5 +199,5 @@ def _ended(request: EndedRequest, now: float) -> dict[str, Any]:
         "ended_s_ago": now - request.ended,
         "prompt_tokens": request.prompt_tokens,
         "output_tokens": request.output_tokens,
-        "timings": timings_object(request.timings),
+        "timings": timings_json(request.timings),
     }

@@ -7,13 +7,13 @@ the JSON encoder.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
 import orjson
 
+from router.dispatch.waterfall import timings_json
 from router.errors import RouterError
 from router.frontend.openai.answers.chat_parts import CollectedParts, PartDeltas
 from router.frontend.openai.answers.logprobs import Entry, prompt_entries, prompt_logprobs
@@ -22,18 +22,9 @@ from router.frontend.openai.errors import error_event
 from router.processing.completion import Chunk
 from router.processing.run import Run, Usage
 from router.processing.text.tokenizer import Tokenizer
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import sampling_pb2
 
 _DONE: Final = b"data: [DONE]\n\n"
-_STAGES: Final = (
-    "queue_s",
-    "prefill_s",
-    "reserve_s",
-    "transfer_s",
-    "first_decode_s",
-    "ttft_s",
-    "e2e_s",
-)
 
 
 class StreamedUsage(Enum):
@@ -122,9 +113,7 @@ class EventWriter:
         }
         if chunk.finish:
             ending["stop_reason"] = chunk.stop
-        timings = (
-            b"" if chunk.timings is None else b',"timings":' + orjson.dumps(timings_object(chunk.timings))
-        )
+        timings = b"" if chunk.timings is None else b',"timings":' + orjson.dumps(timings_json(chunk.timings))
         return b"%b%b%b,%b]%b%b}\n\n" % (
             self._before[chunk.index],
             orjson.dumps(chunk.text),
@@ -159,7 +148,7 @@ class EventWriter:
         if chunk.finish:
             last["finish_reason"] = finish_reason(chunk.finish, has_calls=deltas.has_calls)
             last["stop_reason"] = chunk.stop
-            more |= {} if chunk.timings is None else {"timings": timings_object(chunk.timings)}
+            more |= {} if chunk.timings is None else {"timings": timings_json(chunk.timings)}
         return b"".join([*events, self._rare([last], more)])
 
     def _ids(self, chunk: Chunk) -> dict[str, Any]:
@@ -253,7 +242,7 @@ class Answer:
         if not self._serializer.prompts_in_choices:
             answer |= self._prompt(0)
         if (timings := self._last[0].timings) is not None:
-            answer["timings"] = timings_object(timings)
+            answer["timings"] = timings_json(timings)
         return orjson.dumps(answer)
 
     def _choice(self, index: int) -> dict[str, Any]:
@@ -311,36 +300,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "rejected_prediction_tokens": usage.rejected_predicted,
         },
     }
-
-
-def timings_object(timings: router_pb2.Timings) -> dict[str, Any]:
-    """The waterfall; spans are [{begin_s, end_s, first_token, num_tokens, bytes}]."""
-    return {stage: getattr(timings, stage) for stage in _STAGES} | {
-        "chunks": _spans(timings.chunks),
-        "pushes": _spans(timings.pushes),
-        "prefill_worker": timings.prefill_worker,
-        "decode_worker": timings.decode_worker,
-        "placement": timings.placement,
-        "moves": [{"at_s": m.at_s, "worker": m.worker, "reason": m.reason} for m in timings.moves],
-        "preemptions": [
-            {"at_s": p.at_s, "waited_s": p.waited_s, "worker": p.worker, "reason": p.reason}
-            for p in timings.preemptions
-        ],
-        "waited": dict(timings.waited),
-        "promoted": dict(timings.promoted),
-        "drafted_tokens": timings.drafted_tokens,
-        "accepted_tokens": timings.accepted_tokens,
-    }
-
-
-def _spans(spans: Sequence[router_pb2.TimingSpan]) -> list[dict[str, float]]:
-    return [
-        {
-            "begin_s": span.begin_s,
-            "end_s": span.end_s,
-            "first_token": span.first_token,
-            "num_tokens": span.num_tokens,
-            "bytes": span.bytes,
-        }
-        for span in spans
-    ]
