@@ -2,6 +2,7 @@
 
     python -m benchmarks.conversations --model smollm2 --sessions 6 -- --kv-pool-tokens 2048
     python -m benchmarks.conversations --base-url http://127.0.0.1:30000 --trace mooncake.jsonl
+    python -m benchmarks.conversations --base-url http://127.0.0.1:8000 --base-url http://127.0.0.1:8001
 
 Without --base-url it starts `router` twice, with the flags after `--`: without KV tiers and with them, and
 compares the answers. Each server is then restarted, and every session goes on for a turn.
@@ -16,19 +17,23 @@ import math
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.load.client import Record, Target, only_model, open_client, send
 from benchmarks.lib.load.conversations import Distribution, Session, Turn, draw_sessions, read_trace
-from benchmarks.lib.load.workload import Work
+from benchmarks.lib.load.workload import Work, ids_of
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles
 from benchmarks.lib.servers.server import BatonServer
+
+History: TypeAlias = str | list[int]
+"""What was said in a session, as text or as token ids."""
 
 _USUAL: Final = {
     "turns": "3",
@@ -68,43 +73,61 @@ class Figures:
     """Of the cached ones, by tier."""
     tokens_per_s: Percentiles
     """Output tokens of an answer divided by its end-to-end latency."""
+    good: float
+    """Share of all turns that were answered within the targets of TTFT and TPOT."""
 
     @property
     def computed_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
 
 
-async def replay(target: Target, sessions: Sequence[Session], histories: dict[int, str]) -> list[Said]:
-    """Send all turns. `histories`: what was said before in a session; what was said now is added to it."""
+async def replay(
+    targets: Sequence[Target], sessions: Sequence[Session], histories: dict[int, History], *, token_ids: bool
+) -> list[Said]:
+    """Send all turns; sessions take turns among the targets. `histories`: what was said before in a session;
+    what was said now is added to it. `token_ids`: prompts are lists of them."""
     said: list[Said] = []
     start = time.monotonic()
 
-    async def talk(number: int, text: str, turns: Sequence[Turn], first: int) -> str:
+    async def talk(number: int, history: History, turns: Sequence[Turn], first: int) -> History:
+        target = number % len(targets)
         for index, turn in enumerate(turns, first):
             await asyncio.sleep(turn.gap_s)
-            text = f"{text} {turn.text}"
-            record = await send(client, target, Work(0.0, text, turn.max_tokens))
+            history = _with_text(history, turn.text)
+            record = await send(clients[target], targets[target], Work(0.0, history, turn.max_tokens))
             said.append(Said(number, index, record))
-            text += "".join(record.pieces)
+            history = _with_answer(history, record)
             if branch := sessions[number].branches.get(index):
-                agents.append(asyncio.create_task(talk(number, text, branch, index + 1)))
-        return text
+                agents.append(asyncio.create_task(talk(number, history, branch, index + 1)))
+        return history
 
     async def run(number: int, session: Session) -> None:
         await asyncio.sleep(max(0.0, start + session.start_s - time.monotonic()))
-        before = histories.get(number)
-        text = session.opening if before is None else before
-        histories[number] = await talk(number, text, session.turns, int(before is not None))
+        history = histories.get(number)
+        first = int(history is not None)
+        if history is None:
+            history = ids_of(session.opening) if token_ids else session.opening
+        histories[number] = await talk(number, history, session.turns, first)
 
-    agents: list[asyncio.Task[str]] = []
-    async with open_client(target) as client:
+    agents: list[asyncio.Task[History]] = []
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(open_client(target)) for target in targets]
         await asyncio.gather(*(run(number, session) for number, session in enumerate(sessions)))
         while agents:
             await agents.pop()
     return said
 
 
-def figures_of(said: Iterable[Said]) -> Figures:
+def _with_text(history: History, text: str) -> History:
+    return f"{history} {text}" if isinstance(history, str) else history + ids_of(text)
+
+
+def _with_answer(history: History, record: Record) -> History:
+    return history + "".join(record.pieces) if isinstance(history, str) else history + record.token_ids
+
+
+def figures_of(said: Iterable[Said], ttft: float = math.inf, tpot: float = math.inf) -> Figures:
+    """`ttft` and `tpot`: targets in seconds."""
     turns = [(each.turn, each.record) for each in said]
     good = [(turn, record) for turn, record in turns if record.error is None]
     promoted: dict[str, int] = {}
@@ -120,6 +143,7 @@ def figures_of(said: Iterable[Said]) -> Figures:
         cached_tokens=sum(record.cached_tokens for _, record in good),
         promoted_tokens=promoted,
         tokens_per_s=Percentiles.of(record.output_tokens / record.e2e for _, record in good),
+        good=sum(record.ttft <= ttft and record.tpot <= tpot for _, record in good) / len(turns),
     )
 
 
@@ -131,7 +155,9 @@ def main() -> None:
         given = Distribution.of(_USUAL) if options.lengths is None else Distribution.read(options.lengths)
         sessions = draw_sessions(given, options.sessions, options.rate, options.seed)
     if options.base_url is not None:
-        runs = {"server": figures_of(asyncio.run(replay(_target(options.base_url), sessions, {})))}
+        targets = [_target(url, token_ids=options.token_ids) for url in options.base_url]
+        said = asyncio.run(replay(targets, sessions, {}, token_ids=options.token_ids))
+        runs = {"server": figures_of(said, options.ttft, options.tpot)}
         same = None
     else:
         runs, same = _compared(options, sessions)
@@ -154,14 +180,17 @@ def _compared(options: argparse.Namespace, sessions: Sequence[Session]) -> tuple
     with tempfile.TemporaryDirectory() as folder:
         tiers = ["--host-kv-gb", str(options.host_kv_gb), "--disk-kv-dir", folder]
         for name, own in (("without tiers", []), ("with tiers", tiers)):
-            histories: dict[int, str] = {}
+            histories: dict[int, History] = {}
             rounds = []
             for restarted, part in ((False, sessions), (True, more)):
                 with BatonServer(*flags, *own) as server:
-                    said = asyncio.run(replay(_target(server.url), part, histories))
+                    targets = [_target(server.url, token_ids=options.token_ids)]
+                    said = asyncio.run(replay(targets, part, histories, token_ids=options.token_ids))
                     time.sleep(options.settle_s)
                 rounds.append(said)
-                runs[f"{name}, restarted" if restarted else name] = figures_of(said)
+                runs[f"{name}, restarted" if restarted else name] = figures_of(
+                    said, options.ttft, options.tpot
+                )
             answers.append([_texts(said) for said in rounds])
     return runs, answers[0] == answers[1]
 
@@ -170,14 +199,26 @@ def _texts(said: Sequence[Said]) -> list[tuple[int, int, str]]:
     return sorted((each.session, each.turn, "".join(each.record.pieces)) for each in said)
 
 
-def _target(url: str) -> Target:
-    extra = {"temperature": 0, "ignore_eos": True, "timings": True}
+def _target(url: str, *, token_ids: bool) -> Target:
+    extra: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "timings": True}
+    if token_ids:
+        extra["return_token_ids"] = True
     return Target(url, only_model(url), extra=extra)
 
 
 def _table(runs: dict[str, Figures]) -> Table:
     table = Table(title="conversations")
-    for column in ("", "first TTFT p50", "later TTFT p50", "p90", "TPOT p50", "prompt", "cached", "promoted"):
+    for column in (
+        "",
+        "first TTFT p50",
+        "later TTFT p50",
+        "p90",
+        "TPOT p50",
+        "good",
+        "prompt",
+        "cached",
+        "promoted",
+    ):
         table.add_column(column, justify="left" if not column else "right")
     table.add_column("computed", justify="right")
     table.add_column("tok/s p50", justify="right")
@@ -185,7 +226,8 @@ def _table(runs: dict[str, Figures]) -> Table:
         table.add_row(
             name + (f" ({run.failed} failed)" if run.failed else ""),
             *(f"{t:.2f} s" for t in (run.first_ttft.p50, run.later_ttft.p50, run.later_ttft.p90)),
-            f"{run.tpot.p50 * 1e3:.0f} ms",
+            f"{run.tpot.p50 * 1e3:.1f} ms",
+            f"{run.good:.1%}",
             str(run.prompt_tokens),
             str(run.cached_tokens),
             ", ".join(f"{tokens} {tier}" for tier, tokens in run.promoted_tokens.items()) or "0",
@@ -201,7 +243,12 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--base-url", help="of a running server, without /v1")
+    parser.add_argument(
+        "--base-url",
+        action="append",
+        help="of a running server, without /v1; sessions take turns among several",
+    )
+    parser.add_argument("--token-ids", action="store_true", help="send token ids, not text")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--sessions", type=int, default=6, metavar="N")
     parser.add_argument(
@@ -211,6 +258,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, metavar="FILE.jsonl", help="a trace in Mooncake's format")
     parser.add_argument("--host-kv-gb", type=float, default=1.0, metavar="GIB", help="of the run with tiers")
     parser.add_argument("--settle-s", type=float, default=2.0, help="pause before the server is stopped")
+    parser.add_argument(
+        "--ttft", type=float, default=math.inf, metavar="SECONDS", help="target of good answers"
+    )
+    parser.add_argument("--tpot", type=float, default=math.inf, metavar="SECONDS", help="likewise")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     parser.add_argument("flags", nargs="*", help="of `router`, after --")

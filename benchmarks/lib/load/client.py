@@ -56,6 +56,8 @@ class Record:
     """When each piece of text came; a piece is one token, or several that came together."""
     pieces: list[str] = field(default_factory=list)
     """The text of each."""
+    token_ids: list[int] = field(default_factory=list)
+    """Of the answer, where the request asks for them (`return_token_ids`)."""
     ended: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -156,9 +158,12 @@ def _take(event: dict[str, Any], record: Record) -> None:
         record.error = str(event["error"])
         return
     for choice in event.get("choices", ()):
-        if piece := choice.get("text") or choice.get("delta", {}).get("content"):
+        piece = choice.get("text") or choice.get("delta", {}).get("content")
+        if token_ids := choice.get("token_ids"):
+            record.token_ids += token_ids
+        if piece or token_ids:
             record.arrivals.append(time.monotonic())
-            record.pieces.append(piece)
+            record.pieces.append(piece or "")
     if usage := event.get("usage"):
         record.prompt_tokens = usage["prompt_tokens"]
         record.output_tokens = usage["completion_tokens"]

@@ -17,6 +17,7 @@ __all__ = [
     "Uniform",
     "Work",
     "are_long",
+    "ids_of",
     "make_workload",
     "parse_lengths",
     "with_long_prompts",
@@ -109,3 +110,8 @@ def are_long(count: int, share: float, seed: int) -> list[bool]:
 def words_of(rng: np.random.Generator, length: int) -> str:
     """About `length` tokens of English words."""
     return " ".join(_WORDS[index] for index in rng.integers(0, len(_WORDS), length))
+
+
+def ids_of(text: str) -> list[int]:
+    """The words of `words_of` as one token id each, the same for every model."""
+    return [_FIRST_ID + _WORDS.index(word) for word in text.split()]
