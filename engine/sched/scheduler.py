@@ -204,7 +204,8 @@ class Scheduler:
         request = chunk.request
         if request.slot < 0 or request.admissions != chunk.admission:
             return  # it was preempted or has ended meanwhile
-        self.kv.states.computed(request, chunk.start)
+        if request.state is not None:
+            self.kv.states.computed(request, chunk.start)
         if is_prompt:
             self.kv.store(request, chunk.end)
             self.kv.tables.pass_by(request, chunk.end)
