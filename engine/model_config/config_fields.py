@@ -61,13 +61,6 @@ def windows(config: Config, has_window: Callable[[int], bool] = lambda layer: Tr
     return tuple(int(window) if slides else None for slides in sliding)
 
 
-def dense_layers(config: Config) -> frozenset[int]:
-    """Layers without experts, as Qwen's models name them."""
-    named, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
-    layers = range(config["num_hidden_layers"])
-    return frozenset(layer for layer in layers if layer in named or (layer + 1) % every)
-
-
 def require(config: Config, field: str, value: object) -> None:
     """Raise UnsupportedModel if `field` is given with a value that Baton does not support."""
     if config.get(field, value) != value:

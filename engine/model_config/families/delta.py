@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.model_config.config_fields import Config, dense_layers, llama
+from engine.model_config.config_fields import Config, llama
 from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.families.experts import qwen_experts
 from engine.model_config.layer_options import QKNorm
 from engine.model_config.mtp_spec import QWEN_MTP
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:
-    experts = ExpertSpec(
-        count=config["num_experts"],
-        per_token=config["num_experts_per_tok"],
-        intermediate_size=config["moe_intermediate_size"],
-        normalized=bool(config.get("norm_topk_prob", True)),
-        shared_size=config["shared_expert_intermediate_size"],
-        shared_gate=True,
-        dense_layers=dense_layers(config),
-    )
+    experts = qwen_experts(config, normalized=True, shared=True)
     return _with_delta_nets(config, interleaved=True) | {"experts": experts}
 
 

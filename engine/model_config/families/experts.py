@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.model_config.attention_spec import AttentionSpec
-from engine.model_config.config_fields import Config, dense_layers, llama, require, windows
+from engine.model_config.config_fields import Config, llama, require, windows
 from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.families.dense import ernie4_5, qwen2, qwen3
 from engine.model_config.layer_options import Activation, QKNorm
@@ -23,30 +23,31 @@ def mixtral(config: Config) -> dict[str, Any]:
 
 
 def qwen2_moe(config: Config) -> dict[str, Any]:
-    experts = ExpertSpec(
-        count=config["num_experts"],
-        per_token=config["num_experts_per_tok"],
-        intermediate_size=config["moe_intermediate_size"],
-        normalized=bool(config.get("norm_topk_prob", False)),
-        shared_size=config["shared_expert_intermediate_size"],
-        shared_gate=True,
-        dense_layers=dense_layers(config),
-    )
     last = config.get("max_window_layers", 28)
     attention = AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0 and layer < last))
     bias = bool(config.get("qkv_bias", True))
+    experts = qwen_experts(config, normalized=False, shared=True)
     return qwen2(config) | {"qkv_bias": bias, "experts": experts, "attention": attention}
 
 
 def qwen3_moe(config: Config) -> dict[str, Any]:
-    experts = ExpertSpec(
+    experts = qwen_experts(config, normalized=False, shared=False)
+    return qwen3(config) | {"experts": experts, "attention": AttentionSpec(windows=windows(config))}
+
+
+def qwen_experts(config: Config, *, normalized: bool, shared: bool) -> ExpertSpec:
+    """`normalized`: unless config.json says; `shared`: whether there is a shared expert."""
+    named, every = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step", 1)
+    layers = range(config["num_hidden_layers"])
+    return ExpertSpec(
         count=config.get("num_experts") or config["num_local_experts"],
         per_token=config["num_experts_per_tok"],
         intermediate_size=config["moe_intermediate_size"],
-        normalized=bool(config.get("norm_topk_prob", False)),
-        dense_layers=dense_layers(config),
+        normalized=bool(config.get("norm_topk_prob", normalized)),
+        shared_size=config["shared_expert_intermediate_size"] if shared else 0,
+        shared_gate=shared,
+        dense_layers=frozenset(layer for layer in layers if layer in named or (layer + 1) % every),
     )
-    return qwen3(config) | {"experts": experts, "attention": AttentionSpec(windows=windows(config))}
 
 
 def olmoe(config: Config) -> dict[str, Any]:
@@ -61,25 +62,14 @@ def olmoe(config: Config) -> dict[str, Any]:
 
 
 def glm4_moe(config: Config) -> dict[str, Any]:
-    size = config["moe_intermediate_size"]
-    experts = ExpertSpec(
-        count=config["n_routed_experts"],
-        per_token=config["num_experts_per_tok"],
-        intermediate_size=size,
-        scoring=Scoring.SIGMOID,
-        normalized=bool(config.get("norm_topk_prob", True)),
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        score_bias=True,
-        groups=config.get("n_group", 1),
-        groups_per_token=config.get("topk_group", 1),
-        shared_size=size * config.get("n_shared_experts", 1),
-        dense_layers=frozenset(range(config.get("first_k_dense_replace", 1))),
-    )
     norm = QKNorm.HEAD if config.get("use_qk_norm", False) else None
-    return llama({"partial_rotary_factor": 0.5} | dict(config), partial_rotation=True) | {
+    defaults = {"partial_rotary_factor": 0.5, "first_k_dense_replace": 1, "n_shared_experts": 1}
+    config = defaults | dict(config)
+    normalized = bool(config.get("norm_topk_prob", True))
+    return llama(config, partial_rotation=True) | {
         "output_bias": False,
         "qk_norm": norm,
-        "experts": experts,
+        "experts": deepseek_experts(config, Scoring.SIGMOID, normalized=normalized, grouped=True),
         "mtp": nextn(config),
     }
 
@@ -117,3 +107,20 @@ def gpt_oss(config: Config) -> dict[str, Any]:
         "activation": Activation.CLAMPED,
         "attention": AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0), sinks=True),
     }
+
+
+def deepseek_experts(config: Config, scoring: Scoring, *, normalized: bool, grouped: bool) -> ExpertSpec:
+    size = config["moe_intermediate_size"]
+    return ExpertSpec(
+        count=config["n_routed_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=size,
+        scoring=scoring,
+        normalized=normalized,
+        scale=float(config.get("routed_scaling_factor", 1.0)),
+        score_bias=scoring is Scoring.SIGMOID,
+        groups=(config.get("n_group") or 1) if grouped else 1,
+        groups_per_token=(config.get("topk_group") or 1) if grouped else 1,
+        shared_size=size * (config.get("n_shared_experts") or 0),
+        dense_layers=frozenset(range(config.get("first_k_dense_replace", 0))),
+    )

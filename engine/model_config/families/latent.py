@@ -8,7 +8,8 @@ from typing import Any
 from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, llama, require
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.expert_spec import Scoring
+from engine.model_config.families.experts import deepseek_experts
 from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
@@ -23,13 +24,13 @@ def deepseek_v2(config: Config) -> dict[str, Any]:
             grouped = True
         case method:
             raise UnsupportedModel(f"topk_method={method!r} is not supported")
-    experts = _experts(config, Scoring.SOFTMAX, normalized=False, grouped=grouped)
+    experts = deepseek_experts(config, Scoring.SOFTMAX, normalized=False, grouped=grouped)
     return _deepseek(config) | {"experts": replace(experts, scores_per_group=1)}
 
 
 def deepseek_v3(config: Config) -> dict[str, Any]:
     normalized = bool(config.get("norm_topk_prob", True))
-    experts = _experts(config, Scoring.SIGMOID, normalized=normalized, grouped=True)
+    experts = deepseek_experts(config, Scoring.SIGMOID, normalized=normalized, grouped=True)
     return _deepseek(config) | {
         "experts": experts,
         "mtp": nextn(config),
@@ -66,20 +67,3 @@ def _deepseek(config: Config) -> dict[str, Any]:
         if of_all := given.get("mscale_all_dim", 0):
             scale *= mscale(rope.factor, of_all) ** 2
     return fields | {"latent": latent, "attention": AttentionSpec(scale=scale)}
-
-
-def _experts(config: Config, scoring: Scoring, *, normalized: bool, grouped: bool) -> ExpertSpec:
-    size = config["moe_intermediate_size"]
-    return ExpertSpec(
-        count=config["n_routed_experts"],
-        per_token=config["num_experts_per_tok"],
-        intermediate_size=size,
-        scoring=scoring,
-        normalized=normalized,
-        scale=float(config.get("routed_scaling_factor", 1.0)),
-        score_bias=scoring is Scoring.SIGMOID,
-        groups=(config.get("n_group") or 1) if grouped else 1,
-        groups_per_token=(config.get("topk_group") or 1) if grouped else 1,
-        shared_size=size * (config.get("n_shared_experts") or 0),
-        dense_layers=frozenset(range(config.get("first_k_dense_replace", 0))),
-    )
