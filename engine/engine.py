@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.core.draft_source import DraftSource
-from engine.core.events import EngineStats, Occupancy, StepOutput
+from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import FinishReason
@@ -177,8 +177,10 @@ class Engine:
         waited = not launched.step.done()
         result = self._result_of(launched)
         more = self._in_flight.launched is not None
-        output.measured = self._times.ended(launched.plan, launched.at, waited=waited, more=more)
-        self._results.complete(launched.plan, result, output)
+        seconds = self._times.ended(launched.at, waited=waited, more=more)
+        accepted = self._results.complete(launched.plan, result, output)
+        if seconds is not None:
+            output.measured = StepMeasured.of(launched.plan, seconds, accepted)
 
     @property
     def step_in_flight(self) -> StepInFlight | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.config import SchedulerConfig
-from engine.core.events import StepMeasured
 from engine.core.plan import StepPlan
 from engine.sched.chunk_size.itl_controller import PromptCost
 from engine.sched.scheduler import Scheduler
@@ -42,10 +41,10 @@ class StepClock:
         now = self._clock()
         self._timing.prepared(self._cost.of_step(plan), now - began, now, dry=dry)
 
-    def ended(self, plan: StepPlan, launched_at: float, *, waited: bool, more: bool) -> StepMeasured | None:
+    def ended(self, launched_at: float, *, waited: bool, more: bool) -> float | None:
         """A step has ended; `waited`: now, not earlier; `more`: the next one has begun.
 
-        Returns what is measured of it, unless a step was measured just before.
+        Returns the seconds that it took, if they are to be reported: no step was measured just before.
         """
         now = self._clock()
         self._timing.completed(now, waited=waited, more=more)
@@ -53,7 +52,7 @@ class StepClock:
         if not waited or now < self._measure_at:
             return None
         self._measure_at = now + _MEASURE_S
-        return StepMeasured.of(plan, now - since)
+        return now - since
 
     def completed(self, plan: StepPlan) -> float:
         """Report the time since the previous step to those that size prompts; returns it."""

@@ -34,8 +34,8 @@ class StepResults:
         self._eos_token_ids = model.eos_token_ids
         self._max_tokens = max_tokens
 
-    def complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> None:
-        """A step has run: report to `output` what it brought."""
+    def complete(self, plan: StepPlan, result: StepResult, output: StepOutput) -> int:
+        """A step has run: report to `output` what it brought. Returns how many drafted tokens were right."""
         since = self._times.completed(plan)
         self.num_steps += 1
         self.num_prompt_tokens += plan.prompt_tokens
@@ -64,6 +64,7 @@ class StepResults:
                 speculator.interrupted()
             else:
                 speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
+        return accepted
 
     def _verify(self, chunk: Chunk, result: StepResult, first: int, output: StepOutput) -> int:
         """Deliver the tokens of a verify chunk; `first` is its first row. Returns how many drafts are right.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.core.plan import StepPlan
+from engine.core.plan import ChunkKind, StepPlan
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
@@ -47,21 +47,30 @@ class StepMeasured:
     prompt_tokens: int
     attention_pairs: float
     """Pairs of a prompt token and a token that it attends to."""
+    answers: int
+    """Requests that decode."""
     decodes: int
+    """Rows of those: one of each, and one for each drafted token."""
     context_tokens: int
-    """Sum of the context lengths of all decodes."""
+    """Sum of the context lengths of all these rows."""
+    tokens: int
+    """What those requests got: one token of each, and the drafted ones that were right."""
     seconds: float
 
     @classmethod
-    def of(cls, plan: StepPlan, seconds: float) -> StepMeasured:
-        """O(chunks)."""
+    def of(cls, plan: StepPlan, seconds: float, accepted: int = 0) -> StepMeasured:
+        """`accepted`: drafted tokens that were right. O(chunks)."""
         prompts = plan.prompts
-        decodes = plan.chunks[len(prompts) :]
+        chunks = [chunk for chunk in plan.chunks if chunk.kind is not ChunkKind.PREFILL]
+        # The rows of a chunk have contexts of start + 1 to start + length tokens.
+        contexts = [chunk.length * chunk.start + chunk.length * (chunk.length + 1) // 2 for chunk in chunks]
         return cls(
             prompt_tokens=sum(chunk.length for chunk in prompts),
             attention_pairs=sum(chunk.length * (chunk.start + chunk.length / 2) for chunk in prompts),
-            decodes=len(decodes),
-            context_tokens=sum([chunk.start + chunk.length for chunk in decodes]),
+            answers=len(chunks),
+            decodes=len(chunks) + plan.num_drafted,
+            context_tokens=sum(contexts),
+            tokens=len(chunks) + accepted,
             seconds=seconds,
         )
 

@@ -16,7 +16,7 @@ from router.placement.policy import (
     QuarantinedPages,
     Why,
 )
-from router.placement.step_time import EVERYTHING, PRIOR, Reach, StepTime, StepTimeFit, StepWork
+from router.placement.step_time import EVERYTHING, PRIOR, Drafting, Reach, StepTime, StepTimeFit, StepWork
 from router.placement.view import (
     ClusterView,
     Demand,
@@ -39,6 +39,7 @@ __all__ = [
     "ClusterView",
     "Demand",
     "DisaggPlacement",
+    "Drafting",
     "Handoffs",
     "Health",
     "Link",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from router.placement.account.load import DecayingRate, WorkerLoad
 from router.placement.measured import StepTimes, TransferRates
-from router.placement.step_time import EVERYTHING, PRIOR, Reach, StepTime, StepWork
+from router.placement.step_time import EVERYTHING, NO_DRAFTS, PRIOR, Drafting, Reach, StepTime, StepWork
 from router.placement.view import (
     ClusterView,
     Demand,
@@ -108,10 +108,12 @@ class ClusterModel:
         about lengths."""
         self._mean_output += _WEIGHT * (output_tokens - self._mean_output)
 
-    def stepped(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
+    def stepped(
+        self, worker_id: WorkerId, work: StepWork, seconds: float, drafting: Drafting = NO_DRAFTS
+    ) -> None:
         """The time of a step on the device. A sample of the steps is enough."""
         if (worker := self._workers.get(worker_id)) is not None:
-            self._step_times.observe(worker_id, worker.facts.reach.of_step(work), seconds)
+            self._step_times.observe(worker_id, worker.facts.reach.of_step(work), seconds, drafting)
             worker.view = None
 
     def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
@@ -168,6 +170,7 @@ class ClusterModel:
             id=facts.id,
             prefers=facts.prefers,
             step_time=self._step_times.of(facts.id),
+            drafting=self._step_times.drafting(facts.id),
             reach=facts.reach,
             chunk_tokens=facts.chunk_tokens,
             step_target_s=facts.step_target_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from router.placement.step_time import PRIOR, StepTime, StepTimeFit, StepWork
+from router.placement.step_time import NO_DRAFTS, PRIOR, Drafting, StepTime, StepTimeFit, StepWork
 from router.placement.view import Link, WorkerId
 
 _FADING: Final = 0.9
@@ -62,6 +62,8 @@ _MEMORY: Final = 0.998
 """Forgetting factor per step; that of `StepTimeFit`."""
 _ENOUGH: Final = 25.0
 """Samples of each kind, steps with decodes and steps with prompts, before a worker's own fit is used."""
+_DRAFTS_MEMORY: Final = 0.95
+"""Weight of a step relative to the next one in what drafts yield, which changes with the requests."""
 _SPEED_WEIGHT: Final = 0.05
 """Of the newest step in a worker's speed."""
 
@@ -74,6 +76,10 @@ class _Worker:
     decodes: float = 0.0
     slowness: float = 1.0
     """Its times by those that the fit of all workers expects."""
+    answers: float = 0.0
+    rows: float = 0.0
+    tokens: float = 0.0
+    """Of answers in steps, those of long ago fading."""
 
 
 class StepTimes:
@@ -95,15 +101,29 @@ class StepTimes:
     def remove(self, worker_id: WorkerId) -> None:
         self._workers.pop(worker_id, None)
 
-    def observe(self, worker_id: WorkerId, work: StepWork, seconds: float) -> None:
+    def observe(
+        self, worker_id: WorkerId, work: StepWork, seconds: float, drafting: Drafting = NO_DRAFTS
+    ) -> None:
         """How long the device took for a step. A sample of the steps is enough."""
         worker = self._workers[worker_id]
+        if work.decodes:
+            answers = work.decodes / drafting.rows
+            worker.answers = _DRAFTS_MEMORY * worker.answers + answers
+            worker.rows = _DRAFTS_MEMORY * worker.rows + work.decodes
+            worker.tokens = _DRAFTS_MEMORY * worker.tokens + drafting.tokens * answers
         worker.prompts = _MEMORY * worker.prompts + (work.prompt_tokens > 0)
         worker.decodes = _MEMORY * worker.decodes + (work.decodes > 0)
         worker.fit.observe(work, seconds)
         self._all.observe(work, seconds)
         usual = self._all.model.seconds(work)
         worker.slowness += _SPEED_WEIGHT * (min(max(seconds / usual, 0.1), 10.0) - worker.slowness)
+
+    def drafting(self, worker_id: WorkerId) -> Drafting:
+        """Of a worker's latest steps."""
+        worker = self._workers[worker_id]
+        if worker.rows == worker.answers:
+            return NO_DRAFTS
+        return Drafting(worker.rows / worker.answers, worker.tokens / worker.answers)
 
     def of(self, worker_id: WorkerId) -> StepTime:
         worker = self._workers[worker_id]

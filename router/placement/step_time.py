@@ -27,14 +27,26 @@ class StepWork:
     prompt_tokens: int = 0
     attention: float = 0.0
     """Pairs of a prompt token and one that it attends to."""
-    decodes: int = 0
+    decodes: float = 0
+    """Rows: one of each answer, and one for each drafted token."""
     context_tokens: float = 0.0
-    """Of all decodes together."""
+    """Of all these rows together."""
 
     @staticmethod
     def attention_of(start: int, length: int) -> float:
         """Pairs of a chunk of `length` tokens that follow `start` others."""
         return length * (start + length / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What a step computes and yields for each answer; more than 1 if drafts are verified."""
+
+    rows: float = 1.0
+    tokens: float = 1.0
+
+
+NO_DRAFTS: Final = Drafting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ class StepTime:
         return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
 
     def prompt_tokens_within(
-        self, seconds: float, decodes: int, context_tokens: float, pairs_per_token: float = 0.0
+        self, seconds: float, decodes: float, context_tokens: float, pairs_per_token: float = 0.0
     ) -> float:
         """Prompt tokens with which a step takes `seconds` beside these decodes.
 

@@ -10,7 +10,7 @@ from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
-from router.placement.step_time import EVERYTHING, Reach, StepTime
+from router.placement.step_time import EVERYTHING, NO_DRAFTS, Drafting, Reach, StepTime
 
 WorkerId: TypeAlias = str
 
@@ -67,6 +67,7 @@ class WorkerView:
     step_time: StepTime
     """Of the tokens that attention reads; see `reach`."""
     reach: Reach = EVERYTHING
+    drafting: Drafting = NO_DRAFTS
     chunk_tokens: int
     """Most tokens that a step computes."""
     step_target_s: float | None = None

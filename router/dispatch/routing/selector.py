@@ -14,6 +14,7 @@ from router.dispatch.sequence import SequenceState
 from router.placement import (
     ClusterModel,
     ClusterView,
+    Drafting,
     Handoffs,
     Health,
     Link,
@@ -316,7 +317,9 @@ def _cached_tokens(session: WorkerSession, sequence: SequenceState) -> int:
 def _observe(cluster: ClusterModel, key: WorkerId, step: worker_pb2.StepWork) -> None:
     """A worker has measured a step."""
     work = StepWork(step.prompt_tokens, step.attention_pairs, step.decodes, step.context_tokens)
-    cluster.stepped(key, work, step.seconds)
+    answers = step.answers or 1
+    drafting = Drafting(step.decodes / answers, step.tokens / answers)
+    cluster.stepped(key, work, step.seconds, drafting)
 
 
 def _health(session: WorkerSession) -> Health:

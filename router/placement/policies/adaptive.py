@@ -102,7 +102,7 @@ class AdaptivePlacement(PlacementPolicy):
             return estimates.wait(worker, own - (request.cached_on(worker) if request.cached else 0))
 
         def step(worker: WorkerView) -> float:
-            return estimates.pace(worker).plain_s
+            return estimates.pace(worker).token_s
 
         if retry_on:
             return [(worker, worker) for worker in nsmallest(_SHORTLIST, retry_on, key=wait)]

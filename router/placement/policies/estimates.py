@@ -151,7 +151,7 @@ class Estimates:
 
     def _slow(self, pace: Pace, tpot: float) -> float:
         """Probability that an answer misses its TPOT target on a worker of that pace."""
-        bounded = pace.plain_s <= self.targets.tpot_s
+        bounded = pace.token_s <= self.targets.tpot_s
         return miss(tpot / self.targets.tpot_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
 
     def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
@@ -161,7 +161,7 @@ class Estimates:
 
     def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
-        horizon = max(request.expected_output * pace.plain_s, 1e-6)
+        horizon = max(request.expected_output * pace.token_s, 1e-6)
         queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
         usual = worker.prompt_rate / pace.prefill_rate
         return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))

@@ -31,6 +31,13 @@ class Pace:
     """Mean time of a step while there are enough prompts."""
     mixed_tokens: float
     """Prompt tokens of a step, on average over the same steps."""
+    yields: float = 1.0
+    """Tokens that an answer gets of a step."""
+
+    @property
+    def token_s(self) -> float:
+        """Time between tokens without prompts."""
+        return self.plain_s / self.yields
 
     @property
     def prefill_rate(self) -> float:
@@ -39,26 +46,27 @@ class Pace:
 
     def tpot(self, prefill_share: float) -> float:
         """Mean time between tokens if steps contain prompts for a share `prefill_share` of the time."""
-        return 1.0 / (prefill_share / self.mixed_s + (1.0 - prefill_share) / self.plain_s)
+        return 1.0 / (prefill_share / self.mixed_s + (1.0 - prefill_share) / self.plain_s) / self.yields
 
 
 def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_token: float) -> Pace:
     """`pairs_per_token`: mean number of tokens that a prompt token attends to."""
-    model, reach = worker.step_time, worker.reach
-    context_tokens, pairs_per_token = reach.of(context_tokens, decodes), reach.of(pairs_per_token, 1)
-    plain = model.seconds(StepWork(0, 0.0, decodes, context_tokens))
-    tokens = float(max(worker.chunk_tokens - decodes, worker.page_size))
+    model, reach, drafting = worker.step_time, worker.reach, worker.drafting
+    rows, context_tokens = decodes * drafting.rows, context_tokens * drafting.rows
+    context_tokens, pairs_per_token = reach.of(context_tokens, rows), reach.of(pairs_per_token, 1)
+    plain = model.seconds(StepWork(0, 0.0, rows, context_tokens))
+    tokens = float(max(worker.chunk_tokens - rows, worker.page_size))
     if decodes and worker.pause_target_s is not None:
-        within = model.prompt_tokens_within(worker.pause_target_s, decodes, context_tokens, pairs_per_token)
+        within = model.prompt_tokens_within(worker.pause_target_s, rows, context_tokens, pairs_per_token)
         tokens = min(tokens, max(within, float(_least(worker))))
     target = worker.step_target_s
     if decodes and target is not None and target <= plain:
         tokens = min(tokens, float(_least(worker)))
-    mixed = model.seconds(StepWork(round(tokens), tokens * pairs_per_token, decodes, context_tokens))
+    mixed = model.seconds(StepWork(round(tokens), tokens * pairs_per_token, rows, context_tokens))
     if decodes and target is not None and plain < target < mixed:
         # Steps with prompts are spaced; as many steps without them follow as keep the mean at the target.
         tokens, mixed = tokens * (target - plain) / (mixed - plain), target
-    return Pace(plain, mixed, tokens)
+    return Pace(plain, mixed, tokens, drafting.tokens)
 
 
 def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:

@@ -459,18 +459,22 @@ class Progress(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., num_computed: _Optional[int] = ...) -> None: ...
 
 class StepWork(_message.Message):
-    __slots__ = ("prompt_tokens", "attention_pairs", "decodes", "context_tokens", "seconds")
+    __slots__ = ("prompt_tokens", "attention_pairs", "decodes", "context_tokens", "seconds", "answers", "tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_PAIRS_FIELD_NUMBER: _ClassVar[int]
     DECODES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     attention_pairs: float
     decodes: int
     context_tokens: int
     seconds: float
-    def __init__(self, prompt_tokens: _Optional[int] = ..., attention_pairs: _Optional[float] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    answers: int
+    tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., attention_pairs: _Optional[float] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., seconds: _Optional[float] = ..., answers: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class Reserved(_message.Message):
     __slots__ = ("request_id", "ticket", "waited_s")

@@ -7,7 +7,7 @@ import pytest
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.placement.cluster_model import ClusterModel, WorkerFacts
-from router.placement.step_time import StepTime, StepWork
+from router.placement.step_time import NO_DRAFTS, Drafting, StepTime, StepWork
 from router.placement.view import Link, Preference, RequestView, WorkerView
 
 LINK = Link(1e9, 1e-3)
@@ -49,6 +49,18 @@ def test_a_step_changes_what_is_believed_of_its_worker() -> None:
         model.stepped("a", work, slow)
     assert before < 0.2 * slow
     assert views(model)["a"].step_time.seconds(work) == pytest.approx(slow, rel=0.1)
+
+
+def test_what_a_step_verifies_and_yields_is_believed_of_its_worker_alone() -> None:
+    model = model_of("a", "b")
+    for _ in range(10):
+        model.stepped("a", StepWork(decodes=20, context_tokens=20_000), 5e-3, Drafting(rows=5, tokens=3))
+    there = views(model)
+    assert there["a"].drafting == Drafting(pytest.approx(5), pytest.approx(3))
+    assert there["b"].drafting == NO_DRAFTS
+    for _ in range(200):
+        model.stepped("a", StepWork(decodes=4, context_tokens=4_000), 4e-3)
+    assert views(model)["a"].drafting.rows == pytest.approx(1.0, abs=1e-2)
 
 
 def test_reports_of_a_worker_that_is_gone_are_dropped() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import PATIENCE
-from router.placement import Demand, Preference, StepTime, Targets, WorkerView
+from router.placement import Demand, Drafting, Preference, StepTime, Targets, WorkerView
 from router.placement.policies.predict import Pace, miss, pace_of, prefill_times
 from router.placement.policies.prefill_pool import PrefillPool, expected_misses, with_running_answers
 
@@ -30,6 +30,18 @@ def worker(name: str, prefers: Preference = Preference.BOTH, decodes: int = 0) -
         total_pages=50_000,
         page_size=16,
     )
+
+
+def test_drafts_lengthen_a_step_by_their_rows_and_shorten_the_time_between_tokens() -> None:
+    plain = worker("plain", decodes=60)
+    drafts = replace(plain, drafting=Drafting(rows=5.0, tokens=2.5))
+    steps = pace_of(plain, 60, 180_000, 1000.0), pace_of(drafts, 60, 180_000, 1000.0)
+    rows = pace_of(plain, 300, 5 * 180_000, 1000.0)
+    assert steps[1].plain_s == rows.plain_s > steps[0].plain_s
+    assert steps[1].mixed_tokens == rows.mixed_tokens
+    for reading in (0.0, 0.5, 1.0):
+        assert steps[1].tpot(reading) == pytest.approx(rows.tpot(reading) / 2.5)
+    assert steps[1].token_s == steps[1].tpot(0.0)
 
 
 @given(PROMPTS)
