@@ -33,10 +33,17 @@ async def grpc_text(frontends: Frontends) -> str:
         return "".join([response.text async for response in router.Generate(GenerateRequest(text="hi"))])
 
 
+async def until_given(frontends: Frontends, tokens: int) -> None:
+    """Until both requests have got this many tokens or more."""
+    async with asyncio.timeout(30):
+        while [call.deltas >= tokens for call in frontends.dispatcher.calls] != [True, True]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_running_requests_finish_and_new_ones_are_refused(frontends: Frontends) -> None:
     frontends.dispatcher.pause_s = 0.05
     running = [asyncio.create_task(http_text(frontends)), asyncio.create_task(grpc_text(frontends))]
-    await asyncio.sleep(0.3)
+    await until_given(frontends, 1)
     stopping = asyncio.gather(frontends.http.stop(grace_s=20), frontends.grpc.stop(grace_s=20))
     await asyncio.sleep(0.3)
     with pytest.raises(openai.APIConnectionError):
@@ -52,7 +59,7 @@ async def test_running_requests_finish_and_new_ones_are_refused(frontends: Front
 async def test_requests_that_outlast_the_drain_end_with_the_reason(frontends: Frontends) -> None:
     frontends.dispatcher.hang_after = 3
     running = [asyncio.create_task(http_text(frontends)), asyncio.create_task(grpc_text(frontends))]
-    await asyncio.sleep(0.3)
+    await until_given(frontends, 3)
     async with asyncio.timeout(5):
         await asyncio.gather(frontends.http.stop(grace_s=0.2), frontends.grpc.stop(grace_s=0.2))
     over_http, over_grpc = await asyncio.gather(*running, return_exceptions=True)
