@@ -18,7 +18,6 @@ count; step times are fitted to the measured steps, and the same load is simulat
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import time
@@ -33,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.chunk_plots import Mark, plot_chunks
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.chunk_engines import (
     MeasuredEngine,
     RealEngine,
@@ -48,7 +48,7 @@ from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Work, are_long, make_workload, parse_lengths, with_long_prompts
 from benchmarks.lib.model_folder import model_folder
 from benchmarks.lib.provenance import provenance
-from benchmarks.lib.report import Percentiles, Summary, summarize
+from benchmarks.lib.report import Percentiles, Summary, figures_table, summarize
 from benchmarks.lib.run_log import RunLog
 from engine.config import Batching, EngineConfig, Policy
 from engine.presets import Preset
@@ -254,13 +254,10 @@ def _together(runs: Sequence[Sequence[Record]]) -> Summary:
 
 def _table(points: Sequence[Point], title: str) -> Table:
     """Where there is a prediction, it follows in a line of its own."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("chunks of", no_wrap=True)
-    for name in (
-        "load", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50", "tokens/s",
-        "usual TTFT p90", "long TTFT p50",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", no_wrap=True)
+    table = figures_table(
+        title, "chunks of", "load", "TTFT p50", "p90", "p99", "TPOT p50", "p90", "ITL p50", "p99", "E2E p50",
+        "tokens/s", "usual TTFT p90", "long TTFT p50",
+    )  # fmt: skip
     for point in points:
         load = f"{point.scale:g}" if point.scale else "all at once"
         parts = (f"{t * 1e3:,.0f}" for t in (point.ttft_usual.p90, point.ttft_long.p50))
@@ -292,7 +289,7 @@ def _save(
         content["alone"] = {name: [asdict(one) for one in each] for name, each in log.alone.items()}
     if points and points[0].predicted is not None:
         content["fitted_step_costs_s"] = asdict(LinearSteps.fit(log.steps))
-    options.output.write_text(json.dumps(content, indent=2) + "\n")
+    save_json(options.output, content)
     marks = [Mark(p.setting, p.scale, _spreads(p.measured)) for p in points if p.scale]
     if marks:
         plot_chunks(marks, title, options.output.with_suffix(".png"))
@@ -334,11 +331,7 @@ def _options() -> argparse.Namespace:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.chunked",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("chunked", __doc__)
     parser.add_argument("--device", choices=["simulator", "cpu", "cuda"], default="simulator")
     parser.add_argument("--quick", action="store_true", help="a few chunk sizes in 4 minutes")
     parser.add_argument("--chunks", type=_numbers(int), default="64,256,1024,2048,8192,16384,-1", metavar="N")

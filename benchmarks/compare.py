@@ -11,7 +11,6 @@ processes.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -20,11 +19,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.plots import plot_comparison
-from benchmarks.lib.report import Summary
+from benchmarks.lib.report import Summary, figures_table
 from benchmarks.lib.servers.systems import Comparison, Outcome, baton, transformers, vllm
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
@@ -72,10 +72,7 @@ def main() -> None:
 
 def comparison_table(outcomes: Sequence[Outcome], concurrency: int, title: str) -> Table:
     """One column a system. Tokens a second count prompt and output; latencies are in milliseconds."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("")
-    for outcome in outcomes:
-        table.add_column(outcome.name, justify="right")
+    table = figures_table(title, "", *(outcome.name for outcome in outcomes))
     _add_load(table, f"{concurrency} at once", [outcome.together for outcome in outcomes])
     _add_load(table, "1 alone", [outcome.alone for outcome in outcomes])
     table.add_row("peak memory (GiB)", *(f"{outcome.peak_bytes / 2**30:.1f}" for outcome in outcomes))
@@ -106,18 +103,13 @@ def _workload(options: argparse.Namespace, count: int, seed: int) -> list[Work]:
 
 
 def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     results = {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    save_json(path.with_suffix(".json"), results)
     plot_comparison(outcomes, title, path.with_suffix(".png"))
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("compare", __doc__)
     parser.add_argument("--cpu", action="store_true", help="on the CPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")
     sampling_arguments(parser)

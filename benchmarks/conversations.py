@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.client import Record, Target, only_model, open_client, send
 from benchmarks.lib.load.conversations import Distribution, Session, Turn, draw_sessions, read_trace
 from benchmarks.lib.load.workload import Work, ids_of
@@ -167,7 +167,7 @@ def main() -> None:
     if options.output is not None:
         found = {name: asdict(run) | {"computed_tokens": run.computed_tokens} for name, run in runs.items()}
         content = {"made_with": provenance(), "flags": options.flags, "same_answers": same, "runs": found}
-        options.output.write_text(json.dumps(content, indent=1) + "\n")
+        save_json(options.output, content, indent=1)
     if same is False:
         raise SystemExit(1)
 
@@ -238,11 +238,7 @@ def _table(runs: dict[str, Figures]) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.conversations",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("conversations", __doc__)
     parser.add_argument(
         "--base-url",
         action="append",

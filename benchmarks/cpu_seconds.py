@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from rich.console import Console
 
+from benchmarks.lib.command import command
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.load.workload import Fixed, make_workload
 from benchmarks.lib.model_folder import model_folder
@@ -71,11 +72,7 @@ def main() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.cpu_seconds",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("cpu_seconds", __doc__)
     parser.add_argument("--model", default="smollm2")
     sampling_arguments(parser)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"])

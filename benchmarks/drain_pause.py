@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -22,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.provenance import provenance
 from engine.config import EngineConfig, SchedulerConfig
 from router.config.choices import Mode
@@ -79,7 +79,7 @@ def main() -> None:
     if options.output:
         asked = {name: getattr(options, name) for name in ("length", "streams", "rounds")}
         content = {"model": options.model.name, "made_with": provenance(), **asked, "pauses_s": pauses}
-        options.output.write_text(json.dumps(content, indent=1) + "\n")
+        save_json(options.output, content, indent=1)
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -167,11 +167,7 @@ def _fail(death: BaseException) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.drain_pause",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("drain_pause", __doc__)
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"])
     parser.add_argument("--length", type=int, default=1024, help="prompt tokens (default: %(default)s)")

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from benchmarks.lib.command import command
 from benchmarks.lib.load.client import Api, Target, only_model
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
@@ -76,11 +77,7 @@ def _plain(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("load", __doc__)
     lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
     parser.add_argument(
         "--base-url", default="http://127.0.0.1:30000", help="without /v1 (default: %(default)s)"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.client import Record, Target, open_client, send
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.plots import plot_long_prefill
+from benchmarks.lib.report import figures_table
 from benchmarks.lib.servers.server import BatonServer
 
 _RESULTS = Path(__file__).parent / "results"
@@ -85,10 +86,8 @@ def _workload(count: int, input_length: int, output_length: int, seed: int) -> l
 
 
 def _table(outcomes: Sequence[Interruption], title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("since the long prompt's arrival")
-    for outcome in outcomes:
-        table.add_column(outcome.name, justify="right")
+    names = (outcome.name for outcome in outcomes)
+    table = figures_table(title, "since the long prompt's arrival", *names)
     rows = {
         "ITL p50 of running answers": [outcome.itl.p50 for outcome in outcomes],
         "ITL p99": [outcome.itl.p99 for outcome in outcomes],
@@ -101,18 +100,14 @@ def _table(outcomes: Sequence[Interruption], title: str) -> Table:
 
 
 def _save(outcomes: Sequence[Interruption], title: str, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     results = {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=2) + "\n")
+    save_json(path.with_suffix(".json"), results)
     plot_long_prefill(outcomes, title, path.with_suffix(".png"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.long_prefill",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Further flags, after --, go to the server: -- --page-size 32",
+    parser = command(
+        "long_prefill", __doc__, epilog="Further flags, after --, go to the server: -- --page-size 32"
     )
     parser.add_argument("--model", default="smollm2")
     sampling_arguments(parser)

@@ -39,6 +39,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.client import Record, Target, only_model
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
@@ -47,7 +48,7 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.outcomes import Point, Run, arrival_rate, points_of
 from benchmarks.lib.plots import plot_modes
 from benchmarks.lib.provenance import provenance
-from benchmarks.lib.report import Objective, summarize
+from benchmarks.lib.report import Objective, figures_table, summarize
 from benchmarks.lib.servers.mode_servers import MODEL_NAME, ModeServers, mode_arguments, require_answers
 from benchmarks.lib.servers.server import ServerFailed
 
@@ -134,7 +135,7 @@ class Results:
             "failures": self.failures,
             "points": [run.as_json() for run in self.runs],
         }
-        self.path.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
+        save_json(self.path.with_suffix(".json"), content)
         if self.runs:
             plot_modes(points_of(self.runs), self.title, self.path.with_suffix(".png"))
 
@@ -232,7 +233,6 @@ def _title(options: argparse.Namespace, bounds: Objective) -> str:
 
 
 def rates_table(points: Sequence[Point], title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
     latencies: dict[str, Callable[[Run], float]] = {
         "TTFT p50": lambda run: run.summary.ttft.p50,
         "TTFT p99": lambda run: run.summary.ttft.p99,
@@ -240,8 +240,7 @@ def rates_table(points: Sequence[Point], title: str) -> Table:
         "ITL p99": lambda run: run.summary.itl.p99,
     }
     names = (f"{name}, ms" for name in latencies)
-    for name in ("requests/s", "came", "mode", "goodput", "good", *names, "failed"):
-        table.add_column(name, justify="right")
+    table = figures_table(title, "requests/s", "arrivals/s", "mode", "goodput", "good", *names, "failed")
     for point in sorted(points, key=lambda point: point.rate):
         table.add_row(
             f"{point.rate:g}",
@@ -284,10 +283,9 @@ def _seeds(text: str) -> list[int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.modes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command(
+        "modes",
+        __doc__,
         allow_abbrev=False,
         epilog="Flags that are a single word need an equals sign: --mixed-flags=--disable-cuda-graph",
     )

@@ -6,7 +6,6 @@ python -m benchmarks.offline --cpu --requests 32 --input-length 1024 --output-le
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from benchmarks.lib.load.workload import Work, make_workload, parse_lengths
@@ -102,15 +102,11 @@ def main() -> None:
     title = f"{options.model} on {describe_machine()}: {stats.steps} steps, {stats.preemptions} preemptions"
     console.print(summary_table(summary, title))
     if options.output:
-        options.output.write_text(json.dumps({"title": title, "summary": summary.as_json()}, indent=2) + "\n")
+        save_json(options.output, {"title": title, "summary": summary.as_json()})
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.offline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("offline", __doc__)
     lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
     parser.add_argument("--cpu", action="store_true", help="on the CPU, in the dtype that is faster there")
     parser.add_argument("--model", default="smollm2")

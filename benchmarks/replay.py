@@ -24,9 +24,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.workload import Lengths, Work, make_workload, parse_lengths
 from benchmarks.lib.outcomes import Run
 from benchmarks.lib.provenance import provenance
+from benchmarks.lib.report import figures_table
 from benchmarks.modes import WARM_UP_SEED
 from router.config.choices import Mode
 from router.placement import Targets
@@ -80,7 +82,7 @@ def main() -> None:
     if options.name is not None:
         path = _RESULTS / f"{options.name}.json"
         found = {"title": title, "made_with": provenance(), "runs": [asdict(each) for each in replayed]}
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        save_json(path, found, indent=1)
 
 
 def deployment_of(mode: str, flags: Sequence[str], objective: Objective) -> Deployment:
@@ -141,9 +143,9 @@ def _arrivals(load: Iterable[Work], begin: float) -> Iterator[Arrival]:
 
 
 def _table(replayed: Sequence[Replayed], title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for name in ("mode", "arrivals/s", "good, %", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p99"):
-        table.add_column(name, justify="right")
+    table = figures_table(
+        title, "mode", "arrivals/s", "good, %", "TTFT p50, ms", "p90", "p99", "TPOT p50, ms", "p99"
+    )
     for (mode, _), group in groupby(replayed, key=lambda each: (each.mode, each.rate)):
         for each in (runs := list(group)):
             table.add_row(f"{mode}, seed {each.seed}", f"{each.offered:.1f}", *_cells([each]))
@@ -173,12 +175,7 @@ def _cells(runs: Sequence[Replayed]) -> list[str]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.replay",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command("replay", __doc__, allow_abbrev=False)
     parser.add_argument("file", type=Path, nargs="?", default=_RESULTS / "modes-h200-x2.json")
     parser.add_argument("--modes", type=lambda text: text.split(","), default="mixed,disagg,adaptive")
     parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="of a run (20)")

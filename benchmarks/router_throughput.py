@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import multiprocessing
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,8 +29,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.report import Percentiles
+from benchmarks.lib.report import Percentiles, figures_table
 from benchmarks.lib.servers.rayless_router import run_router
 from benchmarks.lib.stream_clients import Heard, Load, first_token, play
 from engine.loader.checkpoint import Checkpoint, resolve
@@ -68,7 +68,7 @@ def main() -> None:
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"router-throughput{f'-{count}' if count > 1 else ''}.json"
     results = {"title": title, "outcomes": [asdict(outcome) for outcome in outcomes]}
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    save_json(path, results)
     console.print(f"Written to {path}")
 
 
@@ -187,9 +187,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _table(outcomes: Sequence[Outcome], title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for name in ("streams", "step", "offered", "streamed", "tokens", "router", "latency", "latency"):
-        table.add_column(name, justify="right")
+    table = figures_table(
+        title, "streams", "step", "offered", "streamed", "tokens", "router", "latency", "latency"
+    )
     table.add_row("", "ms", "tokens/s", "tokens/s", "an event", "cores", "p50, ms", "p99, ms")
     for o in outcomes:
         table.add_row(
@@ -206,11 +206,7 @@ def _table(outcomes: Sequence[Outcome], title: str) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.router_throughput",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("router_throughput", __doc__)
     parser.add_argument("--model", default="smollm2", help="whose tokenizer is used")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each load")
     parser.add_argument("--frontends", type=int, default=1, metavar="N", help="routers on one port")

@@ -15,7 +15,6 @@ on an H200, fitted to measured steps. A scheduler is given by flags of `router`,
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster import main as cluster
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.chunk_engines import simulate
 from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long_prompts
 from benchmarks.lib.provenance import provenance
-from benchmarks.lib.report import Percentiles, summarize
+from benchmarks.lib.report import Percentiles, figures_table, summarize
 from benchmarks.lib.scheduler_plots import plot_schedulers
 
 _LONG: Final = 100_000
@@ -106,7 +106,7 @@ def main() -> None:
                 for line, records in runs.items()
             ],
         }
-        options.output.write_text(json.dumps(content, indent=2) + "\n")
+        save_json(options.output, content)
         plot_schedulers(rows, case.title, options.output.with_suffix(".png"))
 
 
@@ -164,10 +164,7 @@ def _poisson(options: argparse.Namespace) -> _Case:
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("flags of router", no_wrap=True)
-    for name in next(iter(rows.values())):
-        table.add_column(name, justify="right")
+    table = figures_table(title, "flags of router", *next(iter(rows.values())))
     for line, row in rows.items():
         table.add_row(
             line or "(defaults)",
@@ -196,11 +193,7 @@ def _options() -> argparse.Namespace:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("simulate", __doc__)
     parser.add_argument("--load", choices=_LOADS, default="poisson")
     parser.add_argument(
         "--rate", type=float, default=30.0, metavar="R", help="requests a second; inf: all at once"

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.oracle import speculate
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
@@ -168,16 +169,12 @@ def main() -> None:
             print(json.dumps(results[-1]), flush=True)
     print(describe_machine())
     if options.output:
-        options.output.write_text(json.dumps(results, indent=2) + "\n")
+        save_json(options.output, results)
     engine.close()
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.speculation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("speculation", __doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--texts", default="edit,code,turns", metavar="NAME,...")

@@ -12,7 +12,6 @@ python -m benchmarks.start_up --runs 10 --kill -- --model smollm2 --ray-address 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import shlex
 import signal
@@ -30,6 +29,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.provenance import provenance
 
 _INTERVAL_S: Final = 0.02
@@ -154,7 +154,7 @@ def main() -> None:
     console.print(_table(starts))
     if options.out is not None:
         result = {"provenance": origin, "flags": flags, "starts": [asdict(start) for start in starts]}
-        options.out.write_text(json.dumps(result, indent=2) + "\n")
+        save_json(options.out, result)
 
 
 def _table(starts: list[StartUp]) -> Table:
@@ -176,11 +176,7 @@ def _median(values: list[float]) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.start_up",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("start_up", __doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kill", action="store_true", help="kill each router; the first one is not measured")
     parser.add_argument("--out", type=Path, help="write JSON here")

@@ -6,7 +6,6 @@ python -m benchmarks.checkpoints.perplexity --model /models/8B /models/8B-AWQ --
 
 from __future__ import annotations
 
-import argparse
 import math
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoTokenizer
 
+from benchmarks.lib.command import command
 from benchmarks.lib.model_folder import model_folder
 from engine.layers.ops.ops import Rotation
 from engine.loader.model_loader import load_model
@@ -58,9 +58,7 @@ def perplexity(model: CausalLM, ids: Tensor, window: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("checkpoints.perplexity", __doc__)
     parser.add_argument("--model", nargs="+", default=["smollm2"])
     parser.add_argument(
         "--quantization", nargs="*", default=[], help="formats to try besides the model's own"

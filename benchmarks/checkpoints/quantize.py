@@ -11,7 +11,6 @@ with each column's by the mean square of its input.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import json
@@ -30,6 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.lib.command import command
 from benchmarks.lib.model_folder import model_folder
 
 _SHRINKS: Final = [1.0 - 0.02 * step for step in range(20)]
@@ -219,9 +219,7 @@ def docstrings() -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("checkpoints.quantize", __doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--method", choices=METHODS, default="gptq")
     parser.add_argument("--group", type=int, default=32)

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from benchmarks.lib.command import command
 from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
@@ -123,11 +124,7 @@ def _right(head: TrainableHead, teacher: Teacher, windows: list[list[int]], chai
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.checkpoints.train_eagle",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("checkpoints.train_eagle", __doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--minutes", type=float, default=8.0, metavar="N")

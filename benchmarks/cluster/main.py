@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cluster.scenario import LOADS
+from benchmarks.lib.command import command
+from benchmarks.lib.report import figures_table
 from engine.config import PATIENCE
 from router.config.choices import Mode
 from router.placement import Targets
@@ -93,14 +95,10 @@ def _deployment(
 
 
 def _table(title: str) -> Table:
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("")
-    for name in (
-        "strict %", "low–high", "good %", "low–high", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99",
+    return figures_table(
+        title, "", "strict %", "low–high", "good %", "low–high", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99",
         "ITL p99", "pause p99", "max", "local %", "sim s / s",
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
-    return table
+    )  # fmt: skip
 
 
 def _add(table: Table, name: str, runs: list[list[Outcome]], targets: Targets, seconds: float) -> None:
@@ -127,11 +125,7 @@ def _rates(text: str) -> list[float]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.simulate --cluster",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("simulate --cluster", __doc__)
     parser.add_argument("--prefill", type=int, default=1, metavar="N", help="workers that prefer to prefill")
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="workers that prefer to decode")
     parser.add_argument("--splits", action="store_true", help="disaggregate in every ratio")

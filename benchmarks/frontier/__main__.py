@@ -32,6 +32,7 @@ from benchmarks.frontier.outcome import Found, frontier_table, plot_frontiers
 from benchmarks.frontier.search import WANTED, Search, best_of
 from benchmarks.frontier.served import served_variants, serving
 from benchmarks.frontier.simulated import simulated_variants
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.servers.mode_servers import ModeServers, mode_arguments
@@ -178,7 +179,7 @@ def _write(path: Path, title: str, found: list[Found]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {"title": title, "made_with": provenance()}
     content["frontiers"] = [each.as_json() for each in found]
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
+    save_json(path.with_suffix(".json"), content, indent=1)
 
 
 def _title(options: argparse.Namespace) -> str:
@@ -219,12 +220,7 @@ def _integers(text: str) -> list[int]:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.frontier",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command("frontier", __doc__, allow_abbrev=False)
     parser.add_argument("--on", choices=["simulator", "servers"], default="simulator")
     mode_arguments(
         parser.add_argument_group("modes, and with --on servers how they are started"), workers=False

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.engine import Engine
 
@@ -137,11 +138,7 @@ def profile(engine: Engine) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.decode",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("gpu.decode", __doc__)
     parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT[:PROMPT],...")
     engine_arguments(parser)
     options = parser.parse_args()
@@ -165,7 +162,7 @@ def main() -> None:
             engine.step()
         engine.scheduler.config = settings
         if options.output:
-            options.output.write_text(json.dumps(results, indent=2) + "\n")
+            save_json(options.output, results)
     engine.close()
 
 

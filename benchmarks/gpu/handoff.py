@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,10 +20,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.client import Target, open_client, send
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.report import figures_table
 from benchmarks.lib.servers.server import BatonServer
 from router.dispatch.waterfall import busy_seconds
 
@@ -73,9 +74,8 @@ def main() -> None:
     title = f"{Path(options.model).name} on {describe_machine()}"
     console.print(_table(handoffs, title))
     path = options.results / f"handoff-{options.device}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
     results = {"title": title, "handoffs": [asdict(handoff) for handoff in handoffs]}
-    path.write_text(json.dumps(results, indent=2) + "\n")
+    save_json(path, results)
     console.print(f"Written to {path}")
 
 
@@ -101,9 +101,9 @@ def _prompts(length: int, count: int) -> list[Work]:
 
 def _table(handoffs: Sequence[Handoff], title: str) -> Table:
     """Medians, a row a length."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    for name in ("prompt tokens", "KV, MB", "TTFT, ms", "sending, ms", "GB/s", "exposed, ms", "of TTFT"):
-        table.add_column(name, justify="right")
+    table = figures_table(
+        title, "prompt tokens", "KV, MB", "TTFT, ms", "sending, ms", "GB/s", "exposed, ms", "of TTFT"
+    )
     for length in sorted({handoff.prompt_tokens for handoff in handoffs}):
         same = [handoff for handoff in handoffs if handoff.prompt_tokens == length]
         ttft, sending, exposed = (
@@ -127,11 +127,7 @@ def _lengths(text: str) -> list[int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.handoff",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("gpu.handoff", __doc__)
     parser.add_argument("--model", required=True, metavar="FOLDER")
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--load-format", default="dummy", choices=["auto", "dummy"])

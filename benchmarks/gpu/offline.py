@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.engine import Engine
 
@@ -46,11 +47,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.offline",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("gpu.offline", __doc__)
     parser.add_argument("--points", default="1024:128:1000,512:512:512,16384:16:32", metavar="IN:OUT:N,...")
     parser.add_argument("--repeat", type=int, default=1)
     engine_arguments(parser)
@@ -72,7 +69,7 @@ def main() -> None:
             results.append(result)
             print(json.dumps(result), flush=True)
             if options.output:
-                options.output.write_text(json.dumps(results, indent=2) + "\n")
+                save_json(options.output, results)
     engine.close()
 
 

@@ -16,7 +16,6 @@ sizes; and how near the second most likely token was where it did. Weights are r
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks.gpu.decode import Stopwatch, measure, profile
+from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts
 from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
@@ -217,11 +217,7 @@ def _answers(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu.speculation",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("gpu.speculation", __doc__)
     parser.add_argument("--points", default="1:1024,64:1024", metavar="BATCH:CONTEXT[:DRAFTS],...")
     parser.add_argument(
         "--drafts", type=int, default=4, metavar="N", help="drafted tokens per request and step"
@@ -254,7 +250,7 @@ def main() -> None:
             )
             print(json.dumps(results[-1], indent=1), flush=True)
     if options.output:
-        options.output.write_text(json.dumps(results, indent=2) + "\n")
+        save_json(options.output, results)
     engine.close()
 
 

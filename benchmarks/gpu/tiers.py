@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.decode import fill
+from benchmarks.lib.command import command
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments
 from benchmarks.lib.report import Percentiles
 from engine.device.small_copies import use_kernels
@@ -47,7 +48,7 @@ def tier_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.tiers", description=__doc__)
+    parser = command("gpu.tiers", __doc__)
     tier_arguments(parser)
     options = parser.parse_args()
     bench = Bench(options)

@@ -82,7 +82,7 @@ def plot_modes(points: Sequence[Point], title: str, path: Path) -> None:
             lows, highs = [s.low for s in spreads], [s.high for s in spreads]
             ax.fill_between(rates, lows, highs, color=color, alpha=0.15, lw=0)
         ax.set_title(name, fontsize=10)
-        ax.set_xlabel("requests/s that came")
+        ax.set_xlabel("arrivals/s")
         ax.set_ylim(bottom=0)
         _plain(ax)
     axes[0].legend(frameon=False)

@@ -109,12 +109,18 @@ def _meets(record: Record, objective: Objective) -> bool:
     return objective.is_met(ttft=record.ttft, tpot=record.tpot, longest_pause=max(record.itls, default=0.0))
 
 
+def figures_table(title: str, first: str, *columns: str) -> Table:
+    """A table without rows. The column `first` is for text, the others are for figures."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
 def summary_table(summary: Summary, title: str) -> Table:
     """Rates above, latencies in milliseconds below."""
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("")
-    for name in ("mean", "p50", "p90", "p99", "max"):
-        table.add_column(name, justify="right")
+    table = figures_table(title, "", "mean", "p50", "p90", "p99", "max")
     latencies = {"TTFT": summary.ttft, "ITL": summary.itl, "TPOT": summary.tpot, "E2E": summary.e2e}
     for name, spread in latencies.items():
         values = (spread.mean, spread.p50, spread.p90, spread.p99, spread.max)

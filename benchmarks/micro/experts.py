@@ -8,7 +8,6 @@ Weights and activations are random, so tokens spread evenly over experts.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from benchmarks.lib.command import command
 from engine.layers.experts import ExpertMLP
 from engine.layers.factory import Layers
 from engine.layers.ops.flashinfer_ops import FlashInferOps
@@ -135,11 +135,7 @@ def _print_tilings(layer: _Layer, counts: list[int]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.experts",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("micro.experts", __doc__)
     parser.add_argument(
         "--model", type=Path, required=True, metavar="FOLDER", help="a folder with config.json"
     )

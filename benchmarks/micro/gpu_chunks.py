@@ -9,7 +9,6 @@ Llama-3.1-8B.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from rich.progress import track
 
+from benchmarks.lib.command import command
 from common.kv_groups import full_group
 from engine.attention import flashinfer_chunks
 from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
@@ -94,11 +94,7 @@ def _milliseconds(run: Callable[[], None]) -> float:
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.gpu_chunks",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("micro.gpu_chunks", __doc__)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     options = parser.parse_args()
     pool = KVPool(

@@ -6,7 +6,6 @@ Medians and 99th percentiles over steps, in ms.
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
 from engine.core.plan import Chunk
@@ -61,7 +61,7 @@ class _Times:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command("micro.grammar_masks", __doc__)
     parser.add_argument("--model", default="smollm2", help="its vocabulary is used")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--steps", type=int, default=400)

@@ -8,7 +8,6 @@ and after random outputs of up to 150 tokens.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import string
@@ -17,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.memory.allocated import allocated_bytes
 from benchmarks.lib.model_folder import model_folder
@@ -81,9 +81,7 @@ def _follow(matcher: Matcher, vocab_size: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("micro.grammar_memory", __doc__)
     parser.add_argument("--model", default="smollm2", help="its vocabulary is used")
     parser.add_argument("--each", type=int, default=8, metavar="N", help="grammars of each kind")
     options = parser.parse_args()

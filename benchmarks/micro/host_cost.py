@@ -19,8 +19,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.report import Percentiles
+from benchmarks.lib.report import Percentiles, figures_table
 from engine.batch.batch import BatchBuilder
 from engine.batch.step_inputs import StepWriter
 from engine.config import SchedulerConfig
@@ -110,7 +111,7 @@ def main() -> None:
 
 
 def _table(cost: HostCost, title: str) -> Table:
-    table = Table("", "p50, ms", "p99, ms", title=title, title_justify="left", show_edge=False)
+    table = figures_table(title, "", "p50, ms", "p99, ms")
     parts: Sequence[tuple[str, list[float]]] = (
         ("plan the step", cost.plan),
         ("write its inputs", cost.write),
@@ -125,11 +126,7 @@ def _table(cost: HostCost, title: str) -> Table:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.host_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("micro.host_cost", __doc__)
     parser.add_argument("--running", type=int, default=256, metavar="N", help="requests that decode")
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="length of their prompts")
     parser.add_argument("--steps", type=int, default=500, metavar="N")

@@ -12,6 +12,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.lib.command import command
 from benchmarks.lib.engines.chunk_engines import WallClock, cuda_config, drive
 from benchmarks.lib.load.workload import make_workload, parse_lengths
 from benchmarks.lib.report import Percentiles, summarize
@@ -72,11 +73,7 @@ def _spread(times: Percentiles) -> dict[str, float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.pauses",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("micro.pauses", __doc__)
     parser.add_argument(
         "--model", type=Path, required=True, metavar="FOLDER", help="a folder with config.json"
     )

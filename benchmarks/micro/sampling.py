@@ -6,7 +6,6 @@ CPU, wall time on one thread. Medians, over several sets of random logits in tur
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
@@ -16,6 +15,7 @@ from typing import Final
 
 import torch
 
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
 from engine.core.plan import Chunk
 from engine.core.request import PENDING, Request
@@ -49,7 +49,7 @@ _PAUSE_CYCLES: Final = 20_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command("micro.sampling", __doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rows", type=int, nargs="+", default=None)
     parser.add_argument("--vocab", type=int, default=None)

@@ -22,10 +22,10 @@ from itertools import count
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.report import Percentiles
+from benchmarks.lib.report import Percentiles, figures_table
 from common.garbage_collection import tune_gc
 from engine.config import Policy, SchedulerConfig
 from engine.core.plan import StepPlan
@@ -146,9 +146,7 @@ def main() -> None:
         f"Scheduler.plan, {options.running} running and {options.waiting} waiting, {_PROMPT} prompt tokens,"
         f" {options.cached} cached, {_target(options)}on {describe_machine()}"
     )
-    table = Table("policy", title=title, title_justify="left", show_edge=False)
-    for name in ("full p50, ms", "p99", "admitting p50, ms", "p99"):
-        table.add_column(name, justify="right")
+    table = figures_table(title, "policy", "full p50, ms", "p99", "admitting p50, ms", "p99")
     for policy in options.policies:
         table.add_row(policy.value, *_row(measure(policy, *_sizes(options))))
     Console().print(table)
@@ -174,11 +172,7 @@ def _policies(text: str) -> list[Policy]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.micro.scheduler_cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("micro.scheduler_cost", __doc__)
     every = ",".join(policy.value for policy in Policy)
     parser.add_argument("--policies", type=_policies, default=every, metavar="NAME,…")
     parser.add_argument("--running", type=int, default=512, metavar="N", help="requests that decode")

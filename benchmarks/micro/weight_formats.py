@@ -8,7 +8,6 @@ Each product is timed in a CUDA graph over as many weights as exceed the cache. 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from benchmarks.lib.command import command
 from engine.kernels.matmul.packed4 import Packed4, packed4_matmul
 from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
 from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
@@ -128,9 +128,7 @@ def _grouped(stacks: list[Tensor], routes: Routes) -> Iterator[tuple[str, list[P
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command("micro.weight_formats", __doc__)
     parser.add_argument("--shapes", default=_DENSE, metavar="INxOUT,...")
     parser.add_argument("--rows", default="1,16,64,256,2048,8192", metavar="N,...")
     parser.add_argument("--experts", metavar="COUNT:PER_TOKEN", help="time products of experts")
