@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 from router.request_limits import MAX_CACHE_KEY
 
 CacheKey: TypeAlias = Annotated[str, Field(max_length=MAX_CACHE_KEY)]
@@ -19,10 +19,8 @@ _TTL_S: Final = {"5m": 5 * _MINUTE_S, "1h": HOUR_S}
 _RETENTION_S: Final = {"24h": 24 * HOUR_S}
 
 
-class CacheControl(BaseModel):
+class CacheControl(RequestModel):
     """Anthropic's mark: retains the prompt up to the block that has it; at a request, prompt and answer."""
-
-    model_config = STRICT
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import Field, Tag
 
 from router.errors import InvalidRequest
 from router.frontend.cache_hints import CacheControl
@@ -21,14 +21,12 @@ from router.frontend.openai.messages import (
     UserMessage,
 )
 from router.frontend.openai.tools import ToolName
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 CacheMark: TypeAlias = CacheControl | None
 
 
-class TextBlock(BaseModel):
-    model_config = STRICT
-
+class TextBlock(RequestModel):
     type: Literal["text"]
     text: str
     cache_control: CacheMark = None
@@ -40,9 +38,7 @@ Text: TypeAlias = Annotated[
 ]
 
 
-class ToolUseBlock(BaseModel):
-    model_config = STRICT
-
+class ToolUseBlock(RequestModel):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -51,9 +47,7 @@ class ToolUseBlock(BaseModel):
     caller: Annotated[Any, WithoutEffect("of an earlier answer")] = None
 
 
-class ToolResultBlock(BaseModel):
-    model_config = STRICT
-
+class ToolResultBlock(RequestModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: Text | None = None
@@ -61,9 +55,7 @@ class ToolResultBlock(BaseModel):
     cache_control: CacheMark = None
 
 
-class ThinkingBlock(BaseModel):
-    model_config = STRICT
-
+class ThinkingBlock(RequestModel):
     type: Literal["thinking"]
     thinking: str
     signature: Annotated[Any, WithoutEffect("reasoning is not signed")] = None
@@ -75,17 +67,13 @@ Block: TypeAlias = Annotated[
 """Blocks of other types (images, documents) are refused."""
 
 
-class MessageParam(BaseModel):
-    model_config = STRICT
-
+class MessageParam(RequestModel):
     role: Literal["user", "assistant", "system"]
     content: Annotated[Annotated[str, Tag("text")] | Annotated[list[Block], Tag("list")], TEXT_OR_LIST]
 
 
-class ToolParam(BaseModel):
+class ToolParam(RequestModel):
     """A tool of the client; hosted tools are refused."""
-
-    model_config = STRICT
 
     name: ToolName
     input_schema: dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from engine.core.sampling_params import Temperature, TopK, TopP
 from router.errors import InvalidRequest
@@ -37,7 +37,7 @@ from router.processing.params.bounds import (
 )
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 from router.processing.text.chat_template import PromptEnd
 from router.processing.tools import Tool, ToolUse
 
@@ -45,43 +45,33 @@ _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of Anthropic
 _Hosted: TypeAlias = Annotated[Any, Refused("no hosted tools")]
 
 
-class ToolChoiceParam(BaseModel):
-    model_config = STRICT
-
+class ToolChoiceParam(RequestModel):
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     """With type `tool`."""
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(BaseModel):
-    model_config = STRICT
-
+class Thinking(RequestModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int | None, WithoutEffect("the model decides how long it reasons")] = None
     display: Annotated[Any, WithoutEffect("reasoning is returned whole")] = None
 
 
-class JsonSchemaFormat(BaseModel):
-    model_config = STRICT
-
+class JsonSchemaFormat(RequestModel):
     type: Literal["json_schema"]
     schema_: Annotated[SchemaText, Field(alias="schema")]
 
 
-class OutputConfig(BaseModel):
-    model_config = STRICT
-
+class OutputConfig(RequestModel):
     format: JsonSchemaFormat | None = None
     effort: ReasoningEffort | None = None
     """A variable of the chat template; templates without it ignore it."""
     task_budget: Annotated[Any, Refused("the model is not told of a budget")] = None
 
 
-class CountTokensBody(BaseModel):
+class CountTokensBody(RequestModel):
     """POST /v1/messages/count_tokens, and what both endpoints have in common."""
-
-    model_config = STRICT
 
     model: ModelName
     messages: Annotated[list[MessageParam], Field(min_length=1), Served("max_new_tokens")]

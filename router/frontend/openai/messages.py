@@ -10,17 +10,15 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from router.errors import InvalidRequest
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 
-class TextPart(BaseModel):
+class TextPart(RequestModel):
     """A part of a message's content; parts of other types are refused."""
-
-    model_config = STRICT
 
     type: Literal["text"]
     text: str
@@ -69,33 +67,25 @@ _NoContent: TypeAlias = Annotated[
 ]
 
 
-class SystemMessage(BaseModel):
-    model_config = STRICT
-
+class SystemMessage(RequestModel):
     role: Literal["system", "developer"]
     content: _Content
     name: str | None = None
 
 
-class UserMessage(BaseModel):
-    model_config = STRICT
-
+class UserMessage(RequestModel):
     role: Literal["user"]
     content: _Content
     name: str | None = None
 
 
-class FunctionCall(BaseModel):
-    model_config = STRICT
-
+class FunctionCall(RequestModel):
     name: str
     arguments: str
     """A JSON object."""
 
 
-class ToolCall(BaseModel):
-    model_config = STRICT
-
+class ToolCall(RequestModel):
     id: str
     type: Literal["function"]
     function: FunctionCall
@@ -111,10 +101,10 @@ _WITH_CALLS: Final[dict[str, Any]] = {
 }
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(RequestModel):
     """`content` may be absent or null only with `tool_calls`."""
 
-    model_config = STRICT | ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
+    model_config = ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
 
     role: Literal["assistant"]
     content: _NoContent = None
@@ -136,9 +126,7 @@ class AssistantMessage(BaseModel):
         return self
 
 
-class ToolMessage(BaseModel):
-    model_config = STRICT
-
+class ToolMessage(RequestModel):
     role: Literal["tool"]
     content: _Content
     tool_call_id: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Tag
+from pydantic import Tag
 
 from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_LIST
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 from router.processing.text.chat_template import PromptEnd
 
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -32,17 +32,13 @@ def prompt_end(add_generation_prompt: bool | None, continue_final_message: bool 
     return PromptEnd.CONVERSATION if add_generation_prompt is False else PromptEnd.ANSWER
 
 
-class PredictedText(BaseModel):
-    model_config = STRICT
-
+class PredictedText(RequestModel):
     type: Literal["text"]
     text: str
 
 
-class PredictionBody(BaseModel):
+class PredictionBody(RequestModel):
     """Tokens of it are verified several at a time. The answer is the same without it."""
-
-    model_config = STRICT
 
     type: Literal["content"]
     content: Annotated[

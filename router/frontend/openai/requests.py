@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.core.sampling_params import MinP, MinTokens, Penalty, RepetitionPenalty, Temperature, TopK, TopP
@@ -37,7 +37,7 @@ from router.processing.params.bounds import (
     TokenId,
 )
 from router.processing.params.sampling_options import OPTIONS, SamplingOptions
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 _DEFAULT_COMPLETION_TOKENS: Final = 16
 
@@ -79,9 +79,7 @@ def _prompts(value: Any) -> list[Prompt]:
     )
 
 
-class StreamOptions(BaseModel):
-    model_config = STRICT
-
+class StreamOptions(RequestModel):
     include_usage: bool | None = None
     """Send the usage as the last event."""
     continuous_usage_stats: bool | None = None
@@ -91,8 +89,6 @@ class StreamOptions(BaseModel):
 
 class GenerationBody(ConstrainedBody):
     """Fields of both endpoints."""
-
-    model_config = STRICT
 
     model: ModelName | None = None
     """Absent: the served model."""

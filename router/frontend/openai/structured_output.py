@@ -6,20 +6,20 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from router.errors import InvalidRequest
 from router.processing.params.constraint import Constraint
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 MAX_CHOICES: Final = 4096
 
 ANY_JSON_OBJECT: Final = '{"type":"object"}'
 """The JSON Schema of `json_object`."""
 
-_STRICT: Final = STRICT | ConfigDict(serialize_by_alias=True)
+_BY_ALIAS: Final = ConfigDict(serialize_by_alias=True)
 
 
 def _schema_text(value: Any) -> Any:
@@ -38,8 +38,8 @@ SchemaText: TypeAlias = Annotated[
 _Choices: TypeAlias = Annotated[list[_Text], Field(min_length=1, max_length=MAX_CHOICES)]
 
 
-class NamedSchema(BaseModel):
-    model_config = _STRICT
+class NamedSchema(RequestModel):
+    model_config = _BY_ALIAS
 
     name: Annotated[str, Field(max_length=64)] = ""
     """No effect."""
@@ -50,8 +50,8 @@ class NamedSchema(BaseModel):
     """No effect: every schema is enforced."""
 
 
-class ResponseFormat(BaseModel):
-    model_config = _STRICT
+class ResponseFormat(RequestModel):
+    model_config = _BY_ALIAS
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
@@ -67,10 +67,10 @@ class ResponseFormat(BaseModel):
         return self
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(RequestModel):
     """vLLM's constraints; exactly one is given."""
 
-    model_config = _STRICT
+    model_config = _BY_ALIAS
 
     json_: Annotated[SchemaText | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -80,13 +80,11 @@ class StructuredOutputs(BaseModel):
     """GBNF or Lark."""
 
 
-class ConstrainedBody(BaseModel):
+class ConstrainedBody(RequestModel):
     """Constraints of the output.
 
     All fields except `response_format` are extensions; at most one may be given.
     """
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
 
     response_format: ResponseFormat | None = None
     """Text, any JSON object, or JSON of a schema: see structured_output.md."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from router.frontend.openai.messages import MessageBody, for_template
@@ -12,13 +12,11 @@ from router.frontend.openai.prompting import prompt_end
 from router.frontend.openai.tools import ToolBody, tool_use
 from router.processing.generation_request import Chat, Prompt
 from router.processing.params.bounds import ModelName, TokenId
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 
-class TokenizeBody(BaseModel):
+class TokenizeBody(RequestModel):
     """A prompt, or messages."""
-
-    model_config = STRICT
 
     model: ModelName | None = None
     prompt: str | None = None
@@ -51,9 +49,7 @@ class TokenizeBody(BaseModel):
         )
 
 
-class DetokenizeBody(BaseModel):
-    model_config = STRICT
-
+class DetokenizeBody(RequestModel):
     model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
     """Token ids."""

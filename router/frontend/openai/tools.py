@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import Field, Tag
 
 from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_OBJECT
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 from router.processing.tools import Tool, ToolChoice, ToolUse
 
 ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 
-class FunctionBody(BaseModel):
-    model_config = STRICT
-
+class FunctionBody(RequestModel):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -26,24 +24,18 @@ class FunctionBody(BaseModel):
     """No effect: forced calls always follow the schema; otherwise the model decides."""
 
 
-class ToolBody(BaseModel):
+class ToolBody(RequestModel):
     """A function; tools of other types are refused."""
-
-    model_config = STRICT
 
     type: Literal["function"]
     function: FunctionBody
 
 
-class FunctionChoice(BaseModel):
-    model_config = STRICT
-
+class FunctionChoice(RequestModel):
     name: ToolName
 
 
-class NamedToolChoice(BaseModel):
-    model_config = STRICT
-
+class NamedToolChoice(RequestModel):
     type: Literal["function"]
     function: FunctionChoice
 

@@ -16,6 +16,13 @@ STRICT: Final = ConfigDict(
 )
 """Configuration of every request model: no type conversions, no unknown fields."""
 
+
+class RequestModel(BaseModel):
+    """Base of bodies of requests and of their parts."""
+
+    model_config = STRICT
+
+
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
 

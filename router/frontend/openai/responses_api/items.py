@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_LIST, WithoutEffect
@@ -19,15 +19,13 @@ from router.frontend.openai.messages import (
     UserMessage,
     for_template,
 )
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 
 _Stateless: TypeAlias = Annotated[Any, WithoutEffect("items are not stored")]
 
 
-class InputTextPart(BaseModel):
+class InputTextPart(RequestModel):
     """Parts of other types are refused."""
-
-    model_config = STRICT
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -41,9 +39,7 @@ _Content: TypeAlias = Annotated[
 ]
 
 
-class MessageItem(BaseModel):
-    model_config = STRICT
-
+class MessageItem(RequestModel):
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: _Content
@@ -52,9 +48,7 @@ class MessageItem(BaseModel):
     phase: _Stateless = None
 
 
-class FunctionCallItem(BaseModel):
-    model_config = STRICT
-
+class FunctionCallItem(RequestModel):
     type: Literal["function_call"]
     call_id: str
     name: str
@@ -67,9 +61,7 @@ class FunctionCallItem(BaseModel):
     async_: Annotated[Any, Field(alias="async"), WithoutEffect("of an earlier answer")] = None
 
 
-class FunctionCallOutputItem(BaseModel):
-    model_config = STRICT
-
+class FunctionCallOutputItem(RequestModel):
     type: Literal["function_call_output"]
     call_id: str
     output: _Content
@@ -77,16 +69,12 @@ class FunctionCallOutputItem(BaseModel):
     status: _Stateless = None
 
 
-class ReasoningText(BaseModel):
-    model_config = STRICT
-
+class ReasoningText(RequestModel):
     type: Literal["reasoning_text"]
     text: str
 
 
-class ReasoningItem(BaseModel):
-    model_config = STRICT
-
+class ReasoningItem(RequestModel):
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
     summary: Annotated[Any, WithoutEffect("reasoning comes whole, without a summary")] = None

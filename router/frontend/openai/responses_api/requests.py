@@ -25,7 +25,7 @@ from router.processing.params.bounds import (
 )
 from router.processing.params.constraint import Constraint
 from router.processing.params.sampling_options import SamplingOptions
-from router.processing.params.validation import STRICT
+from router.processing.params.validation import RequestModel
 from router.processing.tools import Tool, ToolUse
 
 _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
@@ -34,9 +34,7 @@ _Stateful: TypeAlias = Annotated[
 ]
 
 
-class FunctionTool(BaseModel):
-    model_config = STRICT
-
+class FunctionTool(RequestModel):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
@@ -54,31 +52,23 @@ class OtherTool(BaseModel):
     type: Annotated[str, Field(max_length=64)]
 
 
-class FunctionToolChoice(BaseModel):
-    model_config = STRICT
-
+class FunctionToolChoice(RequestModel):
     type: Literal["function"]
     name: ToolName
 
 
-class Reasoning(BaseModel):
-    model_config = STRICT
-
+class Reasoning(RequestModel):
     effort: ReasoningEffort | None = None
     """A variable of the chat template; templates without it ignore it."""
     summary: Annotated[Any, WithoutEffect("reasoning comes whole, without a summary")] = None
     generate_summary: Annotated[Any, WithoutEffect("reasoning comes whole, without a summary")] = None
 
 
-class PlainText(BaseModel):
-    model_config = STRICT
-
+class PlainText(RequestModel):
     type: Literal["text"]
 
 
-class JsonObject(BaseModel):
-    model_config = STRICT
-
+class JsonObject(RequestModel):
     type: Literal["json_object"]
 
 
@@ -86,9 +76,7 @@ class JsonSchema(NamedSchema):
     type: Literal["json_schema"]
 
 
-class TextOptions(BaseModel):
-    model_config = STRICT
-
+class TextOptions(RequestModel):
     format: Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")] | None = None
     verbosity: Annotated[Any, WithoutEffect("specific to OpenAI's models")] = None
 
@@ -109,10 +97,8 @@ _ToolChoice: TypeAlias = Annotated[
 _Include: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
-class ResponsesBody(BaseModel):
+class ResponsesBody(RequestModel):
     """POST /v1/responses."""
-
-    model_config = STRICT
 
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
     """A text, or messages, function calls, their outputs, and reasoning."""
