@@ -17,6 +17,8 @@ _BATCH: Final = 1024
 """Pages per launch. Pinned memory for them is reused, since allocating it stalls the device."""
 _Buffers: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """Pinned memory of a launch: its jobs, and its sums."""
+PageSums: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Words], torch.Tensor]
+"""See `sum64_triton.page_sums`."""
 _HIGH_PRIORITY: Final = -1
 """Stream priority: thread blocks of digests are scheduled before waiting ones of a step's kernels."""
 
@@ -28,12 +30,11 @@ class DeviceDigester:
     stream, because pages are complete when they are digested. The sender digests pages after the engine has
     waited for the step that computed them. The receiver digests pages after the notification of their write,
     and kernels launched after a notification see the written bytes. Copies of tiers pass their event.
-
-    On a CPU the sums are computed by torch operations, slowly.
     """
 
-    def __init__(self, pool: torch.Tensor, layout: KVLayout) -> None:
-        """`pool`: contiguous, pages along its first axis. Compiles the kernel."""
+    def __init__(self, pool: torch.Tensor, layout: KVLayout, page_sums: PageSums | None = None) -> None:
+        """`pool`: contiguous, pages along its first axis. Compiles the kernel, unless `page_sums` is given
+        in its place, for a pool on a CPU."""
         self._words = Words.of(layout)
         self._layout = layout
         self._bytes = pool.flatten().view(torch.uint8)
@@ -43,12 +44,11 @@ class DeviceDigester:
                 f"the pool has {self._pool[0].nbytes} bytes per page, its layout {layout.page_bytes}"
             )
         self._stream: torch.cuda.Stream | None = None
-        if pool.is_cuda:
-            from kv_transfer.integrity.sum64_triton import page_sums
+        if page_sums is None:
+            from kv_transfer.integrity import sum64_triton
 
+            page_sums = sum64_triton.page_sums
             self._stream = torch.cuda.Stream(pool.device, _HIGH_PRIORITY)  # type: ignore[no-untyped-call]
-        else:
-            from kv_transfer.integrity.sum64_torch import page_sums
         self._page_sums = page_sums
         self._buffers: deque[_Buffers] = deque()
         """Those that no launch uses."""

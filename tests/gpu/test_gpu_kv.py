@@ -34,7 +34,8 @@ def on_gpu(pool: Pool) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, LLAMA_8B], ids=name_of)
 def test_the_kernel_agrees_with_torch_and_with_the_host_bit_for_bit(layout: KVLayout) -> None:
-    from kv_transfer.integrity import sum64_torch, sum64_triton
+    from kv_transfer.integrity import sum64_triton
+    from tests.unit.kv_transfer.integrity import sum64_torch
 
     pool, jobs, words = pool_of(layout), jobs_for(layout), Words.of(layout)
     expected = reference(pool, jobs)

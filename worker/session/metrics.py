@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Final
 
@@ -173,21 +173,30 @@ class _StatsCollector(Collector):
         )
         for name, text, value in counters:
             yield CounterMetricFamily(name, text, value)
-        positions = CounterMetricFamily(
-            "baton_accepted_tokens_at",
-            "Drafted tokens that were right, by position in the draft, from 0",
-            labels=["position"],
-        )
-        for position, value in enumerate(stats.accepted_at):
-            positions.add_metric([str(position)], value)
-        yield positions
+        text = "Drafted tokens that were right, by position in the draft, from 0"
+        at = {str(position): value for position, value in enumerate(stats.accepted_at)}
+        yield _labelled(CounterMetricFamily, "baton_accepted_tokens_at", text, "position", at)
+
+
+def _labelled(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    """`values`: by the value of the only label."""
+    metric = kind(name, text, labels=[label])
+    for of_label, value in values.items():
+        metric.add_metric([of_label], value)
+    return metric
 
 
 def _by_state(name: str, text: str, counts: worker_pb2.PageCounts) -> Metric:
-    gauge = GaugeMetricFamily(name, text, labels=["state"])
-    for state in ("free", "held", "cached", "in_flight", "quarantined", "leaving"):
-        gauge.add_metric([state], getattr(counts, state))
-    return gauge
+    states = ("free", "held", "cached", "in_flight", "quarantined", "leaving")
+    return _labelled(
+        GaugeMetricFamily, name, text, "state", {state: getattr(counts, state) for state in states}
+    )
 
 
 def _group_pages(groups: Iterable[worker_pb2.GroupPages]) -> Metric:
@@ -203,40 +212,20 @@ def _group_pages(groups: Iterable[worker_pb2.GroupPages]) -> Metric:
 
 
 def _tier_metrics(tiers: worker_pb2.KVTiers) -> Iterable[Metric]:
-    size = tiers.page_bytes
-    by_tier: tuple[
-        tuple[type[GaugeMetricFamily | CounterMetricFamily], str, str, Callable[..., int]], ...
-    ] = (
-        (GaugeMetricFamily, "baton_kv_tier_bytes", "KV on a tier", lambda tier: tier.pages * size),
-        (
-            GaugeMetricFamily,
-            "baton_kv_tier_capacity_bytes",
-            "Size of a tier",
-            lambda tier: tier.capacity * size,
-        ),
-        (
-            CounterMetricFamily,
-            "baton_kv_demoted_bytes",
-            "KV copied down to a tier",
-            lambda tier: tier.demoted * size,
-        ),
+    for kind, name, text, field in (
+        (GaugeMetricFamily, "baton_kv_tier_bytes", "KV on a tier", "pages"),
+        (GaugeMetricFamily, "baton_kv_tier_capacity_bytes", "Size of a tier", "capacity"),
+        (CounterMetricFamily, "baton_kv_demoted_bytes", "KV copied down to a tier", "demoted"),
         (
             CounterMetricFamily,
             "baton_kv_promoted_bytes",
             "KV copied from a tier into the pool, and verified",
-            lambda tier: tier.promoted * size,
+            "promoted",
         ),
-    )
-    for kind, name, text, value in by_tier:
-        metric = kind(name, text, labels=["tier"])
-        for tier in tiers.tiers:
-            metric.add_metric([tier.name], value(tier))
-        yield metric
+    ):
+        pages = {tier.name: getattr(tier, field) * tiers.page_bytes for tier in tiers.tiers}
+        yield _labelled(kind, name, text, "tier", pages)
     text = "Pages evicted before there was a copy on a tier"
     yield CounterMetricFamily("baton_kv_dropped_pages", text, tiers.dropped)
-    faults = CounterMetricFamily(
-        "baton_kv_tier_faults", "Copies that failed or did not verify", labels=["reason"]
-    )
-    for reason, number in tiers.faults.items():
-        faults.add_metric([reason], number)
-    yield faults
+    text = "Copies that failed or did not verify"
+    yield _labelled(CounterMetricFamily, "baton_kv_tier_faults", text, "reason", tiers.faults)

@@ -13,12 +13,13 @@ from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.integrity.sum64 import HostSum64
 from kv_transfer.state_layout import StateLayout
 from tests.sum64_cases import LAYOUTS, name_of, pool_of
+from tests.unit.kv_transfer.integrity.sum64_torch import page_sums
 
 
 def pair_of(layout: KVLayout) -> tuple[PageDigester, PageDigester]:
     pool = pool_of(layout)
     tensor = torch.from_numpy(pool.bytes).view(getattr(torch, layout.dtype))
-    return DeviceDigester(tensor, layout), HostSum64(pool.memory, layout)
+    return DeviceDigester(tensor, layout, page_sums), HostSum64(pool.memory, layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
@@ -41,7 +42,7 @@ def test_no_pages_have_no_digests() -> None:
 def test_a_pool_of_another_page_size_is_refused() -> None:
     pool = torch.from_numpy(pool_of(LAYOUTS[0]).bytes)
     with pytest.raises(ValueError, match="bytes per page"):
-        DeviceDigester(pool, replace(LAYOUTS[0], page_size=8))
+        DeviceDigester(pool, replace(LAYOUTS[0], page_size=8), page_sums)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -52,6 +53,6 @@ def test_states_have_the_same_digests_on_a_device(rows: tuple[int, ...], ranks: 
     )
     pool = pool_of(layout)
     tensor = torch.from_numpy(pool.bytes).view(getattr(torch, layout.dtype))
-    device, host = DeviceDigester(tensor, layout), HostSum64(pool.memory, layout)
+    device, host = DeviceDigester(tensor, layout, page_sums), HostSum64(pool.memory, layout)
     assert device.digest_state(1) == host.digest_state(1)
     assert len(device.digest_state(1)) == 4 // ranks

@@ -21,11 +21,11 @@ from kv_transfer.integrity.sum64 import (
     Words,
     weights,
 )
-from kv_transfer.integrity.sum64_torch import page_sums
 from kv_transfer.layout import SUM64
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
 from tests.kv_support import REQUEST, Pool, final_for, receiver_on, sender_on
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
+from tests.unit.kv_transfer.integrity.sum64_torch import page_sums
 
 LAYOUT = LAYOUTS[1]
 every_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
