@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from common.kv_groups import NO_PAGE
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
 from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
 from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.next_push import changed, next_push
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
-from kv_transfer.planner import blocks_due, coalesce, state_copy
 from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
@@ -222,50 +221,42 @@ class KVSender:
 
     def _push(self, handoff: _Handoff, now: float) -> None:
         """Write all computed pages that were not sent, as one write; with the last ones, the state."""
-        ticket = handoff.ticket
+        ticket, layout = handoff.ticket, self._layout
         assert ticket is not None
-        page_size, order = self._layout.page_size, ticket.order(self._layout)
         complete = handoff.final is not None
-        due = blocks_due(self._layout, done=handoff.pushed, num_tokens=handoff.num_tokens, complete=complete)
-        if not due and not handoff.state:
+        push = next_push(
+            layout,
+            ticket,
+            handoff.pages,
+            pushed=handoff.pushed,
+            num_tokens=handoff.num_tokens,
+            complete=complete,
+            state=handoff.state,
+        )
+        if push is None:
             return
-        first, table = order.before(due.start), [handoff.pages[place] for place in order.places(due)]
-        there = [index for index, page in enumerate(table) if page != NO_PAGE]
-        local = tuple(table[index] for index in there)
-        remote = tuple(ticket.pages[first + index] for index in there)
-        end_token = min(due.stop * page_size, handoff.num_tokens)
-        tail_tokens = end_token - (due.stop - 1) * page_size
-        copies = coalesce(local, remote, self._layout.page_bytes)
-        if handoff.state:
-            copies.append(state_copy(self._layout, handoff.state[0], ticket.state[0]))
-        message = Push(first, len(table), tail_tokens)
+        message = self._encode(handoff, Push(push.first, push.count, push.tail_tokens), ticket.receiver)
         try:
-            write = self._port.transport.write(
-                ticket.receiver,
-                copies,
-                self._encode(handoff, message, ticket.receiver),
-            )
+            write = self._port.transport.write(ticket.receiver, push.copies, message)
         except PeerUnreachable as error:
             self._fire(handoff, SendEvent.WRITE_FAILED, now, str(error))
             return
-        handoff.pushed = due.stop
-        handoff.in_flight[write] = PushSpan(
-            begin=now,
-            end=now,
-            first_token=due.start * page_size,
-            num_tokens=end_token - due.start * page_size,
-            bytes=sum(copy.length for copy in copies),
+        handoff.pushed = push.blocks.stop
+        first_token, num_bytes = (
+            push.blocks.start * layout.page_size,
+            sum(copy.length for copy in push.copies),
         )
+        handoff.in_flight[write] = PushSpan(now, now, first_token, push.num_tokens, num_bytes)
         self._writes[write] = handoff
         # Computed while the write is in flight: both only read the pages.
-        digests = digest_blocks(self._port.digester, self._layout, local, tail_tokens)
-        known = dict(zip(there, digests, strict=True))
-        handoff.digests += [known.get(index, 0) for index in range(len(table))]
+        digests = digest_blocks(self._port.digester, layout, push.local, push.tail_tokens)
+        known = dict(zip(push.present, digests, strict=True))
+        handoff.digests += [known.get(index, 0) for index in range(push.count)]
         if handoff.state:
             handoff.digests += self._port.digester.digest_state(handoff.state[0])
         if handoff.request_digest is not None and not complete:
-            sent = tuple(handoff.digests[first : first + len(table)])
-            self._send(handoff, Digests(first, sent, handoff.request_digest))
+            sent = tuple(handoff.digests[push.first : push.first + push.count])
+            self._send(handoff, Digests(push.first, sent, handoff.request_digest))
 
     def _send_finish(self, handoff: _Handoff, now: float) -> None:
         # Sent only after every write has completed: a transport may order a message after its own write, but
@@ -378,7 +369,7 @@ class KVSender:
             return None
         known, pages = handoff.pages, tuple(pages)
         needed = self._layout.num_blocks(num_tokens) * len(self._layout.groups)
-        if _changed(known, pages) or num_tokens < handoff.num_tokens or len(pages) < needed:
+        if changed(known, pages) or num_tokens < handoff.num_tokens or len(pages) < needed:
             reason = "the request's pages changed during the handoff (was it preempted?)"
             self._fire(handoff, SendEvent.ABORT, now, reason)
             return None
@@ -404,10 +395,3 @@ class KVSender:
         if final is not None and not (final.position == computed and final.fits(ticket, self._layout)):
             known = ticket.num_tokens + len(final.tokens)
             raise BadTicket(f"KV ends at token {final.position}; {computed} are computed, {known} known")
-
-
-def _changed(known: tuple[int, ...], pages: tuple[int, ...]) -> bool:
-    """Whether pages of a request are others than before. Those behind windows may be gone."""
-    if pages[: len(known)] == known:
-        return False
-    return any(now not in (before, NO_PAGE) for before, now in zip(known, pages, strict=False))
