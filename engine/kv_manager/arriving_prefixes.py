@@ -15,6 +15,7 @@ from typing import Final
 from common.kv_groups import NO_PAGE
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
+from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool, PageState
 from engine.kv_cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache
 from engine.kv_cache.radix_node import RadixNode
@@ -69,14 +70,15 @@ class ArrivingPrefixes:
         cache: RadixCache,
         holds: PrefixHolds,
         states: StateSlots,
-        stride: int,
+        needs: PageNeeds,
         take: TakePages,
     ) -> None:
         self._pool = pool
         self._cache = cache
         self._holds = holds
         self._states = states
-        self._stride = stride
+        self._needs = needs
+        self._stride = needs.stride
         self._take = take
         self.on_adopted: Adopted = lambda request, first, table, inserted: None
         self._live: set[ArrivingPrefix] = set()
@@ -164,15 +166,18 @@ class ArrivingPrefixes:
     def keep_verified(self, reservation: Reservation, verified: int) -> int:
         """Insert the first `verified` pages of a failed handoff into the cache; returns how many it took.
 
-        None if the prefix before them is not cached any more, or if they are of no use without the windows
-        or the state behind them.
+        None if the prefix before them is not cached any more. Nor if they are of no use: without the state
+        behind them, or without pages that a window has passed at the prompt's end and that it needs before.
         """
-        if self._cache.windows.used or self._states.used or not self._cache.enabled:
+        if self._states.used or not self._cache.enabled:
             return 0
         request, first, size = reservation.request, reservation.first_token, self._cache.page_size
         node = self._cache.match(request.tokens(0, first)).node
         blocks = min(verified // self._stride, request.num_tokens // size - node.depth)
         if node.depth * size < first or blocks <= 0:
+            return 0
+        whole = range(node.depth, node.depth + blocks)
+        if len(self._needs.places_of_arriving(whole, request.num_tokens - 1)) < blocks * self._stride:
             return 0
         table = reservation.incoming[: blocks * self._stride]
         self.insert(request, node, table, reservation.handoff_id)

@@ -72,7 +72,7 @@ class KVManager:
         self.tiers: PageTiers | None = None
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
         self.arriving = ArrivingPrefixes(
-            self.pool, self.cache, self.holds, self.states, self._stride, self._take
+            self.pool, self.cache, self.holds, self.states, self.needs, self._take
         )
         self.peers = PeerPrefixes(
             self.needs,
@@ -273,8 +273,8 @@ class KVManager:
 
         The first `verified` ones have KV that may be used, and go to the cache.
         """
+        self._drop_cached_part(reservation.request)  # it reads none of the pages that are kept
         self.reservations.free(reservation, self.arriving.keep_verified(reservation, verified))
-        self._drop_cached_part(reservation.request)
 
     def let_all_go(self) -> bool:
         """Unlock what has arrived for waiting requests. False: there is none."""
