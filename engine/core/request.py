@@ -14,7 +14,6 @@ from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
-from engine.kv_cache.radix_node import RadixNode
 from engine.kv_cache.retention import Retention
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
@@ -82,16 +81,12 @@ class Request:
     layers, one after another. NO_PAGE where a group with a window needs none, or none yet."""
     capacity: int = 0
     """Tokens that have a page in every group, or had one before it fell behind the window."""
-    num_passed: int = 0
-    """Tokens behind which pages of windows were given back."""
     state: RequestState | None = None
     """The slots of its recurrent state, while it has pages; None for models without one."""
     slot: int = -1
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
     admissions: int = 0
     """How often it got a slot; a chunk belongs to one admission."""
-    locked: RadixNode | None = None
-    """The deepest cache node whose pages this request uses; locked against eviction."""
     num_cached: int | None = None
     """Tokens found in the prefix cache at first admission; None before that."""
     pinned: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from common.kv_groups import NO_PAGE
-from engine.core.request import Request
+from engine.core.request import Request, RequestId
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool, PageState
 from engine.kv_cache.radix_node import RadixNode
@@ -31,10 +31,13 @@ class BlockTables:
         self._pool = pool
         self._windows = windows
         self._take = take
+        self._passed: dict[RequestId, int] = {}
+        """Tokens behind which pages of windows were given back, by request."""
 
     def extend(self, request: Request, blocks: int, places: Sequence[int], fresh: list[int]) -> None:
         """Make the table of a request as long as `blocks`, with `fresh` pages at `places`."""
         first = len(request.pages) // self._stride
+        self._passed[request.id] = first * self._page_size
         missing = blocks * self._stride - len(request.pages)
         if len(fresh) == missing:
             request.pages = request.pages + fresh
@@ -52,7 +55,7 @@ class BlockTables:
     def fill(self, request: Request) -> None:
         """Take the pages ahead that windows have come to reach, as many as there are."""
         first = request.capacity // self._page_size
-        places = self._needs.places_ahead(request.pages, first, request.num_passed)
+        places = self._needs.places_ahead(request.pages, first, self._passed[request.id])
         for place, page in zip(places, self._take(len(places), request.id), strict=False):
             request.pages[place] = page
         request.capacity = self._needs.backed(request.pages, first)
@@ -81,11 +84,17 @@ class BlockTables:
                 (cached if self._pool.state(page) is PageState.CACHED else held).append(page)
                 pages[place] = NO_PAGE
                 place -= stride
-        request.num_passed = upto
+        self._passed[request.id] = upto
         self._pool.give_back(held, request.id)
         self._windows.unread(reversed(cached), passed=True)
         if request.capacity < len(pages) // stride * self._page_size:
             self.fill(request)
+
+    def clear(self, request: Request) -> None:
+        """Forget all pages of a request, which have been given back."""
+        request.pages = []
+        request.capacity = 0
+        self._passed.pop(request.id, None)
 
     def held_by(self, request: Request) -> list[int]:
         """Pages that the request has to itself."""

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
-from engine.core.request import Request
+from engine.core.request import Request, RequestId
 from engine.errors import EngineError
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import WHATEVER_IS_THERE, RadixCache
-from engine.kv_cache.radix_node import shared_part
+from engine.kv_cache.radix_node import RadixNode, shared_part
 from engine.kv_cache.retention import Retentions
 from engine.kv_manager.arriving_prefixes import ArrivingPrefixes
 from engine.kv_manager.block_tables import BlockTables
@@ -68,6 +68,8 @@ class KVManager:
         )
         self._windows = self.cache.windows
         self._stride = self.needs.stride
+        self._nodes: dict[RequestId, RadixNode] = {}
+        """By request: the deepest node whose pages it uses, locked against eviction."""
         self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
         self.tiers: PageTiers | None = None
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
@@ -134,29 +136,32 @@ class KVManager:
         O(nodes of the cache that only this request reads).
         """
         blocks = len(request.pages) // self._stride
-        return self.needs.pages(blocks - _shared_blocks(request))
+        return self.needs.pages(blocks - self._shared_blocks(request))
+
+    def node_of(self, request: Request) -> RadixNode | None:
+        """The deepest node of the cache whose pages a request uses; None if it has no pages."""
+        return self._nodes.get(request.id)
 
     def is_second_reader(self, request: Request) -> bool:
         """Whether cached pages that one other request had to itself are now also read by this one."""
-        shared = shared_part(request.locked)
+        shared = shared_part(self.node_of(request))
         return shared is not None and shared.depth > 0 and shared.locks == 2
 
     def catch_up(self, request: Request) -> None:
         """Reuse KV that other requests have computed for this prompt since it was admitted."""
-        if request.locked is None:
+        node = self.node_of(request)
+        if node is None:
             return
-        at = request.locked.depth * self.page_size
+        at = node.depth * self.page_size
         if at != request.num_computed:
             return  # its previous chunk is still in flight
-        found = self.cache.match(request.tokens(at, request.num_reusable), after=request.locked)
+        found = self.cache.match(request.tokens(at, request.num_reusable), after=node)
         if not found.pages:
             return
-        first = request.locked.depth
+        first = node.depth
         part = slice(first * self._stride, first * self._stride + len(found.pages))
         ours = request.pages[part]
-        self.cache.lock(found.node)
-        self.cache.unlock(request.locked)
-        request.locked = found.node
+        self._use(request, found.node)
         request.num_computed += found.blocks * self.page_size
         request.pages[part] = self.tables.found(found.pages, first, request.num_computed)
         request.capacity = max(request.capacity, request.num_computed)
@@ -191,26 +196,25 @@ class KVManager:
         if request.state is not None:
             for save in [save for save in request.state.saves if save.position <= upto]:
                 self._store_pages(request, save.position)
-                if request.locked is not None:
-                    self.states.attach(request, save, request.locked)
+                if (node := self.node_of(request)) is not None:
+                    self.states.attach(request, save, node)
         self._store_pages(request, upto)
 
     def _store_pages(self, request: Request, upto: int) -> None:
-        if request.locked is None or not self.cache.enabled:
+        node = self.node_of(request)
+        if node is None or not self.cache.enabled:
             return
-        first, end = request.locked.depth, upto // self.page_size
+        first, end = node.depth, upto // self.page_size
         if end <= first:
             return
         tokens = request.tokens(first * self.page_size, end * self.page_size)
         pages = request.pages[first * self._stride : end * self._stride]
-        inserted = self.cache.insert(tokens, pages, after=request.locked)
+        inserted = self.cache.insert(tokens, pages, after=node)
         self.pool.to_cache(inserted.adopted, request.id)
         self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
             self.tiers.stored(request, first, pages, inserted)
-        self.cache.lock(inserted.node)
-        self.cache.unlock(request.locked)
-        request.locked = inserted.node
+        self._use(request, inserted.node)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Release all pages of a request. Computed ones stay in the cache until evicted.
@@ -231,8 +235,8 @@ class KVManager:
         if request.retention is None or not self.cache.enabled:
             return
         self.store(request, min(request.num_computed, request.num_known))
-        if request.locked is not None:
-            retention, blocks = request.retention, request.locked.path_blocks()
+        if (node := self.node_of(request)) is not None:
+            retention, blocks = request.retention, node.path_blocks()
             for part, seconds in retention.parts(blocks, self.page_size):
                 self.retentions.retain(request.tenant, retention.key, part, seconds, now)
 
@@ -322,15 +326,15 @@ class KVManager:
         branch = found.node.depth
         if not arrives:  # else a peer sends the state
             found = self.states.usable(found)
-        self.cache.lock(found.node)
-        request.locked, cached = found.node, found.blocks
+        self._use(request, found.node)
+        cached = found.blocks
         request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
         if not self.states.begin(request, None if arrives else found, branch, state):
             self._drop_cached_part(request)
             return None
         new = range(cached, blocks)
         places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
-        alone = needs.pages(blocks - _shared_blocks(request))
+        alone = needs.pages(blocks - self._shared_blocks(request))
         fits = len(places) + headroom(alone) <= self.num_available
         fresh = self._take(len(places), request.id, state) if fits else None
         if fresh is None:
@@ -339,18 +343,24 @@ class KVManager:
             return None
         self.stop_waiting(request)
         self.tables.extend(request, blocks, places, fresh)
-        request.num_computed = request.num_passed = cached * self.page_size
+        request.num_computed = cached * self.page_size
         if request.num_cached is None:
             request.num_cached = request.num_computed
         return fresh
 
     def _drop_cached_part(self, request: Request) -> None:
-        if request.locked is not None:
+        if (node := self._nodes.pop(request.id, None)) is not None:
             self._windows.unread(self._windows.among(request.pages))
-            self.cache.unlock(request.locked)
-        request.locked = None
-        request.pages = []
-        request.capacity = request.num_computed = request.num_passed = 0
+            self.cache.unlock(node)
+        self.tables.clear(request)
+        request.num_computed = 0
+
+    def _use(self, request: Request, node: RadixNode) -> None:
+        """`node` is now the deepest one whose pages a request uses."""
+        self.cache.lock(node)
+        before, self._nodes[request.id] = self._nodes.get(request.id), node
+        if before is not None:
+            self.cache.unlock(before)
 
     def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
         if count > self.num_available:
@@ -376,7 +386,6 @@ class KVManager:
         else:
             self.tiers.evicted(pages)
 
-
-def _shared_blocks(request: Request) -> int:
-    """Cached blocks of a request that others read too."""
-    return shared.depth if (shared := shared_part(request.locked)) is not None else 0
+    def _shared_blocks(self, request: Request) -> int:
+        """Cached blocks of a request that others read too."""
+        return shared.depth if (shared := shared_part(self.node_of(request))) is not None else 0

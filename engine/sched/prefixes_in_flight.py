@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TypeAlias
 
 from engine.core.request import Request
+from engine.kv_cache.radix_node import RadixNode
 
 _PageKey: TypeAlias = tuple[int, bytes]
 """A chunk's offset in its prompt, and the tokens of its first page."""
@@ -14,8 +16,10 @@ _PageKey: TypeAlias = tuple[int, bytes]
 class PrefixesInFlight:
     """Chunks by their first page. Calls cost O(tokens of a page); `shared` also compares prefixes."""
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, node_of: Callable[[Request], RadixNode | None]) -> None:
+        """`node_of`: see `KVManager.node_of`."""
         self._page_size = page_size
+        self._node_of = node_of
         self._requests: defaultdict[_PageKey, list[Request]] = defaultdict(list)
         """Nearly always one per key; several differ in the tokens before the page."""
 
@@ -54,7 +58,7 @@ class PrefixesInFlight:
         The nodes in the prefix cache decide up to their depth; only tokens computed after them are compared.
         A request without a node has ended or was preempted: its pages are in the cache, or gone.
         """
-        upper, lower = first.locked, second.locked
+        upper, lower = self._node_of(first), self._node_of(second)
         if upper is None or lower is None:
             return False
         if upper.depth > lower.depth:

@@ -17,7 +17,7 @@ class Prompts:
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, queues: Queues, admission: Admission, chunks: ChunkSizer
     ) -> None:
-        self.in_flight = PrefixesInFlight(kv.page_size)
+        self.in_flight = PrefixesInFlight(kv.page_size, kv.node_of)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._kv = kv
         self._queues = queues
@@ -41,7 +41,7 @@ class Prompts:
     def plan(self, num_decodes: int) -> list[Chunk]:
         """Size the next chunks of the prompts in progress, beside this many decodes."""
         prompts: list[Request] = []
-        planned = PrefixesInFlight(self._kv.page_size)
+        planned = PrefixesInFlight(self._kv.page_size, self._kv.node_of)
         for request in self._admission.in_turn():
             if request.num_computed >= request.capacity:
                 continue
