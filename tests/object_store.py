@@ -66,19 +66,29 @@ def store() -> Iterator[Store]:
 @contextmanager
 def trickling(content: bytes, at_once: int) -> Iterator[str]:
     """URL of a store that answers all with `content`: some at once, then a byte in a tenth of a second."""
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    with answering(head + content, len(head) + at_once) as url:
+        yield url
+
+
+@contextmanager
+def answering(answer: bytes, at_once: int | None = None) -> Iterator[str]:
+    """URL of a store that answers all with these bytes, HEAD with the lines before the body.
+
+    `at_once`: all others come one by one, in a tenth of a second each.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
-    def answer(connection: socket.socket) -> None:
+    def serve_one(connection: socket.socket) -> None:
         with connection:
             try:
                 request = connection.recv(1 << 16)
-                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(content)}\r\n\r\n"
-                connection.sendall(head.encode())
                 if request.startswith(b"HEAD"):
+                    connection.sendall(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
                     return
-                connection.sendall(content[:at_once])
-                for byte in content[at_once:]:
+                connection.sendall(answer[:at_once])
+                for byte in b"" if at_once is None else answer[at_once:]:
                     over.wait(0.1)
                     connection.sendall(bytes([byte]))
             except OSError:
@@ -90,7 +100,7 @@ def trickling(content: bytes, at_once: int) -> Iterator[str]:
                 connection, _ = listener.accept()
             except OSError:
                 return
-            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+            threading.Thread(target=serve_one, args=(connection,), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
     try:

@@ -65,6 +65,7 @@ class BlockObjects:
             import boto3  # an optional dependency, and slow to import
             from botocore.config import Config
             from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+            from botocore.parsers import ResponseParserError
         except ImportError as error:
             raise NoObjectStore(f"{error}; install baton-llm[object-kv]") from None
         self._format = BlockFormat(identity, page_bytes)
@@ -76,7 +77,7 @@ class BlockObjects:
         self._found: deque[tuple[PageKey, BlockHash]] = deque()
         self._lock = threading.Lock()
         self._refusal: Final = ClientError
-        self._troubles: Final = (BotoCoreError, HTTPClientError, OSError)
+        self._troubles: Final = (BotoCoreError, HTTPClientError, ResponseParserError, OSError)
         config = Config(
             connect_timeout=_CONNECT_S,
             read_timeout=_READ_S,
@@ -130,6 +131,8 @@ class BlockObjects:
         return digest
 
     def remove(self, key: PageKey, hash: BlockHash) -> None:
+        with self._lock:
+            self._known.discard((key, hash))  # another worker may write it again
         try:
             with self._asking():
                 self._client.delete_object(Bucket=self._bucket, Key=self._name(key, hash))
@@ -151,7 +154,7 @@ class BlockObjects:
             raise
         body = answer["Body"]
         try:
-            if answer["ContentLength"] != self._format.total_bytes:
+            if answer.get("ContentLength") != self._format.total_bytes:
                 return None
             digest = self._format.digest_of(body.read(self._format.header_bytes), key, hash)
             rest = memoryview(into.data).cast("B")

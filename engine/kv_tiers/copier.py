@@ -80,8 +80,8 @@ class BackgroundCopier:
         wake: Callable[[], None] = lambda: None,
         on_fatal: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """`digest` is called by one thread only. `wake` is called after each job, `on_fatal` when the device
-        fails, both from the threads."""
+        """`digest` is called by one thread only. `wake` is called after each job, `on_fatal` when a thread
+        fails, such as for an error of the device, both from the threads."""
         self._host = host
         self._digest = digest
         self._page_size = page_size
@@ -104,7 +104,9 @@ class BackgroundCopier:
         loops += [(self._read, "kv-reads")] * self._num_readers
         if files is not None and files.look_s:
             loops.append((self._look, "kv-looks"))
-        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for loop, name in loops]
+        self._threads = [
+            threading.Thread(target=self._run, args=(loop,), name=name, daemon=True) for loop, name in loops
+        ]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -145,22 +147,26 @@ class BackgroundCopier:
 
     # ------------------------------------------------------------------------------ threads
 
-    def _copy(self) -> None:
-        under_way: deque[tuple[int, Callable[[], list[int]]]] = deque()
+    def _run(self, loop: Callable[[], None]) -> None:
+        """A thread that ended by itself would leave jobs without an end, and requests that wait for them."""
         try:
-            enter_device(self._device)
-            while under_way or not self._stopping:
-                if self._copies_wanted.acquire(blocking=not under_way) and not self._stopping:
-                    job, copied = self._begin_copy()
-                    under_way.append((job.id, self._digest(job.pages, self._page_size, copied)))
-                    if copied is not None and len(under_way) < _COPIES:
-                        continue
-                if under_way:
-                    id, digests = under_way.popleft()
-                    self._done(Done(id, tuple(digests())))
+            loop()
         except BaseException as error:
             log.exception("a copy of KV failed")
             self._on_fatal(error)
+
+    def _copy(self) -> None:
+        under_way: deque[tuple[int, Callable[[], list[int]]]] = deque()
+        enter_device(self._device)
+        while under_way or not self._stopping:
+            if self._copies_wanted.acquire(blocking=not under_way) and not self._stopping:
+                job, copied = self._begin_copy()
+                under_way.append((job.id, self._digest(job.pages, self._page_size, copied)))
+                if copied is not None and len(under_way) < _COPIES:
+                    continue
+            if under_way:
+                id, digests = under_way.popleft()
+                self._done(Done(id, tuple(digests())))
 
     def _begin_copy(self) -> tuple[Promote | Demote, torch.cuda.Event | None]:
         if self._promotions:

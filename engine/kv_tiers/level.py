@@ -119,8 +119,9 @@ class Level:
             self._remove(key)
 
     def drop(self, key: PageKey) -> None:
-        """Give up a copy that nothing reads, although it may be as it should."""
-        if self._copies[key].is_idle and not self._copies[key].revoked:
+        """Give up a copy that nothing reads, although it may be as it should. No-op if there is none."""
+        copy = self._copies.get(key)
+        if copy is not None and copy.is_idle and not copy.revoked:
             self._remove(key)
 
     def touch(self, keys: Iterable[PageKey]) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Hashable, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.block_hash import BlockHash
 from common.block_key import PageKey
-from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Promote, Remove, Save
 
 
 def _digest(content: Hashable) -> int:
@@ -25,7 +26,11 @@ class FakeCopier:
     slots: dict[int, list[int]] = field(default_factory=dict)
     files: dict[PageKey, tuple[int, list[int]]] = field(default_factory=dict)
     """Digest and content."""
+    hashes: dict[PageKey, BlockHash] = field(default_factory=dict)
+    """Of all that were ever saved."""
     disk_full: bool = False
+    late: bool = False
+    """The store of files does not answer."""
     device_jobs: deque[Any] = field(default_factory=deque)
     disk_jobs: deque[Any] = field(default_factory=deque)
     dones: list[Done] = field(default_factory=list)
@@ -42,8 +47,14 @@ class FakeCopier:
         for _ in range(min(most, len(jobs))):
             self._do(jobs.popleft())
 
+    def find(self, key: PageKey) -> None:
+        """A file turns out to be there."""
+        self.dones.append(Done(FOUND, (), found=((key, self.hashes[key]),)))
+
     def _do(self, job: Job) -> None:
         match job:
+            case Save(id) | Load(id) if self.late:
+                self.dones.append(Done(id, (None,), late=True))
             case Demote(id, pages, slots):
                 for page, slot in zip(pages, slots, strict=True):
                     assert 0 <= slot < self.num_slots
@@ -53,7 +64,8 @@ class FakeCopier:
                 for slot, page in zip(slots, pages, strict=True):
                     self.pool[page][:] = self.slots[slot]
                 self._done(id, [_digest(tuple(self.pool[page])) for page in pages])
-            case Save(id, key, _, digest, slot):
+            case Save(id, key, hash, digest, slot):
+                self.hashes[key] = hash
                 if not self.disk_full:
                     self.files[key] = digest, self.slots[slot].copy()
                 self._done(id, [None if self.disk_full else digest])

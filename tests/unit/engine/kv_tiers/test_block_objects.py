@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from engine.kv_tiers.block_format import BlockFormat
 from engine.kv_tiers.block_objects import BlockObjects, NoObjectStore
 from engine.kv_tiers.jobs import StoreLate
 from engine.kv_tiers.object_url import ObjectUrl
-from tests.object_store import BUCKET, Store, store, trickling
+from tests.object_store import BUCKET, Store, answering, store, trickling
 from tests.unit.engine.kv_tiers.test_copies import BYTES, KEY, OTHER_KEY, Bytes, content
 
 
@@ -143,3 +144,34 @@ def test_an_object_that_trickles_is_late(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_store_without_the_bucket_is_refused(bucket: Store) -> None:
     with pytest.raises(NoObjectStore, match="Not Found"):
         opened(bucket.url.replace(f"s3://{BUCKET}", "s3://other"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", b"HTTP/1.1 200 OK\r\n\r\n", b"nonsense\r\n\r\n"],
+    ids=["not XML", "no length", "not HTTP"],
+)
+def test_what_is_no_store_at_all_is_a_miss_or_late(answer: bytes) -> None:
+    """Such as the page of a proxy."""
+    now = [0.0]
+    with answering(answer) as url:
+        objects = opened(url, clock=lambda: now[0])
+        with suppress(StoreLate):
+            assert objects.look() == []
+        now[0] += block_objects._SILENCE_S
+        with suppress(StoreLate):
+            assert read(objects)[0] is None
+        now[0] += block_objects._SILENCE_S
+        with suppress(StoreLate):
+            objects.write(KEY, 7, 99, content(1))
+        now[0] += block_objects._SILENCE_S
+        objects.remove(KEY, 7)
+        objects.close()
+
+
+def test_an_object_that_was_removed_is_found_when_another_worker_writes_it(bucket: Store) -> None:
+    first, second = opened(bucket.url), opened(bucket.url)
+    first.write(KEY, 7, 99, content(1))
+    first.remove(KEY, 7)  # its KV was damaged
+    second.write(KEY, 7, 99, content(1))
+    assert first.look() == [(KEY, 7)]

@@ -16,7 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.block_key import block_keys, page_key, root_key
+from common.block_hash import BlockHash
+from common.block_key import PageKey, block_keys, page_key, root_key
 from engine.device.batched_copies import BatchedCopies
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv_tiers.copier import BackgroundCopier
@@ -182,6 +183,50 @@ def test_a_removed_file_is_a_miss(threads: Threads) -> None:
     threads.copier.submit(Remove(KEY, 7))
     threads.do(Save(3, OTHER_KEY, 8, 5, slot=0))  # after the removal
     assert threads.do(Load(4, KEY, 7, slot=1)).digests == (None,)
+
+
+class Broken:
+    """Files whose code fails as nothing expects."""
+
+    readers = writers = 1
+    look_s = 0.0
+
+    def look(self) -> list[tuple[PageKey, BlockHash]]:
+        raise KeyError("look")
+
+    def read(self, key: PageKey, hash: BlockHash, into: Bytes) -> int | None:
+        raise KeyError("read")
+
+    def write(self, key: PageKey, hash: BlockHash, digest: int, content: Bytes) -> None:
+        raise KeyError("write")
+
+    def remove(self, key: PageKey, hash: BlockHash) -> None:
+        raise KeyError("remove")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("job", [Load(1, KEY, 7, 0), Save(1, KEY, 7, 5, 0), Remove(KEY, 7), None])
+def test_a_thread_that_fails_is_fatal_and_not_forgotten(job: Job | None) -> None:
+    """A job without an end would keep its slot and the requests that wait for it."""
+    deaths: list[BaseException] = []
+    died = threading.Event()
+
+    def on_fatal(error: BaseException) -> None:
+        deaths.append(error)
+        died.set()
+
+    files = Broken()
+    files.look_s = 0.0 if job is not None else 1.0
+    host = HostPages(torch.rand(9, 2, 12), num_slots=8)
+    copier = BackgroundCopier(host, lambda *_: list, 4, files, on_fatal=on_fatal)
+    copier.start()
+    if job is not None:
+        copier.submit(job)
+    assert died.wait(30)
+    copier.stop()
+    assert len(deaths) == 1
 
 
 class EventsOfAGpu(HostPages):

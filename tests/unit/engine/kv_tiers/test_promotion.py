@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.kv_cache.journal import CacheChange
+from engine.kv_tiers.jobs import Load
 from engine.kv_tiers.stats import Fault, Tier
 from router.placement.account.cached_prefixes import CachedPrefixes
 from rpc.baton.v1 import worker_pb2
@@ -149,3 +150,24 @@ def test_the_report_of_blocks_is_what_can_be_reused(disk_files: int) -> None:
 
 def report(known: CachedPrefixes, change: CacheChange) -> None:
     known.changed(worker_pb2.CacheChange(stored=change.stored, blocks=change.blocks, below=change.below))
+
+
+def test_a_tier_that_is_cleared_during_a_late_read_stays_cleared() -> None:
+    """The file is given up already when the store is found not to answer."""
+    tiered = Tiered(host_slots=8, disk_files=100, below=Tier.OBJECT, disk_pause_s=0.0)
+    tiered.answer(make_request(1, FIRST, 2))
+    for number in range(2, 6):
+        tiered.answer(make_request(number, [token + number for token in OTHER], 2))
+    again = make_request(9, [*FIRST, 90], 2)
+    tiered.engine.submit(again)
+    tiered.engine.step()
+    assert any(isinstance(job, Load) for job in tiered.copier.disk_jobs)
+    assert tiered.tiers.clear(Tier.OBJECT, None)
+    tiered.copier.late = True
+    tiered.copier.work(disk=True)
+    tiered.engine.tend()
+    tiered.copier.late = False
+    while tiered.engine.has_work:
+        tiered.engine.step()
+        tiered.copy_all()
+    assert again.output == reference(again.prompt, 2)

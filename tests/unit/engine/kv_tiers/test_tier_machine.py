@@ -18,6 +18,7 @@ from common.block_key import root_key
 from common.kv_groups import ONE_GROUP, KVGroup, group_layers
 from engine.core.request import Request
 from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.stats import Tier
 from engine.kv_tiers.tiers import KVTiers
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
@@ -32,6 +33,7 @@ class TierMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         slots=st.integers(2, 30),
         files=st.sampled_from([0, 4, 100]),
+        below=st.sampled_from([Tier.DISK, Tier.OBJECT]),
         batch=st.integers(1, 4),
         pages=st.integers(9, 14),
         groups=st.sampled_from(GROUPS),
@@ -42,6 +44,7 @@ class TierMachine(RuleBasedStateMachine):
         overlap: bool,
         slots: int,
         files: int,
+        below: Tier,
         batch: int,
         pages: int,
         groups: tuple[KVGroup, ...],
@@ -64,6 +67,7 @@ class TierMachine(RuleBasedStateMachine):
         limits = TierLimits(
             host_slots=slots,
             disk_files=files,
+            below=below,
             ahead=min(slots, pages),
             batch=batch,
             loads=batch,
@@ -118,7 +122,10 @@ class TierMachine(RuleBasedStateMachine):
                 request = self.live.pop(out.request.id)
                 assert request.output == reference(request.prompt, request.sampling.max_tokens)
 
-    @rule(kind=st.sampled_from(["host", "files", "deleted", "full", "room", "slow"]), bit=st.integers(0, 30))
+    @rule(
+        kind=st.sampled_from(["host", "files", "deleted", "full", "room", "slow", "late", "answers"]),
+        bit=st.integers(0, 30),
+    )
     def fault(self, kind: str, bit: int) -> None:
         copier = self.copier
         match kind:
@@ -132,8 +139,27 @@ class TierMachine(RuleBasedStateMachine):
                 copier.files.clear()
             case "slow":
                 self.now += 1.0
+            case "late" | "answers":
+                copier.late = kind == "late"
             case _:
                 copier.disk_full = kind == "full"
+
+    @rule(index=st.integers(0, 100))
+    def find(self, index: int) -> None:
+        """Another worker may have written a file, or this one before it lost track of it."""
+        if self.tiers.disk.num_slots and self.copier.files:
+            files = sorted(self.copier.files)
+            self.copier.find(files[index % len(files)])
+
+    @rule(tier=st.sampled_from([None, *Tier]), share=st.integers(1, 3))
+    def clear(self, tier: Tier | None, share: int) -> None:
+        """All blocks of a place, or some."""
+        some = None if share == 1 else {block for block in self.reported if block % share}
+        if tier is None:
+            self.engine.kv.clear(some)
+        else:
+            self.tiers.clear(tier, some)
+        self.engine.check_pages()
 
     @rule(data=st.data(), abort=st.booleans())
     def interrupt(self, data: st.DataObject, abort: bool) -> None:
@@ -152,7 +178,7 @@ class TierMachine(RuleBasedStateMachine):
                 break
             self.run(1, 10, 10)
         assert not self.live, "a request was forgotten"
-        self.copier.disk_full = False
+        self.copier.disk_full = self.copier.late = False
         for _ in range(200):
             self.run(1, 10, 10)
         assert not self.tiers._jobs
