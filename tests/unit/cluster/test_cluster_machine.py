@@ -1,6 +1,7 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
-a network that does its worst. Prompts are handed off, answers move, requests are preempted,
-clients leave, workers end and are replaced, and time passes, all at any moment.
+a network that does its worst. Prompts are handed off, prefixes pulled, answers move, requests are preempted,
+clients leave, caches are cleared, workers end and are replaced, and time passes, all at any moment; with
+every kind of KV, with and without tiers, drafts and retained prefixes.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
 way to a page that was not lent. In the end every answer is complete, and nothing is left of it anywhere.
@@ -17,24 +18,83 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from engine.config import Policy
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.selector import CachedElsewhere, Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
-from tests.unit.cluster.whole_worker import HANDOFF_TIMEOUT_S, WholeWorker
+from tests.unit.cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
 from tests.unit.engine.fake_runner import reference
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 
 WORKERS = 3
 MOST_CLIENTS = 5
+"""At a time, when others come."""
 MOST_ENDS = 3
 MOVE_S = 5.0
 INDEX = st.integers(0, 10**6)
+
+
+PROMPTS = st.builds(
+    lambda prefix, rest: prefix + rest,
+    st.sampled_from([[], [0] * 8, [1] * 12, [0] * 4 + [2] * 8, [2] * 16]),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
+"""Most begin as others do."""
+WINDOWS: list[tuple[int | None, ...]] = [(None,), (None, 3), (5,), (2, None, 9)]
+ORDERS: list[dict[str, Any]] = [{}, {"policy": Policy.PRIORITY, "priority_preemption_threshold": 0}]
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: list[int]
+    length: int
+    places: list[int]
+    priority: int
+    pulled: int
+    kept_s: float
+    answers: int
+
+    def sequence(self) -> tuple[SequenceState, list[int]]:
+        """And its only right answer."""
+        sampling = sampling_pb2.SamplingParams(
+            max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
+        )
+        kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
+        sequence = SequenceState(
+            self.prompt, sampling, Waterfall(0.0), priority=self.priority, retention=kept
+        )
+        return sequence, reference(self.prompt, self.length, ignore_eos=True)
+
+
+QUESTIONS = st.builds(
+    Question,
+    prompt=PROMPTS,
+    length=st.sampled_from([1, 2, 12, 40, 40, 40]),
+    places=st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=4),
+    priority=st.integers(0, 2),
+    pulled=st.integers(0, 4),
+    kept_s=st.sampled_from([0.0, 3.0]),
+    answers=st.sampled_from([1, 1, 2]),
+)
+
+
+@st.composite
+def kinds(draw: st.DrawFn) -> Kind:
+    """Plain ones among them: what needs many events is found with them."""
+    windows = draw(st.sampled_from(WINDOWS))
+    return Kind(
+        windows=windows,
+        num_state_slots=draw(st.sampled_from([0, 6, 9])) if windows == (None,) else 0,
+        host_slots=draw(st.sampled_from([0, 5, 40])),
+        num_files=draw(st.sampled_from([0, 30])),
+        right=draw(st.sampled_from([None, 0.0, 0.6, 1.0])),
+    )
 
 
 def pick(items: Any, index: int) -> Any:
@@ -47,6 +107,8 @@ class Client:
     places: list[int]
     """Of the workers of its attempts, in turn."""
     right: list[int]
+    pulled: int
+    """Blocks that each attempt gets from another worker's cache first, if that has them."""
     attempt: Any = None
     task: Any = None
 
@@ -56,22 +118,47 @@ class ClusterMachine(RuleBasedStateMachine):
         pages=st.integers(15, 24),
         chunk=st.sampled_from([4, 8, 13]),
         overlap=st.booleans(),
-        radix=st.booleans(),
+        radix=st.sampled_from([True, True, True, False]),
+        kind=kinds(),
+        order=st.sampled_from(ORDERS),
+        retained=st.sampled_from([0.0, 0.5]),
+        before=st.lists(QUESTIONS, max_size=6),
     )
-    def start(self, pages: int, chunk: int, overlap: bool, radix: bool) -> None:
+    def start(
+        self,
+        pages: int,
+        chunk: int,
+        overlap: bool,
+        radix: bool,
+        kind: Kind,
+        order: dict[str, Any],
+        retained: float,
+        before: list[Question],
+    ) -> None:
+        """`before`: those that have been answered, and are in the caches."""
         self.loop = ManualClockLoop()
         self.unnoticed: list[str] = []
         self.network = Network(unnoticed=self.unnoticed)
-        self.engine = {"num_pages": pages, "chunk_budget": chunk, "overlap": overlap, "radix_cache": radix}
+        self.engine = {
+            "num_pages": pages * len(kind.windows),
+            "chunk_budget": chunk,
+            "overlap": overlap,
+            "radix_cache": radix,
+            "retained_kv_share": retained,
+            **order,
+        }
+        self.kind = kind
         self.epochs = 0
         self.workers = [self.make_worker(f"w{i}") for i in range(WORKERS)]
         self.gone: list[WholeWorker] = []
         self.clients: list[Client] = []
         self.moves: list[asyncio.Task[bool]] = []
+        for question in before:
+            self.clients_come([question], rounds=50)
 
     def make_worker(self, name: str) -> WholeWorker:
         self.epochs += 1
-        return WholeWorker(name, self.epochs, self.network, self.loop.time, **self.engine)
+        return WholeWorker(name, self.epochs, self.network, self.loop.time, self.kind, **self.engine)
 
     def settle(self, act: Callable[[], object] = lambda: None) -> None:
         """`act`, and what the router does about it."""
@@ -97,34 +184,30 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def make_attempt(self, client: Client) -> Attempt:
         places = client.places
-        first, second = (self.workers[place] for place in places[:2])
+        first, second, third = (self.workers[place] for place in places[:3])
         client.places = [*places[2:], *places[:2]]
         sequence: Any = client.sequence
+        elsewhere: Any = CachedElsewhere(third, client.pulled * PAGE) if client.pulled else None  # type: ignore[arg-type]
         if first is second:
-            return MixedAttempt(sequence, Route(lambda _: first, is_local=True, why=""))
+            return MixedAttempt(sequence, Route(lambda _: first, is_local=True, why="", source=elsewhere))
 
         def choose(role: int) -> Any:
             return first if role == ROLE_PREFILL else second
 
-        route = Route(choose, is_local=False, why="", may_wait=first.worker_id < second.worker_id)
+        may_wait = first.worker_id < second.worker_id
+        route = Route(choose, is_local=False, why="", may_wait=may_wait, source=elsewhere)
         return DisaggAttempt(sequence, route, HANDOFF_TIMEOUT_S)
 
-    @precondition(lambda self: len(self.clients) < MOST_CLIENTS)
-    @rule(
-        prompt=st.lists(st.integers(0, 2), min_size=1, max_size=20),
-        length=st.sampled_from([1, 2, 12, 40, 40, 40]),
-        places=st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=4),
-        rounds=st.integers(0, 12),
-    )
-    def a_client_comes(self, prompt: list[int], length: int, places: list[int], rounds: int) -> None:
-        """And gets so far, so that most runs come to the interesting places."""
-        sampling = sampling_pb2.SamplingParams(
-            max_tokens=length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
-        )
-        sequence = SequenceState(prompt, sampling, Waterfall(0.0))
-        client = Client(sequence, places, reference(prompt, length, ignore_eos=True))
-        self.clients.append(client)
-        client.task = self.loop.create_task(self.read(client))
+    @precondition(lambda self: len(self.served()) < MOST_CLIENTS)
+    @rule(asked=st.lists(QUESTIONS, min_size=1, max_size=3), rounds=st.sampled_from([0, 1, 3, 6, 12, 50]))
+    def clients_come(self, asked: list[Question], rounds: int) -> None:
+        """And get so far, so that most runs come to the interesting places."""
+        for question in asked:
+            for _ in range(question.answers):
+                sequence, right = question.sequence()
+                client = Client(sequence, question.places, right, question.pulled)
+                self.clients.append(client)
+                client.task = self.loop.create_task(self.read(client))
         self.settle()
         self.go_on(rounds)
 
@@ -150,7 +233,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------------------------ workers
 
-    @rule(rounds=st.integers(1, 4))
+    @rule(rounds=st.integers(1, 20))
     def go_on(self, rounds: int) -> None:
         """Everything goes as it should."""
         for _ in range(rounds):
@@ -168,6 +251,31 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(place=st.integers(0, WORKERS - 1))
     def transfer(self, place: int) -> None:
         self.workers[place].transfer()
+
+    @precondition(lambda self: self.kind.host_slots)
+    @rule(place=st.integers(0, WORKERS - 1))
+    def copy(self, place: int) -> None:
+        self.workers[place].copy()
+
+    @precondition(lambda self: self.kind.host_slots)
+    @rule(place=st.integers(0, WORKERS - 1), index=INDEX)
+    def damage(self, place: int, index: int) -> None:
+        """A bit of a copy in host memory, or a file."""
+        copier = self.workers[place].copier
+        if copier is not None and copier.slots:
+            pick(list(copier.slots.values()), index)[index % PAGE] ^= 1
+        if copier is not None and copier.files and index % 2:
+            del copier.files[pick(sorted(copier.files), index)]
+
+    @rule(
+        place=st.integers(0, WORKERS - 1),
+        places=st.lists(st.sampled_from(["pool", "host", "disk"]), min_size=1, unique=True),
+        key=st.sampled_from([None, "k"]),
+    )
+    def clear(self, place: int, places: list[str], key: str | None) -> None:
+        request = worker_pb2.ManageCacheRequest(clear=places, key=key)
+        handler = self.workers[place].worker.handler
+        self.workers[place].inbox.append(lambda: handler.manage_cache(request))
 
     @rule(place=st.integers(0, WORKERS - 1))
     def events_arrive(self, place: int) -> None:
@@ -242,6 +350,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.commands_arrive(place)
             self.transfer(place)
             self.turn(place, True)
+            self.workers[place].copy()
             self.transfer(place)
             self.events_arrive(place)
 
@@ -280,4 +389,4 @@ class ClusterMachine(RuleBasedStateMachine):
 
 
 TestClusterMachine = ClusterMachine.TestCase
-TestClusterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestClusterMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

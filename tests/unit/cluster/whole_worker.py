@@ -6,21 +6,33 @@ the router, commands to the KV endpoint and its events, and what the router is t
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
+from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from common.kv_groups import full_group
+from benchmarks.lib.engines.oracle import Oracle, speculate
+from common.block_key import root_key
+from common.kv_groups import full_group, group_layers
+from engine.config import SpeculationConfig
+from engine.core.request import Request
 from engine.kv_cache.pages import PageState
+from engine.kv_tiers.limits import TierLimits
+from engine.kv_tiers.tiers import KVTiers
+from engine.speculation.drafters import Drafter
 from kv_transfer import KVEndpoint, KVLayout, KVPort, ReceiverCommands, SenderCommands
+from kv_transfer.state_layout import StateLayout
 from rpc.baton.v1 import worker_pb2
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 from tests.unit.engine.engines import make_engine
+from tests.unit.engine.fake_runner import VOCAB, reference
+from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.worker.handlers import handled
 from worker.session.convert import peer_to_proto
@@ -32,17 +44,44 @@ LAYOUT = KVLayout(
 )
 
 
-class _Page:
-    """What the fake model keeps of a page, as keys; the values are all 0."""
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a worker's KV is, where it goes, and whether its tokens are drafted."""
+
+    windows: tuple[int | None, ...] = (None,)
+    """Of the groups of layers."""
+    num_state_slots: int = 0
+    host_slots: int = 0
+    """Pages on the tier below the pool; 0: there is none."""
+    num_files: int = 0
+    """Pages on the tier below that."""
+    right: float | None = None
+    """How often a draft is right; None: there are no drafts."""
+
+
+class _Page(MutableSequence[int]):
+    """What the fake model keeps of a page, as keys; it leaves the values alone."""
 
     def __init__(self, keys: np.ndarray) -> None:
         self._keys = keys
 
-    def __getitem__(self, offset: int) -> int:
-        return int(self._keys[offset])
+    def __getitem__(self, place: Any) -> Any:
+        return self._keys[place].tolist()
 
-    def __setitem__(self, offset: int, digest: int) -> None:
-        self._keys[offset] = digest
+    def __setitem__(self, place: Any, digest: Any) -> None:
+        self._keys[place] = digest
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __delitem__(self, place: Any) -> None:
+        raise TypeError("pages do not shrink")
+
+    def insert(self, index: int, value: int) -> None:
+        raise TypeError("pages do not grow")
+
+    def copy(self) -> list[int]:
+        return self[:]
 
 
 class _Stream:
@@ -61,23 +100,50 @@ class WholeWorker(FakeSession):
     """A worker, and the router's session with it."""
 
     def __init__(
-        self, worker_id: str, epoch: int, network: Network, clock: Callable[[], float], **engine: Any
+        self,
+        worker_id: str,
+        epoch: int,
+        network: Network,
+        clock: Callable[[], float],
+        kind: Kind,
+        **engine: Any,
     ) -> None:
         info = worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch)
         super().__init__(info, max_running_requests=4)
+        groups = group_layers(kind.windows, 64)
+        states = kind.num_state_slots
+        ticks = count()  # some waits are measured, and time must not stand still
+        engine |= {
+            "groups": groups,
+            "num_state_slots": states,
+            "clock": lambda: clock() + next(ticks) * 1e-6,
+        }
         self.engine = make_engine(page_size=PAGE, max_running_requests=4, **engine)
-        self.engine.kv.cache.keep_journal()
-        pages = self.engine.kv.pool.num_pages
-        pool = Pool(pages, LAYOUT)
-        keys = pool.bytes.reshape(-1).view("<u4").reshape(pages, 2, PAGE)[:, 0]
         runner: Any = self.engine.runner
+        pages = len(runner.memory)
+        of_slot = len(runner.pages_of_slot(0))
+        state = StateLayout(1, ((1, (of_slot * LAYOUT.page_bytes,)),)) if states else None
+        layout = replace(LAYOUT, groups=groups, state=state)
+        pool = Pool(pages, layout)
+        pool.bytes[:] = 0xEE
+        keys = pool.bytes.reshape(-1).view("<u4").reshape(pages, 2, PAGE)[:, 0]
         runner.memory = [_Page(keys[page]) for page in range(pages)]
+        self.copier: FakeCopier | None = None
+        self._keep_cache(kind)
+        if kind.right is not None:
+            rng, right = random.Random(epoch), kind.right
+
+            def drafters_of(request: Request) -> list[Drafter]:
+                answer = reference(list(request.prompt), request.sampling.max_tokens, ignore_eos=True)
+                return [Oracle(answer, VOCAB, right, rng)]
+
+            speculate(self.engine, SpeculationConfig(num_draft_tokens=3, adaptive=False), drafters_of)
         times = count(1)
         name = f"{worker_id}-{epoch}"
         self.port = KVPort(
             NetworkTransport(name, pool, network),
             pool.memory,
-            LAYOUT,
+            layout,
             epoch,
             reopen=lambda: NetworkTransport(f"{name}~{next(times)}", pool, network),
         )
@@ -97,6 +163,18 @@ class WholeWorker(FakeSession):
         self.worker.handler.open(self._stream)
         self.info.peer.CopyFrom(peer_to_proto(self.port.peer))
 
+    def _keep_cache(self, kind: Kind) -> None:
+        kv = self.engine.kv
+        runner: Any = self.engine.runner
+        if not (kind.host_slots and kv.cache.enabled):
+            kv.cache.keep_journal()
+            return
+        host = kind.host_slots
+        limits = TierLimits(host_slots=host, disk_files=kind.num_files, ahead=host, batch=2, loads=2)
+        self.copier = FakeCopier(runner.memory, host)
+        tiers = KVTiers(limits, groups=kv.needs.groups)
+        kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
+
     # ------------------------------------------------------------------------------ as a session
 
     @property
@@ -113,6 +191,7 @@ class WholeWorker(FakeSession):
         for events in (
             batch.started,
             batch.reserved,
+            batch.wanted,
             batch.progress,
             batch.arrived,
             batch.tokens,
@@ -145,10 +224,18 @@ class WholeWorker(FakeSession):
             output = self.engine.step(block=block)
             if not output.blocked:
                 handler.on_step(output)
+        else:
+            self.engine.tend()
         outbox.report_load(handler.load())
         outbox.report_cache(handler.cache_changes())
         outbox.flush(0)
         self.engine.proceed()
+
+    def copy(self) -> None:
+        """What the threads of tiers do."""
+        if self.copier is not None:
+            self.copier.work(disk=False)
+            self.copier.work(disk=True)
 
     def transfer(self) -> None:
         """One iteration of the transfer thread."""
@@ -170,7 +257,14 @@ class WholeWorker(FakeSession):
         for write in network.writes:
             if write.target == self.port.transport.name:
                 for copy in write.copies:
-                    assert self.engine.kv.pool.state(copy.remote // LAYOUT.page_bytes) in lent
+                    assert self._state(copy.remote // LAYOUT.page_bytes) in lent
+
+    def _state(self, page: int) -> PageState:
+        """Pages of slots for states are behind the others."""
+        kv, runner = self.engine.kv, self.engine.runner
+        if page < kv.pool.num_pages:
+            return kv.pool.state(page)
+        return kv.states.pool.state((page - kv.pool.num_pages) // len(runner.pages_of_slot(0)))
 
     @property
     def is_at_rest(self) -> bool:
@@ -186,10 +280,21 @@ class WholeWorker(FakeSession):
 
     def check_at_rest(self) -> None:
         """Nothing is left of any request."""
+        for _ in range(3):
+            self.copy()
+            self.turn()
+        while self.says:
+            self.tell()
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
         assert self.worker.handler.idle
         assert not self.listeners
         assert (self.load.requests, self.load.tokens) == (0, 0)
         assert not self.load.cached._expected
-        assert self.load.cached._stored == set(self.engine.kv.cache.blocks())
+        assert self.load.cached._stored == {
+            block for change in self.engine.kv.contents() for block in change.blocks
+        }
+        states = self.engine.kv.states
+        slots = states.pool.counts()
+        assert slots.free + slots.cached == slots.total
+        assert states.num_available == slots.total, "a checkpoint is read for ever"
