@@ -23,6 +23,8 @@ _IDLE_S: Final = 5.0
 class MetricsServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
+    """Connections beyond socketserver's 5 that arrive at once would be tried again after a second or more."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._room = BoundedSemaphore(_CONNECTIONS)
@@ -39,6 +41,11 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             self._room.release()
+
+    def shutdown(self) -> None:
+        """Stop serving. `serve_forever` looks for this twice a second, unless something wakes it."""
+        self.socket.shutdown(socket.SHUT_RDWR)
+        super().shutdown()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or sent no request in time, is not worth a traceback."""
