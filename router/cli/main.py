@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 
 from common.log_format import formatter
@@ -22,7 +23,16 @@ _USAGE_ERROR = 2
 _RAY_LOST = 3
 _FRONT_END = "front-end"
 """Of `--frontends`: the settings come through standard input."""
-_CLIENTS = ("chat", "top", "batch")
+_OTHERS = {
+    "doctor": "router.cli.doctor.command",
+    "plan": "router.cli.plan",
+    "drain-node": "router.cli.drain_node",
+    "chat": "router.client.chat",
+    "top": "router.client.top",
+    "batch": "router.client.batch",
+}
+"""Commands that need no server, each with the module whose `run` takes the arguments after the name. Imported
+when asked for: torch and the simulator take seconds."""
 _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 """Read by the libraries when they are imported. Variables that the user has set take precedence."""
 
@@ -32,22 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
-    if arguments and arguments[0] == "doctor":
-        from router.cli import doctor  # the only command that imports torch
-
-        return doctor.run(arguments)
-    if arguments and arguments[0] == "plan":
-        from router.cli import plan  # it alone needs the simulator
-
-        return plan.run(arguments[1:])
-    if arguments and arguments[0] == "drain-node":
-        from router.cli import drain_node  # not needed by the server
-
-        return drain_node.run(arguments[1:])
-    if arguments and arguments[0] in _CLIENTS:
-        from router.client.commands import COMMANDS as CLIENTS  # not needed by the server
-
-        return CLIENTS[arguments[0]](arguments[1:])
+    if arguments and arguments[0] in _OTHERS:
+        status: int = import_module(_OTHERS[arguments[0]]).run(arguments[1:])
+        return status
     is_front_end = arguments[:1] == [_FRONT_END]
     try:
         _check_command(arguments)
@@ -107,7 +104,7 @@ def _serve_several(configs: Sequence[RouterConfig]) -> int:
 def _check_command(arguments: Sequence[str]) -> None:
     """Raises ConfigError for a first word that is nearly a command; others are models."""
     word = arguments[0] if arguments else ""
-    close = get_close_matches(word, [*COMMANDS, *_CLIENTS, "doctor", "drain-node", "plan"], n=1, cutoff=0.75)
+    close = get_close_matches(word, [*COMMANDS, *_OTHERS], n=1, cutoff=0.75)
     if close and not Path(word).exists():
         raise ConfigError(
             [f"{word} is not a command; did you mean `router {close[0]}`? A model is given as --model {word}"]

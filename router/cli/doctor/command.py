@@ -72,9 +72,9 @@ _FLAGS: Final = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Exit status: 0, 1 when something failed, 2 for wrong flags or a wrong file."""
+    """Takes the arguments after "doctor". Exit status: 0, 1 if a check failed, 2 for wrong flags or files."""
     try:
-        config, only_transports = _parse(argv[1:])
+        config, only_transports = _parse(argv)
     except ConfigError as error:
         print(*(f"router doctor: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
         return 2

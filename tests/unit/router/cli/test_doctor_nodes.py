@@ -102,15 +102,15 @@ def test_a_wrong_file_of_settings_is_a_usage_error(
 ) -> None:
     file = tmp_path / "router.yaml"
     file.write_text("ray-adress: auto\n")
-    assert command.run(["doctor", "--config", str(file)]) == 2
+    assert command.run(["--config", str(file)]) == 2
     assert "did you mean ray-address?" in capsys.readouterr().err
 
 
 def test_wrong_ports_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(["doctor", "--ray-address", "auto", "--worker-ports", "80"]) == 2
+    assert command.run(["--ray-address", "auto", "--worker-ports", "80"]) == 2
     assert "--worker-ports 80 is not LOW-HIGH" in capsys.readouterr().err
 
 
 def test_a_cluster_that_cannot_be_joined_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.run(["doctor", "--ray-address", "no-such-address"]) == 1
+    assert command.run(["--ray-address", "no-such-address"]) == 1
     assert "cannot join no-such-address" in capsys.readouterr().out
