@@ -36,11 +36,8 @@ _SCALARS: Final = {field.name for field in fields(SamplingParams)} - {
     "grammar",
 }
 
-_GRAMMAR_KINDS: Final[dict[sampling_pb2.GrammarKind, GrammarKind]] = {
-    sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.JSON_SCHEMA,
-    sampling_pb2.GRAMMAR_KIND_REGEX: GrammarKind.REGEX,
-    sampling_pb2.GRAMMAR_KIND_CHOICE: GrammarKind.CHOICE,
-    sampling_pb2.GRAMMAR_KIND_EBNF: GrammarKind.EBNF,
+_GRAMMAR_KINDS: Final[dict[int, GrammarKind]] = {
+    sampling_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind
 }
 
 

@@ -13,12 +13,7 @@ from engine.grammar.source import check_grammar
 from router.errors import InvalidRequest
 from rpc.baton.v1 import sampling_pb2
 
-_KINDS: Final = {
-    GrammarKind.JSON_SCHEMA: sampling_pb2.GRAMMAR_KIND_JSON_SCHEMA,
-    GrammarKind.REGEX: sampling_pb2.GRAMMAR_KIND_REGEX,
-    GrammarKind.CHOICE: sampling_pb2.GRAMMAR_KIND_CHOICE,
-    GrammarKind.EBNF: sampling_pb2.GRAMMAR_KIND_EBNF,
-}
+_KINDS: Final = {sampling_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 _KEPT: Final = 256
 _INLINE_CHARACTERS: Final = 256
@@ -60,14 +55,14 @@ class ConstraintChecks:
 
 
 def grammar_to_proto(grammar: Grammar) -> sampling_pb2.Grammar:
-    return sampling_pb2.Grammar(kind=_KINDS[grammar.kind], text=grammar.text)
+    return sampling_pb2.Grammar(kind=f"GRAMMAR_KIND_{grammar.kind.name}", text=grammar.text)
 
 
 def constraint_from_proto(message: sampling_pb2.Grammar, param: str) -> Constraint:
     """Raises InvalidRequest for an unknown kind."""
-    for kind, number in _KINDS.items():
-        if number == message.kind:
-            return Constraint(Grammar(kind, message.text), param)
-    raise InvalidRequest(
-        f"{param}.kind must be one of GrammarKind, not {message.kind}.", param=f"{param}.kind"
-    )
+    kind = _KINDS.get(message.kind)
+    if kind is None:
+        raise InvalidRequest(
+            f"{param}.kind must be one of GrammarKind, not {message.kind}.", param=f"{param}.kind"
+        )
+    return Constraint(Grammar(kind, message.text), param)

@@ -13,7 +13,6 @@ SHARED = [5, 6, 7, 8] * 5
 
 
 def slots(engine: Engine) -> PageCounts:
-    assert engine.kv.states is not None
     return engine.kv.states.pool.counts()
 
 
