@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,12 @@ def deviation(predicted: torch.Tensor, expected: torch.Tensor) -> float:
 def oracle(model: PreTrainedModel, forced: Forced) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities [positions, vocab] in float32, and those of transformers' own bfloat16 run."""
     tokens = torch.tensor([forced.tokens], device="cuda")
-    exact = model.float().cuda()(tokens).logits[0].float().log_softmax(-1).cpu()
-    rounded = model.bfloat16()(tokens).logits[0].float().log_softmax(-1).cpu()
-    model.float()
-    return exact, rounded
+    model.cuda()
+    rounded = copy.deepcopy(model)
+    for parameter in rounded.parameters():  # frequencies of rotations stay in float32
+        parameter.data = parameter.data.bfloat16()
+    exact, near = (each(tokens).logits[0].float().log_softmax(-1).cpu() for each in (model, rounded))
+    return exact, near
 
 
 def deviations(model: PreTrainedModel, work: list[Forced]) -> tuple[float, float]:
