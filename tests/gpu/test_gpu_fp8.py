@@ -71,9 +71,12 @@ def test_products_equal_those_of_the_dequantized_values(
 
 @pytest.mark.parametrize("rows_of_input", [1, 2, 8, 16, 17])
 @pytest.mark.parametrize(("depth", "features"), [*SHAPES, (4096, 28_672)])
-def test_a_gated_product_is_that_of_its_halves(depth: int, features: int, rows_of_input: int) -> None:
+@pytest.mark.parametrize("kind", [Fp8Rows, Fp8Blocks])
+def test_a_gated_product_is_that_of_its_halves(
+    kind: type[Fp8Rows | Fp8Blocks], depth: int, features: int, rows_of_input: int
+) -> None:
     """In one kernel for few rows."""
-    method = Fp8Rows(BF16)
+    method = kind(BF16)
     packed = cast(LinearMethod, method.on_device(stored(method, features, depth)))
     x = torch.randn(rows_of_input, depth, device=CUDA, dtype=BF16) * 3
     layer = Linear(1, 1, bias=False)

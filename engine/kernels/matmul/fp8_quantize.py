@@ -56,6 +56,7 @@ def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch
         scales = scales.t()
     if num_rows:
         count = min(triton.next_power_of_2(groups), _GROUPS)
+        use_pdl = supports_pdl(x.device)
         _quantize_groups[(num_rows, triton.cdiv(groups, count))](
             x,
             out,
@@ -68,7 +69,9 @@ def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch
             largest=LARGEST,
             width=BLOCK,
             count=count,
+            use_pdl=use_pdl,
             num_warps=4,
+            launch_pdl=use_pdl,
         )
     return out, scales
 
@@ -114,11 +117,13 @@ def _quantize_groups(  # type: ignore[no-untyped-def]
     largest: tl.constexpr,
     width: tl.constexpr,
     count: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * count + tl.arange(0, count)
     column = group[:, None] * width + tl.arange(0, width)[None, :]
     inside = column < size
+    pdl_wait(use_pdl)
     x = tl.load(x_ptr + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), axis=1), 1e-12) / largest
     tl.store(out_ptr + row * size + column, quantized(x, scale[:, None], largest), mask=inside)

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.matmul.grouped_matmul import BLOCK
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _ROWS: Final = 4
@@ -19,7 +20,8 @@ _ROWS: Final = 4
 
 
 Scales: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Of a vector [1] and of the rows of a weight [out], both e4m3."""
+"""Of a vector [1] and of the rows of a weight [out], both e4m3; or of their blocks, [1, in / 128] and
+[out / 128, in / 128]."""
 
 
 class _Tiling(NamedTuple):
@@ -81,7 +83,8 @@ def _launch(
     scales: Scales | None,
 ) -> None:
     num_rows, num_columns = out.shape[1], weight.shape[1]
-    tiling = _tiling(num_columns, gated=gated, scaled=scales is not None)
+    blocks = scales is not None and scales[1].dim() == 2
+    tiling = _tiling(num_columns, gated=gated, scaled=scales is not None, blocks=blocks)
     use_pdl = supports_pdl(x.device)
     _matvec[(num_rows // tiling.rows,)](
         x,
@@ -94,6 +97,7 @@ def _launch(
         has_bias=bias is not None,
         gated=gated,
         scaled=scales is not None,
+        block=BLOCK if blocks else 0,
         tile_rows=tiling.rows,
         tile_columns=tiling.columns,
         ahead=tiling.ahead,
@@ -104,17 +108,18 @@ def _launch(
     )
 
 
-def _tiling(num_columns: int, *, gated: bool, scaled: bool) -> _Tiling:
+def _tiling(num_columns: int, *, gated: bool, scaled: bool, blocks: bool) -> _Tiling:
     """The fastest on an H200: one wide tile for short rows, pipelined tiles for long rows.
 
-    `scaled`: of 8-bit values, of which a program reads half the bytes.
+    `scaled`: of 8-bit values, of which a program reads half the bytes. `blocks`: with scales of blocks,
+    which are not worth copying ahead for wide tiles.
     """
     wide, short = num_columns % 2048 == 0, num_columns <= 8192
     if wide and short:
         rows, warps = (2, 4 if scaled else 8) if gated else (4 if scaled else 2, 4)
         return _Tiling(rows, 2048, min(2, num_columns // 2048), 1, warps)
     if wide and scaled:
-        return _Tiling(2 if gated else 4, 2048, 1, 3, 4)
+        return _Tiling(2 if gated else 4, 2048, 1, 1 if blocks else 3, 4)
     return _Tiling(_ROWS, 512, 1, 3, 8 if gated else 4)
 
 
@@ -131,6 +136,7 @@ def _matvec(  # type: ignore[no-untyped-def]
     has_bias: tl.constexpr,
     gated: tl.constexpr,
     scaled: tl.constexpr,
+    block: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
     ahead: tl.constexpr,
@@ -141,6 +147,13 @@ def _matvec(  # type: ignore[no-untyped-def]
     column = tl.arange(0, tile_columns)
     weights = weight_ptr + row[:, None].to(tl.int64) * num_columns + column[None, :]
     others = weights + num_rows * num_columns  # the gated rows; read only if there are any
+    x_scales, scales, other_scales = x_scale_ptr, weight_scale_ptr, weight_scale_ptr
+    if block:  # the rows of a program are of one block
+        part = tl.arange(0, tile_columns // 16) // (block // 16)
+        x_scales += part
+        first_row = tl.program_id(0) * tile_rows
+        scales += first_row // block * (num_columns // block) + part
+        other_scales += (num_rows + first_row) // block * (num_columns // block) + part
     first = tl.load(weights, eviction_policy="evict_first")
     if gated:
         other_first = tl.load(others, eviction_policy="evict_first")
@@ -151,30 +164,32 @@ def _matvec(  # type: ignore[no-untyped-def]
     pdl_wait(use_pdl)
     # Sums across lanes are taken only at the end: a reduction in every round would wait for its loads.
     x = _vector(x_ptr + column, scaled)
-    sums = _products(first, x, scaled)
+    sums = _products(first, x, 0, x_scales, scales, scaled, block)
     if gated:
-        other_sums = _products(other_first, x, scaled)
+        other_sums = _products(other_first, x, 0, x_scales, other_scales, scaled, block)
     if ahead == 2:
         x = _vector(x_ptr + tile_columns + column, scaled)
-        sums += _products(second, x, scaled)
+        sums += _products(second, x, tile_columns, x_scales, scales, scaled, block)
         if gated:
-            other_sums += _products(other_second, x, scaled)
+            other_sums += _products(other_second, x, tile_columns, x_scales, other_scales, scaled, block)
     for start in tl.range(ahead * tile_columns, num_columns, tile_columns, num_stages=stages):
         x = _vector(x_ptr + start + column, scaled)
-        sums += _products(tl.load(weights + start, eviction_policy="evict_first"), x, scaled)
+        weight = tl.load(weights + start, eviction_policy="evict_first")
+        sums += _products(weight, x, start, x_scales, scales, scaled, block)
         if gated:
-            other_sums += _products(tl.load(others + start, eviction_policy="evict_first"), x, scaled)
+            other = tl.load(others + start, eviction_policy="evict_first")
+            other_sums += _products(other, x, start, x_scales, other_scales, scaled, block)
     total = tl.sum(sums, axis=1)
     dtype = out_ptr.dtype.element_ty
     if scaled:
-        x_scale = 16.0 * tl.load(x_scale_ptr)
-        total *= x_scale * tl.load(weight_scale_ptr + row)
+        x_scale = 16.0 if block else 16.0 * tl.load(x_scale_ptr)
+        total *= x_scale if block else x_scale * tl.load(weight_scale_ptr + row)
     if has_bias:
         total += tl.load(bias_ptr + row).to(tl.float32)
     if gated:
         up = tl.sum(other_sums, axis=1)
         if scaled:
-            up *= x_scale * tl.load(weight_scale_ptr + num_rows + row)
+            up *= x_scale if block else x_scale * tl.load(weight_scale_ptr + num_rows + row)
         gate = total.to(dtype).to(tl.float32)
         total = gate / (1.0 + tl.exp(-gate)) * up.to(dtype).to(tl.float32)
     tl.store(out_ptr + row, total.to(dtype))
@@ -189,16 +204,21 @@ def _vector(x_ptrs, scaled: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _products(weights, x, scaled: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`weights` [R, C] times `x`: [R, C] float32; of 8-bit floats the sums of four neighbours, [R, C / 4].
+def _products(weights, x, start, x_scales, scales, scaled: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`weights` [R, C] times `x`: [R, C] float32; of 8-bit floats the sums of neighbours.
 
     Those products are exact in float16, two at a time, and four of them add up to less than its largest
     number; their sums are rounded to 11 bits. In float32 each weight would take twice the instructions.
+    Of blocks, sums of 16 [R, C / 16] times the scales at `start` and the pointers [C / 16].
     """
     if scaled:
         products = weights.to(tl.float16) * x
         fours = tl.reshape(products, (products.shape[0], products.shape[1] // 4, 4))
         result = tl.sum(fours, axis=2).to(tl.float32)
+        if block:
+            sixteens = tl.reshape(result, (result.shape[0], result.shape[1] // 4, 4))
+            scale = tl.load(x_scales + start // block) * tl.load(scales + start // block)
+            result = tl.sum(sixteens, axis=2) * scale[None, :]
     else:
         result = weights.to(tl.float32) * x
     return result

@@ -19,6 +19,24 @@ _MANY_ROWS: Final = 64
 """From which cuBLAS multiplies blocks faster than our kernel; with fewer than 16 it does not at all."""
 
 
+def _of_few_rows(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
+) -> Tensor | None:
+    """By a kernel that reads weights faster than others do; None: it does not support these.
+
+    `scale`: of rows or of blocks.
+    """
+    by_vector = matvec.suits(x, weight)
+    if not by_vector and not few_rows.suits(x, weight):
+        return None
+    rows, scales = quantize_rows(x) if scale.dim() == 1 else quantize_groups(x)
+    if not by_vector:
+        return few_rows.fp8_few_rows(rows, scales, weight, scale, bias, x.dtype, gated=gated)
+    if gated:
+        return matvec.gated_matvec(rows, weight, (scales, scale), x.dtype)
+    return matvec.matvec(rows, weight, bias, (scales, scale), x.dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8RowsOnGpu(PackedMethod):
     weight: Tensor
@@ -27,7 +45,7 @@ class Fp8RowsOnGpu(PackedMethod):
     """[out] float32"""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
-        product = self._of_few_rows(x, bias, gated=False)
+        product = _of_few_rows(x, self.weight, self.scale, bias)
         if product is not None:
             return product
         rows, scales = quantize_rows(x)
@@ -42,19 +60,7 @@ class Fp8RowsOnGpu(PackedMethod):
         return product if bias is None else product.add_(bias)
 
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
-        return self._of_few_rows(x, None, gated=True)
-
-    def _of_few_rows(self, x: Tensor, bias: Tensor | None, *, gated: bool) -> Tensor | None:
-        """None: cuBLAS is faster."""
-        by_vector = matvec.suits(x, self.weight)
-        if not by_vector and not few_rows.suits(x, self.weight):
-            return None
-        rows, scales = quantize_rows(x)
-        if not by_vector:
-            return few_rows.fp8_few_rows(rows, scales, self.weight, self.scale, bias, x.dtype, gated=gated)
-        if gated:
-            return matvec.gated_matvec(rows, self.weight, (scales, self.scale), x.dtype)
-        return matvec.matvec(rows, self.weight, bias, (scales, self.scale), x.dtype)
+        return _of_few_rows(x, self.weight, self.scale, None, gated=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +71,15 @@ class Fp8BlocksOnGpu(PackedMethod):
     """[out / 128, in / 128] float32"""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        product = _of_few_rows(x, self.weight, self.scale, bias)
+        if product is not None:
+            return product
         use_cublas = len(x) >= _MANY_ROWS and self.scale.shape[1] % 4 == 0  # it wants scales aligned
         product = self._by_cublas(x) if use_cublas else self._by_triton(x)
         return product if bias is None else product.add_(bias)
+
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        return _of_few_rows(x, self.weight, self.scale, None, gated=True)
 
     def _by_cublas(self, x: Tensor) -> Tensor:
         rows, scales = quantize_groups(x, for_cublas=True)
