@@ -6,6 +6,10 @@
 
 Without --base-url it starts `router` twice, with the flags after `--`: without KV tiers and with them, and
 compares the answers. Each server is then restarted, and every session goes on for a turn.
+
+    python -m benchmarks.conversations --variant=--pull-kv -- --mode disagg
+
+compares servers without and with these flags instead, without a restart; odd seeds in the other order.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import shlex
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -75,6 +81,8 @@ class Figures:
     """Output tokens of an answer divided by its end-to-end latency."""
     good: float
     """Share of all turns that were answered within the targets of TTFT and TPOT."""
+    cpu_s: float = 0.0
+    """CPU time of the router and its workers; 0 for a server that was not started here."""
 
     @property
     def computed_tokens(self) -> int:
@@ -126,7 +134,9 @@ def _with_answer(history: History, record: Record) -> History:
     return history + "".join(record.pieces) if isinstance(history, str) else history + record.token_ids
 
 
-def figures_of(said: Iterable[Said], ttft: float = math.inf, tpot: float = math.inf) -> Figures:
+def figures_of(
+    said: Iterable[Said], ttft: float = math.inf, tpot: float = math.inf, cpu_s: float = 0.0
+) -> Figures:
     """`ttft` and `tpot`: targets in seconds."""
     turns = [(each.turn, each.record) for each in said]
     good = [(turn, record) for turn, record in turns if record.error is None]
@@ -144,6 +154,7 @@ def figures_of(said: Iterable[Said], ttft: float = math.inf, tpot: float = math.
         promoted_tokens=promoted,
         tokens_per_s=Percentiles.of(record.output_tokens / record.e2e for _, record in good),
         good=sum(record.ttft <= ttft and record.tpot <= tpot for _, record in good) / len(turns),
+        cpu_s=cpu_s,
     )
 
 
@@ -159,17 +170,43 @@ def main() -> None:
         said = asyncio.run(replay(targets, sessions, {}, token_ids=options.token_ids))
         runs = {"server": figures_of(said, options.ttft, options.tpot)}
         same = None
+    elif options.variant is not None:
+        runs, same = _paired(options, sessions)
     else:
         runs, same = _compared(options, sessions)
     Console().print(_table(runs))
     if same is not None:
-        print("answers are the same with and without tiers:", "yes" if same else "NO")
+        print("answers are the same:", "yes" if same else "NO")
     if options.output is not None:
         found = {name: asdict(run) | {"computed_tokens": run.computed_tokens} for name, run in runs.items()}
         content = {"made_with": provenance(), "flags": options.flags, "same_answers": same, "runs": found}
+        content |= {"seed": options.seed, "variant": options.variant}
         save_json(options.output, content, indent=1)
     if same is False:
         raise SystemExit(1)
+
+
+def _paired(options: argparse.Namespace, sessions: Sequence[Session]) -> tuple[dict[str, Figures], bool]:
+    """Without the flags of the variant and with them."""
+    sides = [("without", []), (f"with {options.variant}", shlex.split(options.variant))]
+    runs: dict[str, Figures] = {}
+    answers = []
+    for name, own in sides[:: -1 if options.seed % 2 else 1]:
+        with BatonServer("--model", options.model, *options.flags, *own) as server:
+            before = _cpu_seconds(server.pid)
+            targets = [_target(server.url, token_ids=options.token_ids)]
+            said = asyncio.run(replay(targets, sessions, {}, token_ids=options.token_ids))
+            cpu_s = _cpu_seconds(server.pid) - before
+            runs[name] = figures_of(said, options.ttft, options.tpot, cpu_s)
+        answers.append(_texts(said))
+    return runs, answers[0] == answers[1]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its descendants."""
+    root = psutil.Process(pid)
+    times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
 
 
 def _compared(options: argparse.Namespace, sessions: Sequence[Session]) -> tuple[dict[str, Figures], bool]:
@@ -220,8 +257,8 @@ def _table(runs: dict[str, Figures]) -> Table:
         "promoted",
     ):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_column("computed", justify="right")
-    table.add_column("tok/s p50", justify="right")
+    for column in ("computed", "tok/s p50", "CPU"):
+        table.add_column(column, justify="right")
     for name, run in runs.items():
         table.add_row(
             name + (f" ({run.failed} failed)" if run.failed else ""),
@@ -233,6 +270,7 @@ def _table(runs: dict[str, Figures]) -> Table:
             ", ".join(f"{tokens} {tier}" for tier, tokens in run.promoted_tokens.items()) or "0",
             str(run.computed_tokens),
             f"{run.tokens_per_s.p50:.1f}",
+            f"{run.cpu_s:.1f} s" if run.cpu_s else "",
         )
     return table
 
@@ -253,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", type=Path, metavar="FILE.json", help="what sessions are drawn from")
     parser.add_argument("--trace", type=Path, metavar="FILE.jsonl", help="a trace in Mooncake's format")
     parser.add_argument("--host-kv-gb", type=float, default=1.0, metavar="GIB", help="of the run with tiers")
+    parser.add_argument("--variant", metavar="FLAGS", help="of `router`, to be compared instead of KV tiers")
     parser.add_argument("--settle-s", type=float, default=2.0, help="pause before the server is stopped")
     parser.add_argument(
         "--ttft", type=float, default=math.inf, metavar="SECONDS", help="target of good answers"
