@@ -43,6 +43,8 @@ class OutgoingHandoffs:
         self._sender = sender
         self._sending: dict[RequestId, _Sending] = {}
         """From the first chunk until the sender no longer reads the pages; may outlive the job."""
+        self._begun: list[_Sending] = []
+        """Those whose cached prefix the step in flight may still be writing."""
         self._step_began = 0.0
 
     def __len__(self) -> int:
@@ -93,6 +95,17 @@ class OutgoingHandoffs:
                 self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
                 known = digest_of(request, request.num_known, job.sampling)
                 self._sender.open(request.id, request_digest=known)
+                self._begun.append(self._sending[request.id])
+        if self._engine.step_in_flight is None:
+            self.on_step()
+
+    def on_step(self) -> None:
+        """No step writes a prefix that was cached before it: it is sent while the first chunk is computed."""
+        for sending in self._begun:
+            request = sending.job.request
+            if request.num_cached and sending.computed == request.num_cached and request.finish is None:
+                self._sender.computed(request.id, request, request.num_cached)
+        self._begun.clear()
 
     def on_computed(self, request: Request, upto: int) -> None:
         sending = self._sending.get(request.id)

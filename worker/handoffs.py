@@ -44,6 +44,7 @@ class Handoffs:
 
     def on_step(self) -> None:
         """A step has ended."""
+        self.outgoing.on_step()
         self.migrations.on_step()
         self.shared.on_step()
 
