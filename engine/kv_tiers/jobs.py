@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
+from engine.kv_tiers.stats import Tier
 
 FOUND: Final = 0
 """Id of a `Done` that no job has asked for."""
@@ -78,6 +79,16 @@ class Done:
     """The digest is None because the store did not answer in time."""
     found: tuple[tuple[PageKey, BlockHash], ...] = ()
     """Files that others have written, with the id FOUND."""
+
+
+@dataclass(slots=True)
+class Ended:
+    """What ended jobs mean for the pool."""
+
+    freed: list[int] = field(default_factory=list)
+    """Pages that were LEAVING."""
+    promotions: list[tuple[int, list[Tier]]] = field(default_factory=list)
+    """Ids, and where the pages came from that are verified, from the first on."""
 
 
 class Copier(Protocol):

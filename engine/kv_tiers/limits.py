@@ -19,7 +19,10 @@ class TierLimits:
     ahead: int
     """Pages of the pool that are kept free or copied. At most `host_slots`."""
     batch: int = 16
-    """Pages of one demotion. Two at a time are under way."""
+    """Pages of one demotion."""
+    demotions: int = 2
+    saves: int = 4
+    """Jobs of a kind that are under way at a time."""
     loads: int = 64
     """Files being read at a time."""
     disk_pause_s: float = 10.0

@@ -16,37 +16,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import count, takewhile
-from typing import Final, TypeAlias
+from functools import partial
+from itertools import takewhile
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey, part_of
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.kv_cache.journal import CacheChange
 from engine.kv_tiers.going_down import GoingDown
-from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Promote, Remove, Save
+from engine.kv_tiers.job_book import JobBook
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Ended, Job, Load, Promote, Remove, Save
 from engine.kv_tiers.level import Level
 from engine.kv_tiers.limits import TierLimits
 from engine.kv_tiers.report import PlaceReport
 from engine.kv_tiers.stats import Fault, Tier, TierCounts, TierStats
-
-_Answered: TypeAlias = Demote | Promote | Save | Load
-
-
-@dataclass(slots=True)
-class Ended:
-    """What ended jobs mean for the pool."""
-
-    freed: list[int] = field(default_factory=list)
-    """Pages that were LEAVING."""
-    promotions: list[tuple[int, list[Tier]]] = field(default_factory=list)
-    """Ids, and where the pages came from that are verified, from the first on."""
-
-
-_DEMOTIONS: Final = 2
-_SAVES: Final = 4
-"""Jobs of a kind that are under way at a time."""
 
 
 class KVTiers:
@@ -84,9 +67,7 @@ class KVTiers:
         self._promoting: set[PageKey] = set()
         self._from_disk: set[PageKey] = set()
         """In host memory because they were loaded, and not promoted since."""
-        self._jobs: dict[int, tuple[Job, tuple[PageKey, ...]]] = {}
-        self._numbers = count(1)
-        self._outbox: list[Job] = []
+        self._jobs = JobBook()
         self._save_at = 0.0
 
     # ------------------------------------------------------------------------------ the pool
@@ -191,11 +172,11 @@ class KVTiers:
         """Order the copies of `ready` pages to those that the caller has set aside; returns the job's id."""
         slots = tuple(self.host.read(key).slot for key in keys)
         self._promoting.update(keys)
-        return self._order(Promote(next(self._numbers), slots, tuple(pages)), keys)
+        return self._jobs.order(keys, lambda id: Promote(id, slots, tuple(pages)))
 
     def load(self, keys: Sequence[PageKey]) -> None:
         """Order the reads of these pages, as far as they are on disk only, and as budget and room last."""
-        under_way = self._under_way(Load)
+        under_way = self._jobs.num_under_way(Load)
         for key in keys:
             if under_way >= self.limits.loads:
                 return
@@ -206,7 +187,7 @@ class KVTiers:
             if slot is None:
                 return
             self.disk.read(key)
-            self._order(Load(next(self._numbers), key, copy.hash, slot), (key,))
+            self._jobs.order((key,), partial(Load, key=key, hash=copy.hash, slot=slot))
             under_way += 1
         self._tidy()
 
@@ -228,8 +209,7 @@ class KVTiers:
         self._tidy()
 
     def take_jobs(self) -> list[Job]:
-        jobs, self._outbox = self._outbox, []
-        return jobs
+        return self._jobs.take()
 
     def ended(self, dones: Iterable[Done], now: float) -> Ended:
         result = Ended()
@@ -238,7 +218,7 @@ class KVTiers:
                 self.version += 1
                 self.restore(done.found)
                 continue
-            job, keys = self._jobs.pop(done.id)
+            job, keys = self._jobs.end(done.id)
             match job:
                 case Demote():
                     self._demoted(job, keys, done, result)
@@ -276,8 +256,8 @@ class KVTiers:
 
     def _plan_demotions(self, num_free: int) -> None:
         lacking = self.limits.ahead - num_free - len(self._pages.copied) - self.num_returning
-        under_way = self._under_way(Demote)
-        while under_way < _DEMOTIONS:
+        under_way = self._jobs.num_under_way(Demote)
+        while under_way < self.limits.demotions:
             down, batch = self._states, self._next_to_copy(self._states, self.limits.batch)
             if not batch:
                 down, batch = self._pages, self._next_to_copy(self._pages, min(self.limits.batch, lacking))
@@ -286,7 +266,7 @@ class KVTiers:
                 return
             keys, pages, slots = zip(*batch, strict=True)
             down.copying.update(pages)
-            self._order(Demote(next(self._numbers), pages, slots), keys)
+            self._jobs.order(keys, partial(Demote, pages=pages, slots=slots))
             under_way += 1
 
     def _next_to_copy(self, down: GoingDown, most: int) -> list[tuple[PageKey, int, int]]:
@@ -308,8 +288,8 @@ class KVTiers:
     def _plan_saves(self, now: float) -> None:
         if not self.disk.num_slots or now < self._save_at:
             return
-        under_way = self._under_way(Save)
-        while self._unsaved and under_way < _SAVES:
+        under_way = self._jobs.num_under_way(Save)
+        while self._unsaved and under_way < self.limits.saves:
             key = self._unsaved.popleft()
             copy = self.host.get(key)
             if copy is None or self.disk.begin(key, copy.hash) is None:
@@ -317,7 +297,8 @@ class KVTiers:
             self._tidy()  # the file that made room is removed first: it may be the next to be saved
             self.host.read(key)
             assert copy.digest is not None
-            self._order(Save(next(self._numbers), key, copy.hash, copy.digest, copy.slot), (key,))
+            save = partial(Save, key=key, hash=copy.hash, digest=copy.digest, slot=copy.slot)
+            self._jobs.order((key,), save)
             under_way += 1
 
     def _demoted(self, job: Demote, keys: Sequence[PageKey], done: Done, result: Ended) -> None:
@@ -378,14 +359,6 @@ class KVTiers:
         self.counts.faults[Fault.LATE if done.late else Fault.LOAD] += 1
         self._want_copy(job.key)
 
-    def _order(self, job: _Answered, keys: Sequence[PageKey]) -> int:
-        self._jobs[job.id] = job, tuple(keys)
-        self._outbox.append(job)
-        return job.id
-
-    def _under_way(self, kind: type[_Answered]) -> int:
-        return sum(isinstance(job, kind) for job, _ in self._jobs.values())
-
     def _tidy(self) -> None:
         """Note the pages that have left a tier."""
         for key, _, _ in self.host.lost:
@@ -395,7 +368,7 @@ class KVTiers:
         self.host.lost.clear()
         for key, hash, is_revoked in self.disk.lost:
             if is_revoked or self.limits.below is Tier.DISK:
-                self._outbox.append(Remove(key, hash))
+                self._jobs.remove(Remove(key, hash))
             self._review(key)
             self._want_copy(key)
         self.disk.lost.clear()
