@@ -71,9 +71,8 @@ async def serve(configs: Sequence[RouterConfig]) -> bool:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         try:
             with StartupDisplay() as display:
-                start = Start(configs, connection, access, display, stack)
+                start = Start(configs, connection, access, display, stack, on_ray=shutdown.install)
                 service = await shutdown.unless_requested(start.service(shutdown.request))
-                shutdown.install()
         except Interrupted:
             _log.info("interrupted while starting")
             return False
@@ -102,6 +101,8 @@ class Start:
     access: Access
     display: StartupDisplay
     stack: AsyncExitStack
+    on_ray: Callable[[], None] = lambda: None
+    """Called when Ray has started, which handles signals in a way of its own."""
 
     async def service(self, stop: Callable[[bool], None]) -> Service:
         """The models and their front ends. `stop` begins the orderly end of this process; with True, the
@@ -129,6 +130,7 @@ class Start:
         self.stack.push_async_callback(self.connection.close)
         with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
             await self.connection.join()
+        self.on_ray()
         await importing
         return await self._all_ready(models)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import NUM_TOKENS, TEXTS, Oracle
-from tests.e2e.router_process import RouterProcess, SharedRouter, router
+from tests.e2e.router_process import STARTUP_S, RouterProcess, SharedRouter, router
 from tests.e2e.streaming import Streaming
 
 MIXED = ("--mode", "mixed", "--decode-workers", "1")
@@ -87,6 +88,20 @@ def test_a_model_that_does_not_exist_is_one_line_and_exit_status_1(tmp_path: Pat
         assert service.process.wait(30) == 1
         (line,) = service.text().splitlines()
         assert line.startswith("router: there is no file or folder")
+
+
+def test_sigterm_while_workers_start_ends_them_and_prints_no_trace(tmp_path: Path) -> None:
+    with router(tmp_path / "log") as service:
+        deadline = time.monotonic() + STARTUP_S
+        while "Ray (local)" not in service.text():
+            assert time.monotonic() < deadline, service.text()
+            time.sleep(0.1)
+        service.look()
+        service.process.terminate()
+        service.process.wait(60)
+        assert service.text().endswith("interrupted while starting\n")
+        assert "SIGTERM" not in service.text()  # of Ray's own handler
+        assert not service.survivors(within_s=5.0)
 
 
 def test_a_port_in_use_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
