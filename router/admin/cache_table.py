@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
-def cache_lines(workers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Of the admin API's answer, see `router.admin.caches`."""
+def cache_lines(workers: Sequence[Mapping[str, Any]], *, cleared: bool = False) -> Iterator[str]:
+    """Of the admin API's answer, see `router.admin.caches`. `cleared`: it answers `router cache clear`."""
+    answered = [worker for worker in workers if not worker["trouble"]]
+    if cleared and not any(place["cleared_bytes"] for worker in answered for place in worker["places"]):
+        yield "nothing was cleared: no such KV is cached, or requests read it"
     for worker in workers:
         if worker["trouble"]:
             yield f"{worker['worker']}: {worker['trouble']}"

@@ -60,14 +60,15 @@ def _explain(arguments: argparse.Namespace, ask: Ask) -> None:
 
 
 def _cache(arguments: argparse.Namespace, ask: Ask) -> None:
-    if arguments.action == "clear":
+    clears = arguments.action == "clear"
+    if clears:
         query = _query(arguments, worker=arguments.worker, place=arguments.place, key=arguments.key)
         workers = ask("POST", f"/cache/clear{query}")
     elif arguments.place or arguments.key is not None:
         raise _Refused("--place and --key are for `router cache clear`")
     else:
         workers = ask("GET", f"/cache{_query(arguments, worker=arguments.worker)}")
-    for line in cache_lines(workers):
+    for line in cache_lines(workers, cleared=clears):
         print(line)
 
 

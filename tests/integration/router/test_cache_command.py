@@ -65,6 +65,9 @@ async def test_an_operator_lists_and_clears_what_is_cached() -> None:
         await command(server, "cache", "clear", "--worker", "decode-0")
         assert asked == [("decode-0", ["pool", "host", "disk", "object"], None)]
 
+        _, output = await command(server, "cache", "clear", "--place", "disk")
+        assert output.startswith("nothing was cleared: ")
+
 
 async def test_what_cannot_be_listed_or_cleared_is_said() -> None:
     worker = decode_worker("decode-0")
