@@ -113,6 +113,9 @@ class BlockFiles:
         with suppress(OSError):
             self._path(key, hash).unlink()
 
+    def forget(self, key: PageKey, hash: BlockHash) -> None:
+        """Nothing: `look` returns no file."""
+
     def close(self) -> None:
         os.close(self._lock)
 

@@ -125,14 +125,17 @@ class BlockObjects:
             with self._asking():
                 digest = self._read(key, hash, into)
         finally:
-            if digest is None:  # it is found again if it is there
-                with self._lock:
-                    self._known.discard((key, hash))
+            if digest is None:
+                self.forget(key, hash)
         return digest
 
-    def remove(self, key: PageKey, hash: BlockHash) -> None:
+    def forget(self, key: PageKey, hash: BlockHash) -> None:
+        """It is found again if it is there."""
         with self._lock:
-            self._known.discard((key, hash))  # another worker may write it again
+            self._known.discard((key, hash))
+
+    def remove(self, key: PageKey, hash: BlockHash) -> None:
+        self.forget(key, hash)  # another worker may write it again
         try:
             with self._asking():
                 self._client.delete_object(Bucket=self._bucket, Key=self._name(key, hash))

@@ -16,7 +16,7 @@ from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.device.current import enter_device
 from engine.kv_tiers.host_pages import Bytes, HostPages
-from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Promote, Remove, Save, StoreLate
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Promote, Remove, Save, StoreLate
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,9 @@ class Files(Protocol):
 
     def remove(self, key: PageKey, hash: BlockHash) -> None: ...
 
+    def forget(self, key: PageKey, hash: BlockHash) -> None:
+        """Let `look` return this file again, if it is there."""
+
     def close(self) -> None: ...
 
 
@@ -96,7 +99,9 @@ class BackgroundCopier:
         self._stopping = False
         self._stopped = threading.Event()
         writers, self._num_readers = (files.writers, files.readers) if files is not None else (1, 1)
-        self._writes: list[SimpleQueue[Save | Remove | None]] = [SimpleQueue() for _ in range(writers)]
+        self._writes: list[SimpleQueue[Save | Remove | Forget | None]] = [
+            SimpleQueue() for _ in range(writers)
+        ]
         """Of one page always the same, so that its writes and removals stay in order."""
         self._reads: SimpleQueue[Load | None] = SimpleQueue()
         loops: list[tuple[Callable[[], None], str]] = [(self._copy, "kv-copies")]
@@ -134,7 +139,7 @@ class BackgroundCopier:
             case Demote():
                 self._demotions.append(job)
                 self._copies_wanted.release()
-            case Save() | Remove():
+            case Save() | Remove() | Forget():
                 self._writes[job.key[0] % len(self._writes)].put(job)
             case Load():
                 self._reads.put(job)
@@ -175,11 +180,12 @@ class BackgroundCopier:
         down = self._demotions.popleft()
         return down, self._host.fetch(down.pages, down.slots)
 
-    def _write(self, writes: SimpleQueue[Save | Remove | None]) -> None:
+    def _write(self, writes: SimpleQueue[Save | Remove | Forget | None]) -> None:
         while (job := writes.get()) is not None:
             assert self._files is not None
-            if isinstance(job, Remove):
-                self._files.remove(job.key, job.hash)
+            if not isinstance(job, Save):
+                act = self._files.remove if isinstance(job, Remove) else self._files.forget
+                act(job.key, job.hash)
                 continue
             digest: int | None = job.digest
             late = False

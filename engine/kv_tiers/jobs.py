@@ -64,7 +64,15 @@ class Remove:
     hash: BlockHash
 
 
-Job: TypeAlias = Demote | Promote | Save | Load | Remove
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """A file that another rank could not read in time: let `FOUND` name it again. Has no answer."""
+
+    key: PageKey
+    hash: BlockHash
+
+
+Job: TypeAlias = Demote | Promote | Save | Load | Remove | Forget
 
 
 @dataclass(frozen=True, slots=True)

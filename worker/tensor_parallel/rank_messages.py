@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.kv_tiers.jobs import Demote, Done, Load, Promote, Remove, Save
+from engine.kv_tiers.jobs import Demote, Done, Forget, Load, Promote, Remove, Save
 from kv_transfer.codec import block, pack_one_of, unpack_one_of
 
 _LENGTH: Final = struct.Struct("<I")
@@ -63,8 +63,8 @@ class Stop:
     """From rank 0: write the files that are queued, and close."""
 
 
-Message: TypeAlias = Hello | Answer | Stop | Demote | Promote | Save | Load | Remove
-_KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove)
+Message: TypeAlias = Hello | Answer | Stop | Demote | Promote | Save | Load | Remove | Forget
+_KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
 
 
 class RankSocket:

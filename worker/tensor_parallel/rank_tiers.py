@@ -21,7 +21,7 @@ import torch
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.executor.runner import ModelRunner
-from engine.kv_tiers.jobs import FOUND, Copier, Done, Job, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove, Save
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies
@@ -127,7 +127,7 @@ class RankedCopier:
         """By rank, from the readers."""
         self._parts: dict[int, dict[int, Done]] = {}
         """Of jobs that some ranks have done, by rank."""
-        self._saves: dict[int, Save] = {}
+        self._of_files: dict[int, Save | Load] = {}
         self._half_found: list[set[tuple[PageKey, BlockHash]]] = [set() for _ in range(1 + len(links))]
         """Files that a rank has found, and not yet all others."""
         self._readers = [
@@ -158,8 +158,8 @@ class RankedCopier:
             reader.join(_PATIENCE_S)
 
     def submit(self, job: Job) -> None:
-        if isinstance(job, Save):
-            self._saves[job.id] = job
+        if isinstance(job, Save | Load):
+            self._of_files[job.id] = job
         for rank in range(1 + len(self._links)):
             self._send(rank, job)
 
@@ -190,9 +190,12 @@ class RankedCopier:
         by_page = zip(*(parts[rank].digests for rank in range(len(parts))), strict=True)
         late = any(done.late for done in parts.values())
         joined = Done(id, tuple(_join(digests) for digests in by_page), late)
-        save = self._saves.pop(id, None)
-        if save is not None and None in joined.digests:
-            self.submit(Remove(save.key, save.hash))  # the parts that other ranks have written
+        job = self._of_files.pop(id, None)
+        if job is not None and None in joined.digests:
+            if isinstance(job, Save):
+                self.submit(Remove(job.key, job.hash))  # the parts that other ranks have written
+            elif late:  # a page is found again when all ranks have found their parts again
+                self.submit(Forget(job.key, job.hash))
         return joined
 
     def _send(self, rank: int, job: Job) -> None:

@@ -101,9 +101,9 @@ MakePolicy = Callable[[str], PlacementPolicy]
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """TPOT target of placement if --itl-target-ms is not given or 0, by device."""
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
+"""Assumed link until the link check and handoffs have measured the bandwidth."""
 _TYPICAL_TOKENS: Final = 4096
 """Of a prompt. Longer ones have less KV a token, if layers have windows."""
-"""Assumed link until the link check and handoffs have measured the bandwidth."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 

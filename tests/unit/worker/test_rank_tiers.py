@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.kv_tiers.jobs import FOUND, Demote, Done, Job, Load, Remove, Save
+from engine.kv_tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
 from worker.tensor_parallel.rank_messages import Answer, Hello, RankSocket, Stop
 from worker.tensor_parallel.rank_tiers import RankedCopier
 
@@ -135,3 +135,4 @@ def test_a_part_that_comes_late_is_late_for_all(ranks: Ranks) -> None:
     ranks.answer(0, Done(7, (1,)))
     ranks.answer(1, Done(7, (None,), late=True))
     assert ranks.answer(2, Done(7, (3,))) == [Done(7, (None,), late=True)]
+    assert ranks.own.jobs[1:] == ranks.jobs(1)[1:] == ranks.jobs(2)[1:] == [Forget(KEYS[0], 5)]

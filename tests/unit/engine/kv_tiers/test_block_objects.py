@@ -175,3 +175,6 @@ def test_an_object_that_was_removed_is_found_when_another_worker_writes_it(bucke
     first.remove(KEY, 7)  # its KV was damaged
     second.write(KEY, 7, 99, content(1))
     assert first.look() == [(KEY, 7)]
+    assert first.look() == []
+    first.forget(KEY, 7)
+    assert first.look() == [(KEY, 7)]

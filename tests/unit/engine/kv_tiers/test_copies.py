@@ -22,7 +22,7 @@ from engine.device.batched_copies import BatchedCopies
 from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv_tiers.copier import BackgroundCopier
 from engine.kv_tiers.host_pages import HostPages, runs
-from engine.kv_tiers.jobs import Demote, Done, Job, Load, Promote, Remove, Save
+from engine.kv_tiers.jobs import Demote, Done, Forget, Job, Load, Promote, Remove, Save
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -203,11 +203,16 @@ class Broken:
     def remove(self, key: PageKey, hash: BlockHash) -> None:
         raise KeyError("remove")
 
+    def forget(self, key: PageKey, hash: BlockHash) -> None:
+        raise KeyError("forget")
+
     def close(self) -> None:
         pass
 
 
-@pytest.mark.parametrize("job", [Load(1, KEY, 7, 0), Save(1, KEY, 7, 5, 0), Remove(KEY, 7), None])
+@pytest.mark.parametrize(
+    "job", [Load(1, KEY, 7, 0), Save(1, KEY, 7, 5, 0), Remove(KEY, 7), Forget(KEY, 7), None]
+)
 def test_a_thread_that_fails_is_fatal_and_not_forgotten(job: Job | None) -> None:
     """A job without an end would keep its slot and the requests that wait for it."""
     deaths: list[BaseException] = []
