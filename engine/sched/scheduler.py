@@ -230,7 +230,7 @@ class Scheduler:
         before it."""
         if self._chunks.tpot_controller is not None:
             self._chunks.tpot_controller.observe(cost, seconds)
-        elif self._chunks.itl_controller is not None and cost:
+        elif self._chunks.itl_controller is not None:
             self._chunks.itl_controller.observe(cost, seconds)
 
     def plan(self, now: float = 0.0) -> StepPlan:

@@ -49,9 +49,8 @@ class ChunkSizer:
     @property
     def usual_budget(self) -> int | None:
         """`budget` of a step that may carry prompts."""
-        if self.tpot_controller is not None:
-            return self.tpot_controller.usual_budget
-        return self.budget
+        controller = self.tpot_controller or self.itl_controller
+        return None if controller is None else controller.usual_budget
 
     @property
     def largest(self) -> int:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.core.plan import StepPlan
+from engine.sched.chunk_size.step_targets import longest_step_s
 
 _SMALLEST: Final = 64
 """Smallest budget, so that prompts make progress however late the decodes are."""
 _STEP: Final = 0.5
 """Damping: the share of the suggested change that one step makes, since contexts vary between steps."""
+_PLAIN_WEIGHT: Final = 0.3
+"""Weight of the newest step without prompts in the time of such steps, which changes with the decodes."""
+_PLAIN_EVERY: Final = 128
+"""Steps with prompts after which decodes get a step of their own, to be measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +38,42 @@ class ITLController:
 
     A step takes a + b * n seconds for prompt tokens of cost n, where a (the decodes) and b (the model) change
     slowly. The iteration n * target / time converges to the n at which a step takes `target`, for any a and
-    b, so nothing has to be fitted.
+    b, so nothing has to be fitted. Where a is most of the target, or exceeds it, steps may take half as long
+    again as a (`longest_step_s`); a is the time of steps without prompts.
     """
 
     def __init__(self, target_s: float, largest: int) -> None:
         self.target_s = target_s
         self._largest = largest
         self._budget = float(min(512, largest))
+        self._plain_s = 0.0
+        """0: not measured yet."""
+        self._since_plain = 0
+        """Steps with prompts since the last without."""
 
     @property
     def budget(self) -> int:
-        """Largest cost of the prompt tokens of the next step."""
+        """Largest cost of the prompt tokens of the next step; 0: decodes alone are measured."""
+        due = self._since_plain > 0 and self._since_plain % _PLAIN_EVERY == 0
+        return 0 if due else self.usual_budget
+
+    @property
+    def usual_budget(self) -> int:
+        """`budget` of a step that may contain prompts."""
         return int(self._budget)
 
     def observe(self, cost: float, seconds: float) -> None:
-        """A step with decodes and prompt tokens of this cost completed `seconds` after the step before it."""
-        suggested = cost * self.target_s / max(seconds, 1e-6)
+        """A step with decodes, and prompt tokens of this cost or 0, completed `seconds` after the one before
+        it."""
+        if not cost:
+            outdated = not self._plain_s or self._since_plain >= _PLAIN_EVERY
+            known = seconds if outdated else self._plain_s
+            self._plain_s = known + _PLAIN_WEIGHT * (min(seconds, 2 * known) - known)  # a stall counts little
+            self._since_plain = 0
+            return
+        self._since_plain += 1
+        self._plain_s = min(self._plain_s, seconds)  # without its prompts it would have been shorter
+        suggested = cost * longest_step_s(self.target_s, self._plain_s) / max(seconds, 1e-6)
         if cost < self._budget / 2 and suggested >= cost:
             return  # within the target, but too small to extrapolate to a full step
         suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)

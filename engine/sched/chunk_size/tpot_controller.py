@@ -10,10 +10,11 @@ import numpy as np
 
 from engine.config import STEP_SHARE
 from engine.core.request import Request
+from engine.sched.chunk_size.step_targets import spaced_steps_s
 from engine.sched.output_lengths import OutputLengths, produced_tokens
 
 _SMALLEST: Final = 64
-"""Smallest budget where even steps without prompts are too slow, so that prompts make progress."""
+"""Smallest budget of a step with prompts, so that they make progress."""
 _AT_ONCE: Final = 0.5
 """Share of the slack that a step may take: the one after it is planned before this one is measured."""
 _MEAN_WEIGHT: Final = 0.005
@@ -39,6 +40,9 @@ class TPOTController:
       long as the mean is now. The answer with the least slack decides. When few steps carry prompts, much is
       saved, and prompts are computed in consecutive steps; when all do, nothing is, and debt alone decides.
       Lending time between the requests of a worker follows TaiChi (arXiv 2508.01989).
+
+    Where decodes alone are slower than the held mean, debt is counted from a mean that follows them
+    (`spaced_steps_s`).
     """
 
     def __init__(self, target_s: float, pause_s: float, largest: int, lengths: OutputLengths) -> None:
@@ -64,7 +68,8 @@ class TPOTController:
     @property
     def usual_budget(self) -> int:
         """`budget` of a step that may carry prompts."""
-        return int(min(max((self.pause_s - self._plain_s) / self._token_s, _SMALLEST), self._largest))
+        _, pause_s = self._allowed()
+        return int(min(max((pause_s - self._plain_s) / self._token_s, _SMALLEST), self._largest))
 
     def plan(self, decodes: Sequence[Request], now: float, *, prompts: bool) -> None:
         """Set `budget` for a step with these decodes. `prompts`: it may compute some, so `budget` is used.
@@ -77,16 +82,15 @@ class TPOTController:
                 request.scheduling.decodes_since = now - self.held_s * (len(request.output) - 1)
         if not prompts or not decodes:
             return
-        if self._plain_s >= self.held_s:
-            self._budget = _SMALLEST
-            return
-        allowed = self._debt_s <= 0 or self._mean_s + _AT_ONCE * self._slack(decodes, now) >= self.pause_s
+        _, pause_s = self._allowed()
+        allowed = self._debt_s <= 0 or self._mean_s + _AT_ONCE * self._slack(decodes, now) >= pause_s
         self._budget = self.usual_budget if allowed else 0
 
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and prompt tokens of this cost or 0, took `seconds` since the last one."""
         self._mean_s += _MEAN_WEIGHT * (seconds - self._mean_s)
-        over = seconds - self.held_s
+        mean_s, _ = self._allowed()
+        over = seconds - mean_s
         if not cost:
             over = min(over, self.held_s - self.target_s)  # repays something, so that prompts make progress
         self._debt_s = max(0.0, self._debt_s + over)
@@ -96,6 +100,10 @@ class TPOTController:
             token_s = max(seconds - self._plain_s, 0.1 * seconds) / cost
             token_s = min(max(token_s, self._token_s / 2), self._token_s * 2)
             self._token_s += _DAMPING * (token_s - self._token_s)
+
+    def _allowed(self) -> tuple[float, float]:
+        """Mean of steps, and time of one with prompts, beside decodes as slow as they are."""
+        return spaced_steps_s(self.held_s, self.pause_s, self._plain_s)
 
     def _slack(self, decodes: Sequence[Request], now: float) -> float:
         """Seconds that the answer with the least can lose and still have the held mean at its end."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from engine.sched.chunk_size.step_targets import longest_step_s
 from engine.sched.drafts.verify_costs import Level, VerifyCosts
 
 _LEAST: Final = 0.05
@@ -46,7 +47,8 @@ class DraftLength:
     """Decides for each step of R decodes. All times are of steps without prompts, from end to end."""
 
     def __init__(self, step_target_s: float | None = None) -> None:
-        """`step_target_s`: longest time between two steps; None: no target."""
+        """`step_target_s`: longest time between two steps, unless decodes alone take most of it; None: no
+        target."""
         self._target_s = math.inf if step_target_s is None else step_target_s
         self.costs = VerifyCosts()
         self._credit = _START
@@ -72,7 +74,8 @@ class DraftLength:
         if not level.seconds or self._credit <= 0:
             return 0
         room = min(limit - decodes, max(_GROWTH * level.largest, self.trial(decodes)))
-        while room > 0 and level.seconds + (level.cost(room, asked=False) or 0.0) > self._target_s:
+        longest_s = longest_step_s(self._target_s, level.seconds)
+        while room > 0 and level.seconds + (level.cost(room, asked=False) or 0.0) > longest_s:
             room //= 2
         return max(room, 0)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.config import PATIENCE
+from engine.sched.chunk_size.step_targets import longest_step_s, spaced_steps_s
 from router.placement.step_time import StepWork
 from router.placement.view import WorkerView
 
@@ -56,12 +57,14 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
     context_tokens, pairs_per_token = reach.of(context_tokens, rows), reach.of(pairs_per_token, 1)
     plain = model.seconds(StepWork(0, 0.0, rows, context_tokens))
     tokens = float(max(worker.chunk_tokens - rows, worker.page_size))
-    if decodes and worker.pause_target_s is not None:
-        within = model.prompt_tokens_within(worker.pause_target_s, rows, context_tokens, pairs_per_token)
+    target, pause = worker.step_target_s, worker.pause_target_s
+    if target is not None and pause is None:
+        target = longest_step_s(target, plain)
+    elif target is not None and pause is not None:
+        target, pause = spaced_steps_s(target, pause, plain)
+    if decodes and pause is not None:
+        within = model.prompt_tokens_within(pause, rows, context_tokens, pairs_per_token)
         tokens = min(tokens, max(within, float(_least(worker))))
-    target = worker.step_target_s
-    if decodes and target is not None and target <= plain:
-        tokens = min(tokens, float(_least(worker)))
     mixed = model.seconds(StepWork(round(tokens), tokens * pairs_per_token, rows, context_tokens))
     if decodes and target is not None and plain < target < mixed:
         # Steps with prompts are spaced; as many steps without them follow as keep the mean at the target.

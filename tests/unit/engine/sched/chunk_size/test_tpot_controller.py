@@ -165,12 +165,19 @@ def test_an_answer_that_would_miss_the_target_forbids_consecutive_steps_with_pro
     assert device.step() == 0
 
 
-@given(st.floats(0.0097, 1.0))
-def test_decodes_that_are_too_slow_by_themselves_do_not_starve_prompts(plain: float) -> None:
-    device = Device(plain, 0.002, 2e-5, answer(100_000))
-    for _ in range(50):
+@settings(max_examples=40)
+@given(plain=st.floats(0.0098, 0.2), fixed=st.floats(0.0, 0.002), token=st.floats(5e-6, 2e-4))
+def test_decodes_that_are_too_slow_by_themselves_get_prompts_that_add_half_their_time(
+    plain: float, fixed: float, token: float
+) -> None:
+    device = Device(plain, fixed, token, answer(100_000))
+    for _ in range(600):
         device.step()
-    assert all(device.step() > 0 for _ in range(50))
+    settled = device.steps[-200:]
+    assert sum(tokens > 0 for tokens, _ in settled) >= 60, "every second step, or third where 64 tokens cost much"
+    least = plain + fixed + 64 * token
+    assert device.mean(200) <= max(1.52 * plain, least)
+    assert device.mean(200) >= min(1.4 * plain, plain + 0.4 * LARGEST * token)
 
 
 @given(st.floats(0.0093, 0.0096))
