@@ -9,7 +9,8 @@
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
 each step on device and host, and the clock advances from event to event. The costs are those of Llama-3.1-8B
-on an H200, fitted to measured steps. A scheduler is given by flags of `router`, whose defaults it has.
+on an H200, fitted to measured steps, or of another model (`--model`). A scheduler is given by flags of `router`,
+whose defaults it has.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, figures_table, summarize
 from benchmarks.lib.scheduler_plots import plot_schedulers
+from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8, DeviceCosts
+from simulator.planner.costs import costs_of
+from simulator.planner.hardware import H200
+from simulator.planner.model_shape import UnknownModel, shape_of
 
 _LONG: Final = 100_000
 _DECODES: Final = 20
@@ -67,6 +72,7 @@ _SCHEDULERS: Final = {
 _WIDTH: Final = 180
 """Columns of a terminal that hold all of the table."""
 _LOADS: Final = ("poisson", *_SCHEDULERS)
+_MODELS: Final = {"llama-3.1-8b": ENGINE_H200_8B, "llama-3.3-70b-fp8": ENGINE_H200_70B_FP8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ def main() -> None:
         return
     options = _options()
     found = provenance()
+    costs = _costs(options.model)
     case = _behind_long() if options.load == "behind-long" else _poisson(options)
     console = Console(emoji=False, width=max(Console().width, _WIDTH))
     runs: dict[str, list[Record]] = {}
@@ -93,7 +100,7 @@ def main() -> None:
                 config = config_of_flags(line)
             except FlagLineError as error:
                 sys.exit(f"benchmarks.simulate: --flags {line!r}: {error}")
-            runs[line] = simulate(case.works, config, early=options.early)
+            runs[line] = simulate(case.works, config, costs, early=options.early)
     rows = {line: case.row(records) for line, records in runs.items()}
     console.print(_table(rows, case.title))
     if options.output:
@@ -108,6 +115,15 @@ def main() -> None:
         }
         save_json(options.output, content)
         plot_schedulers(rows, case.title, options.output.with_suffix(".png"))
+
+
+def _costs(model: str) -> DeviceCosts:
+    if model in _MODELS:
+        return _MODELS[model]
+    try:
+        return costs_of(shape_of(model), H200, 1).device
+    except UnknownModel as error:
+        sys.exit(f"benchmarks.simulate: --model {model}: {error}")
 
 
 def _behind_long() -> _Case:
@@ -160,7 +176,7 @@ def _poisson(options: argparse.Namespace) -> _Case:
     rate = f"{options.rate:g} a second" if math.isfinite(options.rate) else "all at once"
     share = f" ({options.long:.0%} of 8k to 32k)" if options.long else ""
     lengths = f"{options.input_length} in{share}, {options.output_length} out"
-    return _Case(f"simulated H200: {len(works)} requests, {rate}: {lengths}", works, _row)
+    return _Case(f"simulated H200, {options.model}: {len(works)} requests, {rate}: {lengths}", works, _row)
 
 
 def _table(rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
@@ -194,6 +210,11 @@ def _options() -> argparse.Namespace:
 
 def make_parser() -> argparse.ArgumentParser:
     parser = command("simulate", __doc__)
+    parser.add_argument(
+        "--model",
+        default="llama-3.1-8b",
+        help=f"{' or '.join(_MODELS)}: fitted to servers; any other as in `router plan`, by its roofline",
+    )
     parser.add_argument("--load", choices=_LOADS, default="poisson")
     parser.add_argument(
         "--rate", type=float, default=30.0, metavar="R", help="requests a second; inf: all at once"

@@ -118,3 +118,26 @@ ENGINE_H200_8B: Final = DeviceCosts(
     launch_prompts=3.2e-3,
 )
 """With the host's time to launch graphs: an earlier fit, to steps of one engine without a router."""
+
+ENGINE_H200_70B_FP8: Final = DeviceCosts(
+    matrices=(
+        (1.0, 23.0e-3),
+        (16.0, 24.0e-3),
+        (64.0, 25.0e-3),
+        (96.0, 26.0e-3),
+        (160.0, 28.5e-3),
+        (256.0, 37.0e-3),
+        (512.0, 68.0e-3),
+        (2048.0, 262.0e-3),
+        (16_384.0, 2090.0e-3),
+    ),
+    context=78e-9,
+    pair=5.5e-9,
+    step=1.0e-3,
+    prompts=0.6e-3,
+    host_request=4e-6,
+    launch=0.6e-3,
+    launch_prompts=0.6e-3,
+)
+"""Llama-3.3-70B's shape in FP8 on an H200. Steps of up to 96 rows are those of a server under chat; more rows
+are scaled from the prefill rate of an 8B model in FP8."""

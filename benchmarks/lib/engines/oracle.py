@@ -46,6 +46,7 @@ def speculate(
             config,
             context=engine.max_tokens,
             max_rows=engine.config.max_decode_rows if built else None,
+            step_target_s=engine.config.scheduler.itl_target_s,
             drafters_of=drafters_of,
             model=model or engine.drafts,
         )

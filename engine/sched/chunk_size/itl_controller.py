@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +14,9 @@ _SMALLEST: Final = 64
 """Smallest budget, so that prompts make progress however late the decodes are."""
 _STEP: Final = 0.5
 """Damping: the share of the suggested change that one step makes, since contexts vary between steps."""
-_PLAIN_WEIGHT: Final = 0.3
-"""Weight of the newest step without prompts in the time of such steps, which changes with the decodes."""
+_PLAIN_STEPS: Final = 3
+"""Steps without prompts whose median is the time of decodes alone: where the host sees the end of a step late,
+that step looks too long, and the next one too short."""
 _PLAIN_EVERY: Final = 128
 """Steps with prompts after which decodes get a step of their own, to be measured."""
 
@@ -46,8 +48,8 @@ class ITLController:
         self.target_s = target_s
         self._largest = largest
         self._budget = float(min(512, largest))
-        self._plain_s = 0.0
-        """0: not measured yet."""
+        self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
+        """Seconds of the last steps without prompts."""
         self._since_plain = 0
         """Steps with prompts since the last without."""
 
@@ -62,17 +64,19 @@ class ITLController:
         """`budget` of a step that may contain prompts."""
         return int(self._budget)
 
+    @property
+    def _plain_s(self) -> float:
+        """Seconds of a step without prompts; 0: not measured yet."""
+        return sorted(self._plain)[(len(self._plain) - 1) // 2] if self._plain else 0.0
+
     def observe(self, cost: float, seconds: float) -> None:
         """A step with decodes, and prompt tokens of this cost or 0, completed `seconds` after the one before
         it."""
         if not cost:
-            outdated = not self._plain_s or self._since_plain >= _PLAIN_EVERY
-            known = seconds if outdated else self._plain_s
-            self._plain_s = known + _PLAIN_WEIGHT * (min(seconds, 2 * known) - known)  # a stall counts little
+            self._plain.append(seconds)
             self._since_plain = 0
             return
         self._since_plain += 1
-        self._plain_s = min(self._plain_s, seconds)  # without its prompts it would have been shorter
         suggested = cost * longest_step_s(self.target_s, self._plain_s) / max(seconds, 1e-6)
         if cost < self._budget / 2 and suggested >= cost:
             return  # within the target, but too small to extrapolate to a full step

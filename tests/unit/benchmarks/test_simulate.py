@@ -10,7 +10,7 @@ from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize
 from engine.presets import Preset
 from router.placement import StepWork
-from simulator.device import ENGINE_H200_8B
+from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8
 
 LOAD = make_workload(
     count=60,
@@ -42,6 +42,23 @@ def test_a_lower_target_makes_for_smaller_gaps() -> None:
     )
     assert tight.itl.p99 < loose.itl.p99
     assert tight.ttft.p99 > loose.ttft.p99
+
+
+def test_prompts_beside_decodes_that_exceed_the_target_do_not_wait_for_seconds() -> None:
+    chat = make_workload(
+        count=60,
+        rate=4.0,
+        input_lengths=LogNormal(372, 0.8, 4096),
+        output_lengths=LogNormal(200, 0.7, 1024),
+        seed=1,
+    )
+    records = simulate(chat, simulated_config(itl_target_s=0.02), ENGINE_H200_70B_FP8)
+    summary = summarize(records)
+    assert summary.ttft.p50 < 0.2
+    assert summary.ttft.p99 < 2.5
+    assert summary.itl.p50 > 0.02
+    assert summary.itl.p99 < 1.6 * summary.itl.p50
+    assert summary.tpot.p50 < 1.2 * summary.itl.p50
 
 
 def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:

@@ -78,9 +78,9 @@ def test_decodes_that_grow_beside_prompts_in_every_step_are_measured_again() -> 
     device.run(20, pending=0)
     device.run(200)
     device.plain = 0.04
-    device.run(300)
+    device.run(400)
     assert device.steps[-1][1] == pytest.approx(0.06, rel=0.05)
-    assert 2 <= sum(not tokens for tokens, _ in device.steps[-300:]) <= 3
+    assert sum(not tokens for tokens, _ in device.steps[-400:]) == 3
 
 
 def test_chunks_shrink_to_the_target_when_slow_decodes_end() -> None:
@@ -88,10 +88,7 @@ def test_chunks_shrink_to_the_target_when_slow_decodes_end() -> None:
     device.run(40, pending=0)
     device.run(100)
     device.plain = 0.004
-    device.step()
-    device.step()
-    assert device.steps[-1][1] < 0.04
-    device.run(150)
+    device.run(300)
     assert device.steps[-1][1] == pytest.approx(TARGET, rel=0.1)
 
 
@@ -101,6 +98,23 @@ def test_a_stall_between_decodes_hardly_lengthens_the_steps_after_it() -> None:
     device.run(40)
     device.controller.observe(0, 5.0)
     assert max(seconds for _, seconds in device.run(40)) <= 1.01 * TARGET
+
+
+@given(st.lists(st.floats(0.0, 0.9), min_size=20, max_size=20), st.integers(4, 12))
+def test_a_host_that_sees_the_end_of_some_steps_late_does_not_change_the_chunks(
+    late: list[float], every: int
+) -> None:
+    """Such a step looks too long, and the next one too short."""
+    device = Device(0.03, 1e-4)
+    device.run(60, pending=0)
+    device.run(60)
+    for index, share in enumerate(late * 6):
+        delay = share * 0.03 if index % every == 0 else 0.0
+        device.controller.observe(0, 0.03 + delay)
+        device.controller.observe(0, 0.03 - delay)
+        device.controller.observe(0, 0.03)
+        device.step()
+        assert device.steps[-1][1] == pytest.approx(0.045, rel=0.05)
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.0001, 2.0))

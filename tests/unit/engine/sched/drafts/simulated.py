@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.lib.engines.oracle import speculate
@@ -19,7 +19,7 @@ from engine.speculation.kinds import DrafterKind
 from router.placement import EVERYTHING, Reach
 from simulator.runner import Clock, FormulaRunner
 
-__all__ = ["Machine", "Model", "Sporadic", "a_cpu", "an_h200", "tokens_a_second"]
+__all__ = ["Machine", "Model", "Sporadic", "a_cpu", "a_large_model", "an_h200", "tokens_a_second"]
 
 ANSWER: TokenId = 5
 """All that a `FormulaRunner` samples."""
@@ -72,6 +72,12 @@ def an_h200() -> Machine:
     """Llama-3.1-8B's shape in bfloat16: rows are cheap up to some 64, then bound by arithmetic."""
     points = ((1, 4.1e-3), (8, 4.3e-3), (64, 6.7e-3), (96, 7.5e-3), (160, 8.4e-3), (320, 12.0e-3))
     return Machine(points, 1.2e-3, overlap=True, noise=0.02, draft_token=1.8e-3)
+
+
+def a_large_model() -> Machine:
+    """Llama-3.3-70B's shape in FP8 on the same GPU."""
+    machine = an_h200()
+    return replace(machine, points=tuple((rows, 6.3 * seconds) for rows, seconds in machine.points))
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ def tokens_a_second(
     answer: int = 200,
     seed: int = 1,
     config: SpeculationConfig | None = None,
+    itl_target_s: float | None = None,
 ) -> float:
     """Of `batch` requests at a time, each of which is followed by another, over about `steps` steps without
     drafts, from a start without any knowledge.
@@ -143,7 +150,9 @@ def tokens_a_second(
             model_path=Path("none"),
             num_pages=batch * 40,
             max_model_len=8192,
-            scheduler=SchedulerConfig(max_running_requests=batch, chunk_budget=2048),
+            scheduler=SchedulerConfig(
+                max_running_requests=batch, chunk_budget=2048, itl_target_s=itl_target_s
+            ),
             radix_cache=False,
             overlap=machine.overlap,
         ),

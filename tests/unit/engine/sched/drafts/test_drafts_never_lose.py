@@ -9,7 +9,7 @@ import pytest
 
 from engine.config import SpeculationConfig
 from engine.speculation.kinds import DrafterKind
-from tests.unit.engine.sched.drafts.simulated import Machine, a_cpu, an_h200, tokens_a_second
+from tests.unit.engine.sched.drafts.simulated import Machine, a_cpu, a_large_model, an_h200, tokens_a_second
 
 MACHINES = {"cpu": a_cpu, "h200": an_h200}
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -56,6 +56,11 @@ def test_nor_do_they_where_most_steps_have_prompts(machine: str, drafter: str) -
 )
 def test_drafts_that_are_often_right_win(machine: str, batch: int, acceptance: float, least: float) -> None:
     assert ratio(machine, batch, acceptance=acceptance) >= least
+
+
+def test_a_model_whose_steps_exceed_the_itl_target_without_drafts_drafts_too() -> None:
+    plain = tokens_a_second(a_large_model(), 4, acceptance=None, itl_target_s=0.02)
+    assert tokens_a_second(a_large_model(), 4, acceptance=0.7, itl_target_s=0.02) >= 1.4 * plain
 
 
 def test_no_draft_is_longer_than_allowed() -> None:

@@ -183,8 +183,22 @@ def test_prompts_beside_decodes_hold_the_mean_of_steps_at_the_target(decodes: in
     view = replace(worker("a"), step_target_s=target)
     pace = pace_of(view, decodes, 1000.0 * decodes, 1000.0)
     assert pace.mixed_tokens > 0
-    if pace.plain_s < target:
-        assert pace.mixed_s <= target * (1 + 1e-9)
-        assert pace.tpot(1.0) == pytest.approx(pace.mixed_s)
-    else:
-        assert pace.mixed_tokens <= 64
+    assert pace.mixed_s <= max(target, 1.5 * pace.plain_s) * (1 + 1e-9)
+    assert pace.tpot(1.0) == pytest.approx(pace.mixed_s)
+
+
+@given(st.floats(1.0, 10.0), st.integers(1, 64), st.booleans())
+def test_slow_decodes_leave_prompts_a_third_of_the_time(slower: float, decodes: int, spaced: bool) -> None:
+    """As in the schedulers of mixed and of adaptive workers."""
+    plain = pace_of(worker("a"), decodes, 1000.0 * decodes, 1000.0).plain_s
+    target = 0.99 * plain
+    view = replace(
+        worker("a"),
+        step_time=StepTime().scaled(slower),
+        step_target_s=target,
+        pause_target_s=1.6 * target if spaced else None,
+    )
+    pace = pace_of(view, decodes, 1000.0 * decodes, 1000.0)
+    assert pace.plain_s == pytest.approx(slower * plain)
+    assert pace.mixed_s == pytest.approx(1.5 * pace.plain_s)
+    assert pace.mixed_tokens > 64
