@@ -9,8 +9,8 @@
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
 each step on device and host, and the clock advances from event to event. The costs are those of Llama-3.1-8B
-on an H200, fitted to measured steps, or of another model (`--model`). A scheduler is given by flags of `router`,
-whose defaults it has.
+on an H200, fitted to measured steps, or of another model (`--model`). A scheduler is given by flags of
+`router`, whose defaults it has.
 """
 
 from __future__ import annotations

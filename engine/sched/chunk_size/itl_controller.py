@@ -15,8 +15,8 @@ _SMALLEST: Final = 64
 _STEP: Final = 0.5
 """Damping: the share of the suggested change that one step makes, since contexts vary between steps."""
 _PLAIN_STEPS: Final = 3
-"""Steps without prompts whose median is the time of decodes alone: where the host sees the end of a step late,
-that step looks too long, and the next one too short."""
+"""Steps without prompts whose median is the time of decodes alone: where the host sees the end of a step
+late, that step looks too long, and the next one too short."""
 _PLAIN_EVERY: Final = 128
 """Steps with prompts after which decodes get a step of their own, to be measured."""
 

@@ -1,8 +1,8 @@
 """What a target for the time of steps becomes where decodes alone take most of it, or more.
 
-No chunk meets a target that decodes alone exceed, and one that they nearly fill leaves prompts a trickle. Then
-the time that prompts may add follows the decodes: half as much as they take. Schedulers size chunks by these
-functions, and placement predicts with them.
+No chunk meets a target that decodes alone exceed, and one that they nearly fill leaves few tokens to
+prompts. Then the time that prompts may add follows the decodes: half as much as they take. Schedulers size
+chunks by these functions, and placement predicts with them.
 """
 
 from __future__ import annotations

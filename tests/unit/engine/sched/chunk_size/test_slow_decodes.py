@@ -14,7 +14,7 @@ LARGEST = 16_384
 
 
 class Device:
-    """Steps of `plain` seconds; the tokens of n rows beyond `free` take `token` each: weights are read anyway."""
+    """Steps of `plain` seconds, and `token` for each prompt token beyond `free`: weights are read anyway."""
 
     def __init__(self, plain: float, token: float, free: int = 0) -> None:
         self.controller = ITLController(TARGET, LARGEST)
