@@ -34,8 +34,8 @@ def test_a_worker_with_pages_in_quarantine_is_idle_so_that_its_pages_are_checked
     handler.tick(0.0)
     assert not handler.idle
     handler.on_transfer(ReceiveFailed(1, "the sender does not answer"))
-    (reservation,) = engine.quarantine.call_args.args
+    (reservation,) = engine.kv.quarantine.call_args.args
     assert handler.idle
-    engine.free_reservation.assert_not_called()
+    engine.kv.free_reservation.assert_not_called()
     handler.on_transfer(Drained(1))
-    engine.free_reservation.assert_called_once_with(reservation, 0)
+    engine.kv.free_reservation.assert_called_once_with(reservation, 0)
