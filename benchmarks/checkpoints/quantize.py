@@ -1,12 +1,14 @@
-"""Write a model in 4 bits, as compressed-tensors stores it, with GPTQ or by rounding.
+"""Write a model in 4-bit integers or 8-bit floats, as compressed-tensors stores it, with GPTQ or by rounding.
 
 python -m benchmarks.checkpoints.quantize --model smollm2 --method gptq --output /tmp/smollm2-gptq
-python -m benchmarks.checkpoints.perplexity --model smollm2 /tmp/smollm2-gptq
+python -m benchmarks.checkpoints.quantize --model smollm2 --format fp8 --output /tmp/smollm2-fp8
+python -m benchmarks.checkpoints.perplexity --model smollm2 /tmp/smollm2-gptq /tmp/smollm2-fp8
 
 GPTQ (arXiv 2210.17323) rounds a matrix column by column and corrects the columns that follow for the error,
 by the second moments of the layer's inputs on a text: the standard library's docstrings. Columns of larger
-inputs come first; groups keep their places, so checkpoints need no order. Scales minimise a group's error,
-with each column's by the mean square of its input.
+inputs come first; groups keep their places, so checkpoints need no order. Scales of 4 bits minimise a group's
+error, with each column's by the mean square of its input, and are fitted to all products of their row once
+the integers are chosen.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import sys
 import xml
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from safetensors.torch import save_file
@@ -37,19 +40,63 @@ _SHRINKS: Final = [1.0 - 0.02 * step for step in range(20)]
 _DAMPING: Final = 0.01
 """Of the mean of the diagonal of second moments, added to it."""
 _BLOCK: Final = 128
+_FP8: Final = torch.float8_e4m3fn
+
+
+class Grid(Protocol):
+    """The values that a matrix [out, in] may have; codes are floats."""
+
+    def codes(self, column: Tensor, index: int) -> Tensor:
+        """Of column `index` [out] of a weight."""
+        ...
+
+    def values(self, codes: Tensor, index: int) -> Tensor:
+        """Of codes of column `index`."""
+        ...
+
+    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Grid:
+        """With the scales that make the products of `codes` those of `weight`."""
+        ...
+
+    def dense(self, codes: Tensor) -> Tensor: ...
+
+    def stored(self, codes: Tensor) -> dict[str, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Floats:
+    """value = code * scale, with a scale per row: e4m3."""
+
+    scale: Tensor
+    """[out, 1]"""
+
+    def codes(self, column: Tensor, index: int) -> Tensor:
+        return (column / self.scale[:, 0]).clamp(-448, 448).to(_FP8).float()
+
+    def values(self, codes: Tensor, index: int) -> Tensor:
+        return codes * self.scale[:, 0]
+
+    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Floats:
+        return self
+
+    def dense(self, codes: Tensor) -> Tensor:
+        return codes * self.scale
+
+    def stored(self, codes: Tensor) -> dict[str, Tensor]:
+        return {"weight": codes.to(_FP8), "weight_scale": self.scale}
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
     """value = (code - zero) * scale, with a scale and a zero per row and group."""
 
     scale: Tensor
     """[out, groups]"""
     zero: Tensor
     group: int
+    symmetric: bool
 
     def codes(self, column: Tensor, index: int) -> Tensor:
-        """Of column `index` [out] of a weight."""
         at = index // self.group
         return (column / self.scale[:, at] + self.zero[:, at]).round().clamp(0, 15)
 
@@ -57,8 +104,39 @@ class Grid:
         at = index // self.group
         return (codes - self.zero[:, at]) * self.scale[:, at]
 
+    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Integers:
+        """Least squares, row by row, drawn to the present scales."""
+        rows, groups = self.scale.shape
+        steps = (codes.view(rows, groups, -1) - self.zero.unsqueeze(2)).flatten(1)
+        normal = torch.empty(rows, groups, groups)
+        for at in range(groups):
+            columns = slice(at * self.group, (at + 1) * self.group)
+            normal[:, at] = (steps[:, columns] @ moments[columns] * steps).view(rows, groups, -1).sum(2)
+        error = (weight - self.dense(codes)) @ moments * steps
+        normal.diagonal(dim1=1, dim2=2).mul_(1 + _DAMPING).add_(1e-6)
+        change = torch.linalg.solve(normal, error.view(rows, groups, -1).sum(2))
+        return replace(self, scale=(self.scale + change).half().float())
 
-def grid_of(weight: Tensor, moments: Tensor, group: int, *, symmetric: bool) -> Grid:
+    def dense(self, codes: Tensor) -> Tensor:
+        steps = codes.view(*self.scale.shape, -1) - self.zero.unsqueeze(2)
+        return (steps * self.scale.unsqueeze(2)).flatten(1)
+
+    def stored(self, codes: Tensor) -> dict[str, Tensor]:
+        tensors = {
+            "weight_packed": _words(codes),
+            "weight_scale": self.scale.half(),
+            "weight_shape": torch.tensor(codes.shape),
+        }
+        if not self.symmetric:
+            tensors["weight_zero_point"] = _words(self.zero.t()).t().contiguous()
+        return tensors
+
+
+def floats(weight: Tensor, moments: Tensor) -> Floats:
+    return Floats(weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / 448)
+
+
+def integers(weight: Tensor, moments: Tensor, group: int, *, symmetric: bool) -> Integers:
     """Of the least error of a group's products, by the mean squares of its inputs."""
     importance = moments.diagonal().view(1, -1, group)
     grouped = weight.view(len(weight), -1, group)
@@ -77,7 +155,7 @@ def grid_of(weight: Tensor, moments: Tensor, group: int, *, symmetric: bool) -> 
         better = error < best
         best = torch.where(better, error, best)
         scale, zero = torch.where(better, step, scale), torch.where(better, nought, zero)
-    return Grid(scale, zero, group)
+    return Integers(scale, zero, group, symmetric)
 
 
 def rounded(weight: Tensor, moments: Tensor, grid: Grid) -> Tensor:
@@ -113,7 +191,9 @@ METHODS: Final[dict[str, Callable[[Tensor, Tensor, Grid], Tensor]]] = {"gptq": g
 
 
 @torch.no_grad()
-def quantize(model: Any, ids: Tensor, method: str, group: int, *, symmetric: bool) -> dict[str, Tensor]:
+def quantize(
+    model: Any, ids: Tensor, method: str, grid_of: Callable[[Tensor, Tensor], Grid]
+) -> dict[str, Tensor]:
     """Quantize the linear layers of a transformers model in place, layer by layer; their tensors.
 
     `ids` [texts, tokens] calibrate: each layer's inputs are those that the quantized layers before it give.
@@ -124,12 +204,13 @@ def quantize(model: Any, ids: Tensor, method: str, group: int, *, symmetric: boo
         linears = {name: part for name, part in layer.named_modules() if isinstance(part, nn.Linear)}
         moments = _moments(layer, linears, hidden, settings)
         for name, linear in linears.items():
-            grid = grid_of(linear.weight, moments[name], group, symmetric=symmetric)
+            grid = grid_of(linear.weight, moments[name])
             codes = METHODS[method](linear.weight, moments[name], grid)
-            values = (codes.view(*grid.scale.shape, -1) - grid.zero.unsqueeze(2)) * grid.scale.unsqueeze(2)
-            linear.weight.copy_(values.flatten(1))
+            if method != "round":
+                grid = grid.fitted(linear.weight, codes, moments[name])
+            linear.weight.copy_(grid.dense(codes))
             prefix = f"model.layers.{number}.{name}"
-            tensors |= {f"{prefix}.{key}": value for key, value in _stored(codes, grid, symmetric).items()}
+            tensors |= {f"{prefix}.{key}": value for key, value in grid.stored(codes).items()}
         hidden = [_output(layer, x, settings) for x in hidden]
         print(f"layer {number + 1} of {len(model.model.layers)}", file=sys.stderr)
     return tensors
@@ -183,15 +264,6 @@ def _output(layer: nn.Module, x: Tensor, settings: dict[str, Any]) -> Tensor:
     return found
 
 
-def _stored(codes: Tensor, grid: Grid, symmetric: bool) -> dict[str, Tensor]:
-    tensors = {
-        "weight_packed": _words(codes),
-        "weight_scale": grid.scale.half(),
-        "weight_shape": torch.tensor(codes.shape),
-    }
-    return tensors if symmetric else tensors | {"weight_zero_point": _words(grid.zero.t()).t().contiguous()}
-
-
 def _words(codes: Tensor) -> Tensor:
     """[m, 8 n] -> [m, n] int32, the first value in the lowest bits."""
     words: Tensor = (codes.long().reshape(len(codes), -1, 8) << torch.arange(0, 32, 4)).sum(2)
@@ -221,9 +293,10 @@ def docstrings() -> str:
 def main() -> None:
     parser = command("checkpoints.quantize", __doc__)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--format", choices=("int4", "fp8"), default="int4")
     parser.add_argument("--method", choices=METHODS, default="gptq")
-    parser.add_argument("--group", type=int, default=32)
-    parser.add_argument("--symmetric", action="store_true")
+    parser.add_argument("--group", type=int, default=32, help="of 4-bit integers")
+    parser.add_argument("--symmetric", action="store_true", help="4-bit integers without zero points")
     parser.add_argument("--texts", type=int, default=48, help="of 512 tokens, that calibrate")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
@@ -231,8 +304,11 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).requires_grad_(False)
     ids = torch.tensor(AutoTokenizer.from_pretrained(folder)(docstrings())["input_ids"])
     ids = ids[: options.texts * 512].view(-1, 512)
-    tensors = quantize(model, ids, options.method, options.group, symmetric=options.symmetric)
-    quantized = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_packed")}
+    grid_of: Callable[[Tensor, Tensor], Grid] = floats
+    if options.format == "int4":
+        grid_of = partial(integers, group=options.group, symmetric=options.symmetric)
+    tensors = quantize(model, ids, options.method, grid_of)
+    quantized = {name.rpartition(".")[0] for name in tensors if name.endswith(".weight_scale")}
     left = {
         name: value.contiguous()
         for name, value in model.state_dict().items()
@@ -240,16 +316,30 @@ def main() -> None:
     }
     shutil.copytree(folder, options.output, ignore=shutil.ignore_patterns("*.safetensors*"))
     save_file(tensors | left, options.output / "model.safetensors", metadata={"format": "pt"})
-    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": options.group}
-    weights["symmetric"] = options.symmetric
     config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
-    }
+    config["quantization_config"] = quantization_config(
+        options.format, options.group, symmetric=options.symmetric
+    )
     (options.output / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def quantization_config(format: str, group: int, *, symmetric: bool) -> dict[str, Any]:
+    """As config.json of the checkpoint has it."""
+    inputs = None
+    if format == "fp8":
+        weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+        inputs = weights | {"strategy": "token", "dynamic": True}
+    else:
+        weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": group}
+        weights["symmetric"] = symmetric
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized" if format == "fp8" else "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+        },
+    }
 
 
 if __name__ == "__main__":
