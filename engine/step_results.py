@@ -72,18 +72,18 @@ class StepResults:
         A row samples what a decode would sample there if all tokens before it are right. So the first token
         that differs from the draft is delivered, and nothing behind it.
         """
-        request = chunk.request
+        request, tokens, errors = chunk.request, result.tokens, result.errors
         accepted = result.accepted(chunk.draft, first)
         predicted = self._scheduler.verified(chunk, accepted)
         output.verified.append(Verified(request, len(chunk.draft), accepted, predicted))
         self._requests.hooks.on_computed(request, request.num_computed)
         for row in range(first, first + accepted + 1):
-            if row in result.errors:
-                self._requests.fail(request, result.errors[row], output)
+            if errors and row in errors:
+                self._requests.fail(request, errors[row], output)
                 break
             request.output.append(PENDING)
             place = len(request.output) - 1
-            self._deliver(request, place, result.tokens[row], result.logprobs[row], output)
+            self._deliver(request, place, tokens[row], result.logprobs[row], output)
             if request.finish is not None:
                 break
         return accepted

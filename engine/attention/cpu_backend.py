@@ -43,7 +43,7 @@ class CpuAttention:
         return Step(
             self._kernels.products,
             torch.get_num_threads(),
-            len(batch.input_ids),
+            batch.num_rows,
             batch.num_requests,
             self._num_heads,
             pool.num_kv_heads,

@@ -24,6 +24,8 @@ _MANY: Final = 2
 """If more contexts than fit at once are to be split, the number of waves of parts; measured."""
 _EXTRA_WAVES: Final = 2
 """Contexts of uneven length are split into as many additional parts as fill the GPU this many times."""
+_FEW: Final = 32
+"""Contexts of which a loop in Python takes less time than one in numpy."""
 _ALONE: Final = 2.5
 """How much faster a thread block reads when no other one is running."""
 
@@ -42,7 +44,8 @@ class DecodePlanner:
 
     def keeps_whole(self, pages: Ints) -> bool:
         """Whether contexts of these lengths, in pages, are read fastest without splitting."""
-        return len(pages) >= self._room(len(pages)) and not self._is_uneven(int(pages.max()), pages)
+        room = self._room(len(pages))
+        return len(pages) >= room and not self._is_uneven(int(pages.max()), int(pages.sum()), room)
 
     def plan(self, decodes: Decodes) -> DecodePlan[Ints]:
         """Every request has at least one page."""
@@ -64,30 +67,33 @@ class DecodePlanner:
         return self._at_once if num_requests <= self._at_once else _MANY * self._at_once
 
     def _part_pages(self, pages: Ints) -> int:
-        longest, total = int(pages.max()), int(pages.sum())
-        if self.keeps_whole(pages):
-            return longest
-        if len(pages) < self._room(len(pages)):
-            part = self._smallest_that_fits(pages, longest)
-            if not self._is_uneven(part, pages):
+        longest, total, room = int(pages.max()), int(pages.sum()), self._room(len(pages))
+        if len(pages) < room:
+            part = self._smallest_that_fits(pages, longest, room)
+            if not self._is_uneven(part, total, room):
                 return part
+        elif self.keeps_whole(pages):
+            return longest
         # sum(ceil(p / part)) < sum(p / part) + R
-        return max(-(-total // (_EXTRA_WAVES * self._room(len(pages)))), self._smallest)
+        return max(-(-total // (_EXTRA_WAVES * room)), self._smallest)
 
-    def _smallest_that_fits(self, pages: Ints, longest: int) -> int:
+    def _smallest_that_fits(self, pages: Ints, longest: int, room: int) -> int:
         """The smallest part size, in pages, with which all parts fit."""
-        low, high, room = min(self._smallest, longest), longest, self._room(len(pages))
+        low, high = min(self._smallest, longest), longest
+        few = pages.tolist() if len(pages) <= _FEW else None
         while low < high:
             middle = (low + high) // 2
-            if int((-(-pages // middle)).sum()) > room:
+            parts = int((-(-pages // middle)).sum()) if few is None else sum([-(-p // middle) for p in few])
+            if parts > room:
                 low = middle + 1
             else:
                 high = middle
         return low
 
-    def _is_uneven(self, longest_part: int, pages: Ints) -> bool:
+    @staticmethod
+    def _is_uneven(longest_part: int, total: int, room: int) -> bool:
         """Whether the longest part would still run when all others are done."""
-        return longest_part * self._room(len(pages)) > _ALONE * int(pages.sum())
+        return longest_part * room > _ALONE * total
 
 
 def _split(pages: Ints, part_pages: int) -> tuple[Ints, Ints, Ints]:

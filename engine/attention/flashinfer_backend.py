@@ -169,25 +169,18 @@ class FlashInferAttention:
 
     # -------------------------------------------------------------------------------------- graphs
 
-    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
-        device = self._pool.tensor.device
+    def init_graphs(self, slots: torch.Tensor, max_model_len: int) -> None:
+        max_batch = slots.shape[1]
         pages = max_batch * -(-max_model_len // self._pool.page_size)
         for rule in self._rules:
             rule.decodes.init_graphs(max_batch, pages, len(rule.groups))
-        shape = (len(self._pool.groups), max_batch)
-        self._graph_slots = torch.full(shape, self._scratch_slot, dtype=torch.int64, device=device)
+        self._graph_slots = slots
 
     def prepare_capture(self, batch_size: int) -> None:
         none = Decodes(np.empty(0, dtype=np.int64), BlockTables.of([]))
-        self._graph_slots.fill_(self._scratch_slot)
         self._enter_graph([none] * len(self._pool.groups), batch_size)
 
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
-        n = batch.num_requests
-        for slots, group in zip(self._graph_slots, batch.groups, strict=True):
-            slots[:n].copy_(group.slot_mapping)
-        if n < batch_size:
-            self._graph_slots[:, n:batch_size].fill_(self._scratch_slot)
         decodes = [Decodes(group.context_lens, group.block_tables) for group in batch.groups]
         self._enter_graph(decodes, batch_size)
 
@@ -200,7 +193,3 @@ class FlashInferAttention:
         self._num_chunk_rows = 0
         self._num_decodes = batch_size
         self._slots = [slots[:batch_size] for slots in self._graph_slots]
-
-    @property
-    def _scratch_slot(self) -> int:
-        return self._pool.scratch_page * self._pool.page_size

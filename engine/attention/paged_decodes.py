@@ -75,6 +75,8 @@ class DecodeAttention:
         self._plans: list[DecodePlan[torch.Tensor]] = []
         self._graph_ints: list[torch.Tensor] = []
         """Of each table: the plan that graphs of all sizes read; each size has its own layout."""
+        self._graph_plans: dict[int, tuple[PlanLayout, list[DecodePlan[torch.Tensor]]]] = {}
+        """By that size."""
 
     def init_graphs(self, max_requests: int, max_pages: int, num_tables: int) -> None:
         """Allocate the plans that graphs read."""
@@ -88,17 +90,19 @@ class DecodeAttention:
         """
         plans = self._planned(decodes)
         layout = PlanLayout(len(decodes[0].context_lens), len(plans[0].owners))
-        packed = [torch.from_numpy(layout.pack(plan)).pin_memory() for plan in plans]
+        packed = [_pinned(layout, plan) for plan in plans]
         self._plans = [_views(layout, to_device(ints, self._device)) for ints in packed]
 
     def plan_for_graph(self, decodes: Sequence[Decodes]) -> None:
         """The same for a graph of exactly this number of requests."""
         requests = len(decodes[0].context_lens)
-        layout = PlanLayout(requests, self._planner.most_parts(requests))
+        if requests not in self._graph_plans:
+            layout = PlanLayout(requests, self._planner.most_parts(requests))
+            self._graph_plans[requests] = layout, [_views(layout, ints) for ints in self._graph_ints]
+        layout, self._plans = self._graph_plans[requests]
         for plan, ints in zip(self._planned(decodes), self._graph_ints, strict=True):
-            packed = torch.from_numpy(layout.pack(plan)).pin_memory()
+            packed = _pinned(layout, plan)
             copy(ints[: len(packed)], packed)
-        self._plans = [_views(layout, ints) for ints in self._graph_ints]
 
     def run(
         self,
@@ -119,6 +123,12 @@ class DecodeAttention:
     def _planned(self, decodes: Sequence[Decodes]) -> list[DecodePlan[Ints]]:
         first = self._planner.plan(decodes[0])
         return [first, *(first._replace(pages=other.block_tables.pages) for other in decodes[1:])]
+
+
+def _pinned(layout: PlanLayout, plan: DecodePlan[Ints]) -> torch.Tensor:
+    packed = torch.empty(layout.ints(plan), dtype=torch.int32, pin_memory=True)
+    layout.pack(plan, packed.numpy())
+    return packed
 
 
 def _views(layout: PlanLayout, ints: torch.Tensor) -> DecodePlan[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from engine.core.largest_step import Span
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.device.staging import send
+
+_SHORT_TABLE: Final = 256
+"""Pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +70,9 @@ class Batch:
     on the host, where backends plan with them.
     """
 
-    input_ids: torch.Tensor
-    """[T] int64. Rows in `pending_rows` are still to be filled from `pending_slots`."""
-    positions: torch.Tensor
-    """[T] int64, counted from the start of the request."""
-
+    rows: torch.Tensor
+    """[2 + G, T] int64: `input_ids`, `positions` and the `slot_mapping` of each group, as one tensor, since
+    graphs take them at fixed addresses by one copy."""
     num_chunks: int
     """Requests with more than one token; the other R - num_chunks decode."""
     query_indptr: Ints
@@ -94,8 +96,41 @@ class Batch:
     """None for these, and without drafts."""
 
     @property
+    def input_ids(self) -> torch.Tensor:
+        """[T] int64. Rows in `pending_rows` are still to be filled from `pending_slots`."""
+        return self.rows[0]
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """[T] int64, counted from the start of the request."""
+        return self.rows[1]
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return self.rows.shape[1]
+
+    @property
     def num_requests(self) -> int:
         return len(self.context_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What does not depend on how far the requests of a step are. Fields of the same name: see `Batch`."""
+
+    key: bytes
+    indptr: Ints
+    num_chunks: int
+    owner: Ints | None
+    """[T]: the request of each row; None: each has one."""
+    place: Ints
+    """[T]: of a row among those of its request."""
+    slot_of: Ints
+    """[T]"""
+    sample_rows: torch.Tensor
+    sample_slots: torch.Tensor
+    scored_rows: torch.Tensor
 
 
 class BatchBuilder:
@@ -119,59 +154,76 @@ class BatchBuilder:
         self._groups = groups
         self._scratch = scratch_page
         self._device = device
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._shape: _Shape | None = None
+        """Of the last batch."""
         shape = (len(groups), max_requests, -(-max_model_len // page_size))
         self._tables = np.full(shape, scratch_page, dtype=np.int64)
 
     def build(self, inputs: StepInputs) -> Batch:
-        page_size = self._page_size
-        slots, starts, lengths = inputs.slots, inputs.starts, inputs.lengths
-        context_lens = starts + lengths
-        indptr = starts_of(lengths)
+        page_size, slots, starts = self._page_size, inputs.slots, inputs.starts
+        shape = self._shape_of(inputs)
+        indptr, slot_of, num_rows = shape.indptr, shape.slot_of, len(inputs.input_ids)
+        context_lens = starts + inputs.lengths
 
         self._refresh_tables(inputs)
-        owner = np.repeat(np.arange(len(slots)), lengths)
-        positions = np.arange(indptr[-1]) + (starts - indptr[:-1])[owner]
+        positions = starts if shape.owner is None else shape.place + starts[shape.owner]
         block, offset = np.divmod(positions, page_size)
         skipped = [self._skipped(group, starts) for group in self._groups]
-        tables = [
-            self._block_tables(number, slots, first, -(-context_lens // page_size))
-            for number, first in enumerate(skipped)
-        ]
-        slot_mappings = [
-            lists.pages[(lists.indptr[:-1] - first)[owner] + block] * page_size + offset
-            for lists, first in zip(tables, skipped, strict=True)
-        ]
+        ends = -(-context_lens // page_size)
+        tables = [self._block_tables(number, slots, first, ends) for number, first in enumerate(skipped)]
+        slot_mappings = [table[slot_of, block] * page_size + offset for table in self._tables]
 
-        pending = np.flatnonzero(inputs.input_ids == PENDING)
         input_ids = inputs.input_ids
+        pending = np.flatnonzero(input_ids == PENDING)
         input_ids[pending] = 0
-        scored = _last_rows(indptr[1:] - inputs.samples, inputs.scored)
-        sampled = _last_rows(indptr[1:], inputs.samples)
-        rows = [sampled, np.repeat(slots, inputs.samples), scored, pending, slots[owner[pending]]]
-        sent = send([input_ids, positions, *rows, *slot_mappings], self._device)
+        rows = _aligned(input_ids, positions, *slot_mappings)
+        if len(pending):
+            on_device, pending_rows, pending_slots = send([rows, pending, slot_of[pending]], self._device)
+        else:
+            (on_device,), pending_rows, pending_slots = send([rows], self._device), self._none, self._none
+        on_device = on_device[:, :num_rows]
         states, verified = StateBatch.of(inputs.states), None
         if states is not None:
             firsts = states.verified  # each row of which samples
-            samples = np.repeat(np.cumsum(inputs.samples), lengths)
+            samples = np.repeat(np.cumsum(inputs.samples), inputs.lengths)
             verified = VerifiedRows.of(indptr[firsts], states.runs[firsts], samples, self._device)
         return Batch(
-            input_ids=sent[0],
-            positions=sent[1],
-            num_chunks=int(np.count_nonzero(lengths > 1)),
+            rows=on_device,
+            num_chunks=shape.num_chunks,
             query_indptr=indptr,
             context_lens=context_lens,
             groups=[
                 GroupTables(slot_mapping, lists, context_lens - first * page_size)
-                for slot_mapping, lists, first in zip(sent[7:], tables, skipped, strict=True)
+                for slot_mapping, lists, first in zip(on_device[2:], tables, skipped, strict=True)
             ],
-            sample_rows=sent[2],
-            sample_slots=sent[3],
-            scored_rows=sent[4],
-            pending_rows=sent[5],
-            pending_slots=sent[6],
+            sample_rows=shape.sample_rows,
+            sample_slots=shape.sample_slots,
+            scored_rows=shape.scored_rows,
+            pending_rows=pending_rows,
+            pending_slots=pending_slots,
             states=states,
             verified=verified,
         )
+
+    def _shape_of(self, inputs: StepInputs) -> _Shape:
+        """Made anew only where a step differs from the one before."""
+        parts = (inputs.slots, inputs.lengths, inputs.samples, inputs.scored)
+        key = b"".join([part.tobytes() for part in parts])
+        if self._shape is None or self._shape.key != key:
+            self._shape = self._new_shape(key, *parts)
+        return self._shape
+
+    def _new_shape(self, key: bytes, slots: Ints, lengths: Ints, samples: Ints, scored: Ints) -> _Shape:
+        indptr = starts_of(lengths)
+        num_rows, owner, place, slot_of = int(indptr[-1]), None, indptr[:-1], slots
+        if num_rows != len(slots):
+            owner = np.repeat(np.arange(len(slots)), lengths)
+            place, slot_of = np.arange(num_rows) - indptr[:-1][owner], slots[owner]
+        sampled = _last_rows(indptr[1:], samples), np.repeat(slots, samples)
+        sent = send([*sampled, _last_rows(indptr[1:] - samples, scored)], self._device)
+        chunks = int(np.count_nonzero(lengths > 1))
+        return _Shape(key, indptr, chunks, owner, place, slot_of, *sent)
 
     def _skipped(self, group: KVGroup, starts: Ints) -> Ints:
         """[R]: blocks behind the window of the first token."""
@@ -180,11 +232,15 @@ class BatchBuilder:
         return np.maximum(starts + 1 - group.window, 0) // self._page_size
 
     def _block_tables(self, group: int, slots: Ints, firsts: Ints, ends: Ints) -> BlockTables:
-        tables = self._tables[group]
+        tables, counts = self._tables[group], ends - firsts
+        indptr = starts_of(counts)
+        if indptr[-1] <= _SHORT_TABLE * len(
+            slots
+        ):  # an index for each page takes less time than a slice each
+            places = slots * tables.shape[1] + firsts - indptr[:-1]
+            return BlockTables(tables.reshape(-1)[np.arange(indptr[-1]) + np.repeat(places, counts)], indptr)
         rows = zip(slots.tolist(), firsts.tolist(), ends.tolist(), strict=True)
-        return BlockTables(
-            np.concatenate([tables[slot, first:end] for slot, first, end in rows]), starts_of(ends - firsts)
-        )
+        return BlockTables(np.concatenate([tables[slot, first:end] for slot, first, end in rows]), indptr)
 
     def _refresh_tables(self, inputs: StepInputs) -> None:
         end, stride = 0, len(self._groups)
@@ -200,6 +256,15 @@ def _last_rows(ends: Ints, counts: Ints) -> Ints:
     if not counts.any():
         return counts[:0]
     return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
+
+
+def _aligned(*arrays: Ints) -> Ints:
+    """Of equal lengths, as rows of one array, each of which begins at a multiple of 16 bytes: see `send`."""
+    length = len(arrays[0])
+    rows = np.empty((len(arrays), length + length % 2), dtype=np.int64)
+    for row, array in zip(rows, arrays, strict=True):
+        row[:length] = array
+    return rows
 
 
 def scratch_batch(
@@ -218,21 +283,21 @@ def scratch_batch(
     context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
     positions = np.concatenate([np.arange(start, start + length) for start, length in spans])
     slots = scratch_page * page_size + positions % page_size
-    sent = send([np.zeros_like(positions), positions, slots, positions[:0]], device)
+    rows, none = send([_aligned(np.zeros_like(positions), positions, slots), positions[:0]], device)
+    rows = rows[:, : len(positions)]
     counts = -(-context_lens // page_size)
     tables = BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts))
     return Batch(
-        input_ids=sent[0],
-        positions=sent[1],
+        rows=torch.cat([rows, *[rows[2:]] * (num_groups - 1)]),
         num_chunks=int(np.count_nonzero(lengths > 1)),
         query_indptr=starts_of(lengths),
         context_lens=context_lens,
-        groups=[GroupTables(sent[2], tables, context_lens)] * num_groups,
-        sample_rows=sent[3],
-        sample_slots=sent[3],
-        scored_rows=sent[3],
-        pending_rows=sent[3],
-        pending_slots=sent[3],
+        groups=[GroupTables(rows[2], tables, context_lens)] * num_groups,
+        sample_rows=none,
+        sample_slots=none,
+        scored_rows=none,
+        pending_rows=none,
+        pending_slots=none,
         states=None if scratch_slot is None else _scratch_states(len(spans), scratch_slot),
     )
 

@@ -28,6 +28,8 @@ class Decodes:
 
     def padded(self, missing: int, page: int) -> Decodes:
         """With `missing` more requests of one token each, on `page`."""
+        if not missing:
+            return self
         lens = np.concatenate([self.context_lens, np.ones(missing, dtype=np.int64)])
         return Decodes(lens, self.block_tables.padded(missing, page))
 
@@ -66,12 +68,16 @@ class PlanLayout:
         """Integers before the pages."""
         return self.offsets.pages
 
-    def pack(self, plan: DecodePlan[Ints]) -> npt.NDArray[np.int32]:
-        """Raises ValueError if `plan` has more parts than the grid."""
-        if len(plan.owners) > self.parts:
-            raise ValueError(f"{len(plan.owners)} parts do not fit a grid of {self.parts}")
-        packed = np.zeros(self.fixed_ints + len(plan.pages), dtype=np.int32)
-        packed[self.offsets.owners : self.offsets.owners + self.parts] = -1
+    def ints(self, plan: DecodePlan[Ints]) -> int:
+        """Integers that `pack` writes."""
+        return self.fixed_ints + len(plan.pages)
+
+    def pack(self, plan: DecodePlan[Ints], into: npt.NDArray[np.int32]) -> None:
+        """Leaves what lies between the fields as it is. Raises ValueError if `plan` has more parts than the
+        grid."""
+        parts, owners = len(plan.owners), self.offsets.owners
+        if parts > self.parts:
+            raise ValueError(f"{parts} parts do not fit a grid of {self.parts}")
+        into[owners + parts : owners + self.parts] = -1
         for offset, values in zip(self.offsets, plan, strict=True):
-            packed[offset : offset + len(values)] = values
-        return packed
+            into[offset : offset + len(values)] = values

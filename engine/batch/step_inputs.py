@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,8 @@ from engine.core.request_state import NO_SLOT, Save
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+_STARTS, _LENGTHS, _SAMPLES = 1, 2, 3
+"""Places of fields of `StepInputs`."""
 HEADER_INTS: Final = 5
 """Length of a packed step's header."""
 
@@ -94,42 +96,37 @@ class StepWriter:
         ]
         for slot, pages in moved:
             self._pages[slot] = pages
-        arrays = _Chunks(_ints(slots), _ints(starts), _ints(lengths), _ints(scored))
-        samples = _ints([output is not None for output in outputs])
+        samples = [place is not None for place in outputs]
+        table = np.array((slots, starts, lengths, samples, scored), dtype=np.int64)
         if plan.num_drafted:
             drafted = _ints([len(draft) for draft in drafts])
             if by_rows:
-                arrays, samples = arrays.by_rows(drafted), np.repeat(samples, 1 + drafted)
+                table = _by_rows(table, drafted)
             else:
-                samples += drafted
+                table[_SAMPLES] += drafted
         return StepInputs(
-            slots=arrays.slots,
-            starts=arrays.starts,
-            lengths=arrays.lengths,
-            samples=samples,
-            scored=arrays.scored,
+            *table,
             input_ids=_input_ids(chunks),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
-            pages=_joined([_ints(pages) for _, pages in moved]),
-            states=_ints([number for chunk in chunks for row in states_of(chunk) for number in row]),
+            pages=_ints([page for _, pages in moved for page in pages]),
+            # All requests of a model have a state, or none.
+            states=_ints(
+                []
+                if requests[0].state is None
+                else [number for chunk in chunks for row in states_of(chunk) for number in row]
+            ),
         )
 
 
-class _Chunks(NamedTuple):
-    """See `StepInputs`."""
-
-    slots: Ints
-    starts: Ints
-    lengths: Ints
-    scored: Ints
-
-    def by_rows(self, drafted: Ints) -> _Chunks:
-        """With `drafted` tokens [R] of each chunk: `StepPlan.rows`, as arrays."""
-        counts = 1 + drafted
-        slots, starts, lengths, scored = (np.repeat(array, counts) for array in self)
-        starts += np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return _Chunks(slots, starts, np.where(np.repeat(drafted > 0, counts), 1, lengths), scored)
+def _by_rows(table: Ints, drafted: Ints) -> Ints:
+    """`StepPlan.rows`, from the first fields of `StepInputs` [5, R] and the drafted tokens of each chunk."""
+    counts = 1 + drafted
+    table[_LENGTHS, drafted > 0] = 1
+    table[_STARTS] -= np.cumsum(counts) - counts
+    table = np.repeat(table, counts, axis=1)
+    table[_STARTS] += np.arange(table.shape[1])
+    return table
 
 
 def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
@@ -147,10 +144,6 @@ def _ints(values: Sequence[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _joined(arrays: list[Ints]) -> Ints:
-    return np.concatenate(arrays) if arrays else _ints([])
-
-
 def _input_ids(chunks: Sequence[Chunk]) -> Ints:
     """Token ids of all chunks, [T]. Chunks of more than one token come first."""
     prompts: list[Ints] = []
@@ -162,4 +155,4 @@ def _input_ids(chunks: Sequence[Chunk]) -> Ints:
         else:
             others.append(request.token(start))
             others += draft
-    return _joined([*prompts, _ints(others)])
+    return np.concatenate([*prompts, _ints(others)]) if prompts else _ints(others)

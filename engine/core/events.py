@@ -28,9 +28,8 @@ class TokenOut(NamedTuple):
     """The token itself ended the request: end of sequence, or one of its stop tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Drafted tokens of one request that a step has verified."""
+class Verified(NamedTuple):
+    """Drafted tokens of one request that a step has verified. A tuple, as `Chunk` is one."""
 
     request: Request
     drafted: int

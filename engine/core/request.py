@@ -154,6 +154,15 @@ class Request:
             end -= 1
         return len(self.prompt) + end
 
+    def extend_known(self, tokens: list[TokenId]) -> None:
+        """Add what `tokens`, the first ones of prompt and output, lack of the `num_known` first ones."""
+        n, have, end = len(self.prompt), len(tokens), self.num_known
+        if have < n:
+            tokens += self.prompt[have:end]
+            have = len(tokens)
+        if have < end:
+            tokens += self.output[have - n : end - n]
+
     def tokens(self, start: int, end: int) -> array[TokenId]:
         """Token ids at absolute positions [start, end)."""
         n = len(self.prompt)

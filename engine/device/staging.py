@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -18,6 +19,9 @@ from engine.device.small_copies import copy, to_device
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_DTYPES: Final = {
+    np.dtype(name).char: getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "bool")
+}
 _ALIGNMENT: Final = 16
 """Bytes."""
 
@@ -35,8 +39,12 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     """
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
+    if len(arrays) == 1:
+        alone = torch.empty(arrays[0].shape, dtype=_DTYPES[arrays[0].dtype.char], pin_memory=True)
+        alone.numpy()[...] = arrays[0]
+        return [to_device(alone, device)]
     offsets, size = aligned_offsets(arrays)
-    host = torch.empty(size, dtype=torch.from_numpy(arrays[0][:0]).dtype, pin_memory=True)
+    host = torch.empty(size, dtype=_DTYPES[arrays[0].dtype.char], pin_memory=True)
     pack(arrays, offsets, host.numpy())
     return views(to_device(host, device), arrays, offsets)
 
@@ -59,11 +67,17 @@ def pack(arrays: Sequence[Array], offsets: Sequence[int], into: Array) -> None:
 
 
 def views(packed: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> list[torch.Tensor]:
-    """The parts of `packed`, in the shapes of `arrays`."""
-    return [
-        packed[offset : offset + array.size].view(array.shape)
-        for array, offset in zip(arrays, offsets, strict=True)
-    ]
+    """The parts of `packed`, in the shapes of `arrays`. One operation, and one more for each with several
+    dimensions or with padding behind it."""
+    ends = [*offsets[1:], len(packed)]
+    parts = packed.split([end - offset for offset, end in zip(offsets, ends, strict=True)])
+    return [_shaped(part, array) for part, array in zip(parts, arrays, strict=True)]
+
+
+def _shaped(part: torch.Tensor, array: Array) -> torch.Tensor:
+    if len(part) != array.size:
+        part = part[: array.size]
+    return part if array.ndim == 1 else part.view(array.shape)
 
 
 class Readback:

@@ -25,9 +25,10 @@ class StepResult:
 
     def accepted(self, draft: Sequence[int], first: int) -> int:
         """How many tokens of a draft are what was sampled, without an error, from row `first` on."""
-        for count, token in enumerate(draft):
-            if self.tokens[first + count] != token or first + count in self.errors:
-                return count
+        tokens, errors = self.tokens, self.errors
+        for row, token in enumerate(draft, first):
+            if tokens[row] != token or (errors and row in errors):
+                return row - first
         return len(draft)
 
 

@@ -24,8 +24,11 @@ GRAPH_BYTES: Final = 1 << 30
 
 
 def graph_sizes(largest: int) -> list[int]:
-    """Batch sizes worth a graph: closer together where a padding row costs a larger part of the step."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 32), largest]
+    """Batch sizes worth a graph: closer together where a padding row costs a larger part of the step.
+
+    A lone request that verifies a few drafts has one of its own: the host does not wait to pad it.
+    """
+    sizes = [*range(1, 8), *range(8, 64, 8), *range(64, 256, 16), *range(256, largest, 32), largest]
     return sorted({size for size in sizes if size <= largest})
 
 
@@ -38,19 +41,27 @@ class DecodeGraphs:
         attention: GraphableAttention,
         *,
         largest: int,
+        num_groups: int,
+        scratch_slot: int,
         max_model_len: int,
         device: torch.device,
         progress: Progress,
     ) -> None:
-        """Capture a graph for every size. Takes about a quarter of a second each."""
+        """Capture a graph for every size. Takes about a quarter of a second each.
+
+        `num_groups`: of the model's layers. `scratch_slot`: where padding rows write their keys and values.
+        """
         self._model = model
         self._attention = attention
         self._sizes = graph_sizes(largest)
-        self._input_ids = torch.zeros(largest, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(largest, dtype=torch.int64, device=device)
+        rows = torch.zeros((2 + num_groups, largest + largest % 2), dtype=torch.int64, device=device)
+        self._rows = rows[:, :largest]
+        """As in `Batch`, each aligned to 16 bytes."""
+        self._slots = self._rows[2:].fill_(scratch_slot)
+        self._scratch_slot = scratch_slot
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
-        attention.init_graphs(largest, max_model_len)
+        attention.init_graphs(self._slots, max_model_len)
         self._capture(reversed(self._sizes), device, progress)
 
     def fits(self, batch: Batch) -> bool:
@@ -58,10 +69,12 @@ class DecodeGraphs:
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_requests
-        self._attention.prepare_replay(batch, self._size_for(n))
+        size = self._size_for(n)
         # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
-        self._input_ids[:n].copy_(batch.input_ids)
-        self._positions[:n].copy_(batch.positions)
+        self._rows[:, :n].copy_(batch.rows)
+        if n < size:
+            self._slots[:, n:size].fill_(self._scratch_slot)
+        self._attention.prepare_replay(batch, size)
         self._model.expect(n)
 
     def run(self, batch: Batch) -> Enqueuing:
@@ -100,5 +113,5 @@ class DecodeGraphs:
         return graph
 
     def _forward(self, size: int) -> torch.Tensor:
-        hidden: torch.Tensor = self._model(self._input_ids[:size], self._positions[:size], self._attention)
+        hidden: torch.Tensor = self._model(self._rows[0, :size], self._rows[1, :size], self._attention)
         return hidden

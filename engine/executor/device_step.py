@@ -79,9 +79,10 @@ class DeviceStep:
         if not self._plan.sampling():
             return StepResult([], [], scores=scores)
         tokens, finite, *logprobs = read
-        broken: dict[int, EngineError] = {
-            index: NotFinite() for index, good in enumerate(finite.tolist()) if not good
-        }
+        good = finite.tolist()
+        broken: dict[int, EngineError] = (
+            {} if all(good) else {index: NotFinite() for index, is_good in enumerate(good) if not is_good}
+        )
         return StepResult(
             tokens=tokens.tolist(),
             logprobs=self._logprobs(logprobs),
@@ -90,8 +91,9 @@ class DeviceStep:
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:
-        wanted = [chunk.request.sampling.logprobs for chunk in self._plan.sampling()]
+        sampling = self._plan.sampling()
         if not tensors:
-            return [None] * len(wanted)
+            return [None] * len(sampling)
+        wanted = [chunk.request.sampling.logprobs for chunk in sampling]
         measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
         return [None if k is None else next(measured) for k in wanted]

@@ -43,7 +43,7 @@ class Eager:
 
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
-        self._model.expect(len(batch.input_ids))
+        self._model.expect(batch.num_rows)
 
     def run(self, batch: Batch) -> Enqueuing:
         hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)

@@ -76,7 +76,7 @@ class HeadRows:
         pass
 
     def before(self, batch: Batch) -> None:
-        rows = self._inputs[: len(batch.input_ids)]
+        rows = self._inputs[: batch.num_rows]
         torch.index_select(self._features, 0, batch.groups[0].slot_mapping, out=rows)
         rows[batch.pending_rows] = self._last[batch.pending_slots]
 

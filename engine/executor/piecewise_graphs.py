@@ -43,16 +43,18 @@ def token_sizes(largest: int) -> list[int]:
 class _Buffers:
     """Inputs and outputs of the graphs of all sizes, at fixed addresses. T is the largest size."""
 
-    input_ids: torch.Tensor
-    """[T]"""
-    positions: torch.Tensor
-    """[T]"""
-    slots: torch.Tensor
-    """[G, T]: where keys and values go in each group; rows of padding have the pool's scratch page."""
+    rows: torch.Tensor
+    """[2 + G, T]: as in `Batch`, each aligned to 16 bytes. Keys and values of padding go to the scratch
+    page."""
     queries: torch.Tensor
     """[T, heads, features of a query]: from a graph to the attention behind it."""
     attended: torch.Tensor
     """[T, heads, features of a value]: from the attention to the graph behind it."""
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """[G, T]"""
+        return self.rows[2:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,34 +94,32 @@ class PiecewiseGraphs:
         self._scratch_slot = scratch_slot
         self._groups = groups
         weight, part = model.embed.weight, model.part
-        ids = torch.zeros(largest, dtype=torch.int64, device=weight.device)
         queries, attended = (
             torch.zeros(largest, part.num_heads, features, dtype=weight.dtype, device=weight.device)
             for features in (part.query_dim, part.value_dim)
         )
-        slots = torch.full_like(ids, scratch_slot).repeat(max(groups) + 1, 1)
-        self._buffers = _Buffers(ids, ids.clone(), slots, queries, attended)
+        shape = (3 + max(groups), largest + largest % 2)
+        rows = torch.zeros(shape, dtype=torch.int64, device=weight.device)
+        self._buffers = _Buffers(rows[:, :largest], queries, attended)
+        self._buffers.slots.fill_(scratch_slot)
         self._chains: dict[int, _Chain] = {}
         self._capture(token_sizes(largest)[::-1], progress)
         self._sizes = sorted(self._chains)
 
     def fits(self, batch: Batch) -> bool:
-        return len(batch.input_ids) <= self._sizes[-1]
+        return batch.num_rows <= self._sizes[-1]
 
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
-        n, buffers = len(batch.input_ids), self._buffers
+        n, buffers = batch.num_rows, self._buffers
         # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
-        buffers.input_ids[:n].copy_(batch.input_ids)
-        buffers.positions[:n].copy_(batch.positions)
-        for slots, group in zip(buffers.slots, batch.groups, strict=True):
-            slots[:n].copy_(group.slot_mapping)
+        buffers.rows[:, :n].copy_(batch.rows)
         buffers.slots[:, n : self._size_for(n)].fill_(self._scratch_slot)
         self._model.expect(n)
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
-        n = len(batch.input_ids)
+        n = batch.num_rows
         chain = self._chains[self._size_for(n)]
         queries, attended = self._buffers.queries[:n], self._buffers.attended[:n]
         *graphs, last = chain.graphs
@@ -165,8 +165,8 @@ class PiecewiseGraphs:
         return _Chain(cutter.graphs, hidden)
 
     def _forward(self, size: int, attention: _Storing) -> torch.Tensor:
-        buffers = self._buffers
-        hidden: torch.Tensor = self._model(buffers.input_ids[:size], buffers.positions[:size], attention)
+        ids, positions = self._buffers.rows[:2, :size]
+        hidden: torch.Tensor = self._model(ids, positions, attention)
         return hidden
 
 

@@ -241,7 +241,7 @@ class ModelRunner:
             return hidden
         final = self.spec.hidden_size
         if self._hidden_states is not None:
-            self._hidden_states.after(batch, hidden[: len(batch.input_ids)])
+            self._hidden_states.after(batch, hidden[: batch.num_rows])
         return hidden[:, :final]
 
     def _is_long(self, plan: StepPlan) -> bool:
@@ -306,7 +306,7 @@ class ModelRunner:
             num_groups=len(pool.groups),
         )
         advice = "lower --chunked-prefill-size or --max-running-requests"
-        with advising(f"a step of {len(batch.input_ids)} tokens", advice), Probe(self._device) as probe:
+        with advising(f"a step of {batch.num_rows} tokens", advice), Probe(self._device) as probe:
             self._profile_run(batch, attention, rows=config.max_decode_rows)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
         page_bytes = pool.page_bytes
@@ -320,7 +320,7 @@ class ModelRunner:
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
         """Compute a step and sample `rows` of it with the options that take the most memory."""
         attention.prepare(batch)
-        self._model.expect(len(batch.input_ids))
+        self._model.expect(batch.num_rows)
         hidden = self._model(batch.input_ids, batch.positions, attention)
         final = hidden[:rows, : self.spec.hidden_size].contiguous()
         self._sampler.profile_run(self._model.logits(final))
@@ -339,6 +339,8 @@ class ModelRunner:
                         self._model,
                         attention,
                         largest=largest_batch,
+                        num_groups=len(self.kv.groups),
+                        scratch_slot=self.kv.scratch_page * config.page_size,
                         max_model_len=config.max_model_len,
                         device=self._device,
                         progress=progress,

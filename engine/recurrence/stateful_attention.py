@@ -76,10 +76,10 @@ class GraphableStateful(StatefulAttention):
         super().__init__(attention, recurrence)
         self._graphable = attention, recurrence
 
-    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
+    def init_graphs(self, slots: torch.Tensor, max_model_len: int) -> None:
         attention, recurrence = self._graphable
-        attention.init_graphs(max_batch, max_model_len)
-        recurrence.init_graphs(max_batch)
+        attention.init_graphs(slots, max_model_len)
+        recurrence.init_graphs(slots.shape[1])
 
     def prepare_capture(self, batch_size: int) -> None:
         for part in self._graphable:

@@ -89,17 +89,21 @@ class Decodes:
 
         Drafts never preempt a request, and never take the last pages: each decode may need one soon.
         """
-        spare, total = len(self._queues.running), 0
+        spare, total, verify = len(self._queues.running), 0, ChunkKind.VERIFY
         for index, draft in enumerate(speculator.draft(decodes, room, alone=alone)):
             if not draft:
                 continue
-            chunk = decodes[index]
-            request = chunk.request
-            count = self._kv.room_for(request, len(draft), spare=spare)
+            request, slot, start, _, place, scored, admission, _, _ = decodes[index]
+            count, wanted = request.capacity - request.num_computed, len(draft)
+            if count < wanted:
+                count = self._kv.room_for(request, wanted, spare=spare)
+            count = min(count, wanted)
             if count:
                 request.num_computed += count
                 request.output += [PENDING] * count
-                kind, tokens = ChunkKind.VERIFY, tuple(draft[:count])
-                decodes[index] = chunk._replace(length=1 + count, kind=kind, draft=tokens)
+                tokens = tuple(draft[:count])
+                decodes[index] = chunk_of(
+                    (request, slot, start, 1 + count, place, scored, admission, verify, tokens)
+                )
                 total += count
         return total

@@ -34,10 +34,14 @@ class Acceptance:
 
     def record(self, drafted: int, accepted: int) -> None:
         """Tokens behind the first wrong one say nothing."""
-        self._yes = self._memory * self._yes + accepted
-        self._no = self._memory * self._no + (accepted < drafted)
-        if not isinstance(self._prior, float):
-            self._prior.record(drafted, accepted)
+        wrong, level = accepted < drafted, self
+        while True:
+            level._yes = level._memory * level._yes + accepted
+            level._no = level._memory * level._no + wrong
+            prior = level._prior
+            if isinstance(prior, float):
+                return
+            level = prior
 
     def rest(self) -> None:
         """A step without a draft."""

@@ -79,12 +79,11 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
             for which in range(2):
                 pool.layer(layer)[:, which].transpose(1, 2)[page, offset] = kv[which].to(shape.dtype)
     lengths = np.array([new for _, new in requests])
-    none = torch.empty(0, dtype=torch.int64)
+    none, zeros = torch.empty(0, dtype=torch.int64), np.zeros(int(lengths.sum()))
     context_lens = np.array([before + new for before, new in requests], dtype=np.int64)
     lists = BlockTables.of([table.tolist() for table in tables])
     return pool, Batch(
-        input_ids=torch.zeros(int(lengths.sum()), dtype=torch.int64),
-        positions=torch.from_numpy(np.concatenate(positions)),
+        rows=torch.from_numpy(np.stack([zeros, *map(np.concatenate, (positions, slots))])).long(),
         num_chunks=int((lengths > 1).sum()),
         query_indptr=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         context_lens=context_lens,

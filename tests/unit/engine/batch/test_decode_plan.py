@@ -73,7 +73,9 @@ def test_every_request_gets_its_attention(
     plan = planner(page_size).plan(decodes)
     layout = PlanLayout(len(q), len(plan.owners) + spare)
 
-    out = interpret(layout.pack(plan), layout, q, keys, values)
+    packed = np.full(layout.ints(plan), 99, dtype=np.int32)
+    layout.pack(plan, packed)
+    out = interpret(packed, layout, q, keys, values)
 
     for row, (table, context) in enumerate(zip(lists, contexts, strict=True)):
         own_keys, own_values = (kind[table].reshape(-1, HEAD_DIM)[:context] for kind in (keys, values))
@@ -85,4 +87,4 @@ def test_a_plan_larger_than_its_grid_is_refused() -> None:
     decodes = Decodes(np.array([900]), BlockTables.of([list(range(57))]))
     plan = planner(16).plan(decodes)
     with pytest.raises(ValueError, match="do not fit a grid of 1"):
-        PlanLayout(1, 1).pack(plan)
+        PlanLayout(1, 1).pack(plan, np.empty(99, dtype=np.int32))

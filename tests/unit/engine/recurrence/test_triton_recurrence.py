@@ -41,8 +41,7 @@ def batch_of(requests: list[tuple[int, ...]]) -> Batch:
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     unused: Any = None
     return Batch(
-        input_ids=torch.zeros(int(indptr[-1]), dtype=torch.int64),
-        positions=unused,
+        rows=torch.zeros((2, int(indptr[-1])), dtype=torch.int64),
         num_chunks=int((lengths > 1).sum()),
         query_indptr=indptr,
         context_lens=lengths,
