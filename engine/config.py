@@ -17,6 +17,8 @@ STEP_SHARE: Final = 0.96
 _PAUSE_SHARE: Final = 1.6
 """Default of `pause_target_s`, in units of `tpot_target_s`. Simulated goodput is the same from 1.3 to 2.5 and
 lower at 5 (docs/placement.md)."""
+_EDITED_DRAFTS: Final = 256
+"""Most of `EngineConfig.max_edited_drafts` on a GPU."""
 _LONG_PREFILL_SHARE: Final = 0.04
 """Of the context: what `long_prefill_token_threshold="auto"` means (vLLM)."""
 
@@ -289,7 +291,9 @@ class EngineConfig:
         return max(running, min(most, speculation.max_rows or most))
 
     @property
-    def edits_rows(self) -> bool:
-        """Whether the sampler edits each row of a request by itself, which drafts need under penalties and
-        grammars. On GPUs it has one table for each request."""
-        return self.device == "cpu"
+    def max_edited_drafts(self) -> int | None:
+        """Drafted tokens of a step under penalties or a grammar. On a GPU each takes a table of the
+        vocabulary, 0.5 MB for 128,000 tokens. None: any number."""
+        if self.device == "cpu":
+            return None
+        return min(_EDITED_DRAFTS, self.max_decode_rows) if self.scheduler.speculation else 0

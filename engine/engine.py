@@ -77,7 +77,7 @@ class Engine:
             context=self.max_tokens,
             seed=config.seed,
             max_rows=config.max_decode_rows,
-            edits_rows=config.edits_rows,
+            max_edited_drafts=config.max_edited_drafts,
             drafts=self.drafts,
         )
         self._clock = clock

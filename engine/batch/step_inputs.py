@@ -104,8 +104,13 @@ class StepWriter:
                 table = _by_rows(table, drafted)
             else:
                 table[_SAMPLES] += drafted
+        slots_of, starts_of, lengths_of, samples_of, scored_of = table
         return StepInputs(
-            *table,
+            slots=slots_of,
+            starts=starts_of,
+            lengths=lengths_of,
+            samples=samples_of,
+            scored=scored_of,
             input_ids=_input_ids(chunks),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),

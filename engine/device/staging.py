@@ -70,7 +70,7 @@ def views(packed: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int])
     """The parts of `packed`, in the shapes of `arrays`. One operation, and one more for each with several
     dimensions or with padding behind it."""
     ends = [*offsets[1:], len(packed)]
-    parts = packed.split([end - offset for offset, end in zip(offsets, ends, strict=True)])
+    parts = torch.split(packed, [end - offset for offset, end in zip(offsets, ends, strict=True)])
     return [_shaped(part, array) for part, array in zip(parts, arrays, strict=True)]
 
 

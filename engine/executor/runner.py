@@ -109,6 +109,7 @@ class ModelRunner:
             eos_token_ids=self.spec.eos_token_ids,
             max_requests=config.scheduler.max_running_requests,
             max_rows=config.max_decode_rows,
+            max_edited_drafts=config.max_edited_drafts or 0,
             device=self._device,
         )
         progress("Sizing the KV pool", 0, 0)

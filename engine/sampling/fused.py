@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
-from engine.core.plan import Chunk
+from engine.batch.step_inputs import Ints
+from engine.core.plan import Chunk, ChunkKind
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload
 from engine.kernels.sampling import tiles
@@ -46,7 +48,9 @@ _ROWS_AT_ONCE: Final = 64
 class FusedSampling:
     """Sampling parameters of every slot on the device, and intermediate results of the kernels.
 
-    A step uploads 16 bytes per row, parameters of slots with a new request, and masks.
+    A step uploads 16 bytes per row, parameters of slots with a new request, and masks. A slot has one mask
+    and one table of counts, so rows behind a draft get slots of their own for the step if they need other
+    ones: see `_own_slots`.
     """
 
     def __init__(
@@ -56,15 +60,19 @@ class FusedSampling:
         eos_token_ids: Sequence[int],
         max_requests: int,
         max_rows: int | None = None,
+        max_edited_drafts: int = 0,
         device: torch.device,
     ) -> None:
-        """`max_rows`: sampled at once; several of one request if it has drafts. None: `max_requests`."""
+        """`max_rows`: sampled at once; several of one request if it has drafts. None: `max_requests`.
+        `max_edited_drafts`: most rows behind a draft under penalties or a grammar."""
         max_rows = max_rows or max_requests
         self._device = device
         self._vocab_size = vocab_size
-        self._marks = TokenMarks(vocab_size, eos_token_ids, max_requests, device)
-        self._floats = self._empty(torch.float32, max_requests, tiles.NUM_FLOATS.value)
-        self._ints = self._empty(torch.int32, max_requests, tiles.NUM_INTS.value)
+        self._max_requests = max_requests
+        num_slots = self._num_slots = max_requests + max_edited_drafts
+        self._marks = TokenMarks(vocab_size, eos_token_ids, num_slots, device)
+        self._floats = self._empty(torch.float32, num_slots, tiles.NUM_FLOATS.value)
+        self._ints = self._empty(torch.int32, num_slots, tiles.NUM_INTS.value)
         self._known: list[SamplingParams | None] = [None] * max_requests
         """For each slot, the parameters that are on the device."""
         self._flags = np.zeros(max_requests, dtype=np.int32)
@@ -101,9 +109,7 @@ class FusedSampling:
         self, logits: torch.Tensor, chunks: Sequence[Chunk], masks: TokenMasks | None = None
     ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], of any float dtype and unit column stride."""
-        if masks is not None:
-            self._marks.allow([chunks[row].slot for row in masks.rows], masks)
-        rows, places, flags = self._rows(chunks)
+        rows, places, flags = self._rows(chunks, masks)
         tokens = torch.empty(len(chunks), dtype=torch.int64, device=self._device)
         finite = torch.empty(len(chunks), dtype=torch.bool, device=self._device)
         marks = (self._marks.marks, self._marks.bitmap, self._marks.biases)
@@ -187,7 +193,9 @@ class FusedSampling:
         )
         return LogprobTensors(chosen=chosen, rank=ranks, top=top, top_ids=ids)
 
-    def _rows(self, chunks: Sequence[Chunk]) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def _rows(
+        self, chunks: Sequence[Chunk], masks: TokenMasks | None
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
         """The table of rows, [S, 4] int32 (slot, key, flags); rows with log-probabilities; all flags
         together."""
         changed = [chunk for chunk in chunks if self._known[chunk.slot] is not chunk.request.sampling]
@@ -201,7 +209,12 @@ class FusedSampling:
                 flags[row] &= ~_FLAGS["BELOW_MIN_TOKENS"]
         flags |= np.where(flags & _FLAGS["BELOW_MIN_TOKENS"], _FLAGS["EDITED"], 0).astype(np.int32)
         for row in np.flatnonzero(flags & _FLAGS["EDITED"]).tolist():
-            self._marks.update(chunks[row], bool(flags[row] & _FLAGS["RECORDED"]))
+            if not chunks[row].draft:
+                self._marks.update(chunks[row], bool(flags[row] & _FLAGS["RECORDED"]))
+        self._own_slots(chunks, slots, flags)
+        self._marks.count()
+        if masks is not None:
+            self._marks.allow(slots[masks.rows], masks)
         seeds = [chunk.request.sampling.seed for chunk in chunks]
         positions = [len(chunk.request.prompt) + _output_index(chunk) for chunk in chunks]
         measured = np.flatnonzero(flags & _FLAGS["MEASURED"])
@@ -213,6 +226,25 @@ class FusedSampling:
         table[4 * len(chunks) :] = measured
         sent = upload(table, torch.int32, self._device)
         return sent[: 4 * len(chunks)], sent[4 * len(chunks) :], int(np.bitwise_or.reduce(flags))
+
+    def _own_slots(self, chunks: Sequence[Chunk], slots: Ints, flags: npt.NDArray[np.int32]) -> None:
+        """Change `slots` [S] of rows behind drafts under penalties or a grammar, and `flags` [S] of all rows
+        of verify chunks, whose tokens are counted later, as far as they are right."""
+        verified = [row for row, chunk in enumerate(chunks) if chunk.kind is ChunkKind.VERIFY]
+        edited = _FLAGS["RECORDED"] | _FLAGS["MASKED"]
+        own = [row for row in verified if chunks[row].draft and flags[row] & edited]
+        if own:
+            if self._max_requests + len(own) > self._num_slots:
+                raise ValueError(f"{len(own)} drafted tokens under penalties or grammars")
+            sources = upload(slots[own], torch.int64, self._device)
+            slots[own] = np.arange(self._max_requests, self._max_requests + len(own))
+            there = upload(slots[own], torch.int64, self._device)
+            for table in (self._floats, self._ints):
+                table.index_copy_(0, there, table.index_select(0, sources))
+            marked = [row for row in own if flags[row] & _FLAGS["EDITED"]]
+            if marked:
+                self._marks.copy([(int(slots[row]), chunks[row]) for row in marked])
+        flags[verified] &= ~_FLAGS["RECORDED"]
 
     def _adopt(self, chunks: Sequence[Chunk]) -> None:
         """Upload the parameters of slots that have another request."""

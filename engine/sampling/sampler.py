@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from engine.core.plan import Chunk
+from engine.core.plan import Chunk, ChunkKind
 from engine.core.request import Request
 from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from engine.grammar.grammar import Grammar, GrammarKind
@@ -51,9 +51,11 @@ class Sampler:
         eos_token_ids: Sequence[int],
         max_requests: int,
         max_rows: int | None = None,
+        max_edited_drafts: int = 0,
         device: torch.device,
     ) -> None:
-        """`max_rows`: most rows of a call; None: `max_requests`."""
+        """`max_rows`: most rows of a call; None: `max_requests`. `max_edited_drafts`: see `FusedSampling`."""
+        self._max_edited_drafts = max_edited_drafts
         self._max_requests = max_requests
         self._vocab_size = vocab_size
         self._backend: _Backend
@@ -65,6 +67,7 @@ class Sampler:
                 eos_token_ids=eos_token_ids,
                 max_requests=max_requests,
                 max_rows=max_rows,
+                max_edited_drafts=max_edited_drafts,
                 device=device,
             )
         else:
@@ -101,3 +104,7 @@ class Sampler:
             requests = [Request(-1 - slot, [0], sampling, slot=slot) for slot in range(slots)]
             rows = (requests[row % slots] for row in range(number))
             self.sample(logits, [Chunk(request, request.slot, 0, 1, 0) for request in rows], masks)
+        if self._max_edited_drafts and number > 1:
+            request = Request(-1 - self._max_requests, [0], everything, slot=0)
+            chunk = Chunk(request, 0, 0, 2, 0, kind=ChunkKind.VERIFY, draft=(0,))
+            self.sample(logits[:2], chunk.rows(), TokenMasks([0, 1], words[:2]))

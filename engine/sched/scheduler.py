@@ -44,11 +44,11 @@ class Scheduler:
         context: int,
         seed: int = 0,
         max_rows: int | None = None,
-        edits_rows: bool = True,
+        max_edited_drafts: int | None = None,
         drafts: DraftSource | None = None,
     ) -> None:
-        """`context`: largest number of prompt and output tokens of a request. `max_rows`, `edits_rows` and
-        `drafts`: see `Speculator`."""
+        """`context`: largest number of prompt and output tokens of a request. `max_rows`,
+        `max_edited_drafts` and `drafts`: see `Speculator`."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -69,7 +69,7 @@ class Scheduler:
                 config.speculation,
                 context=context,
                 max_rows=max_rows,
-                edits_rows=edits_rows,
+                max_edited_drafts=max_edited_drafts,
                 step_target_s=config.itl_target_s,
                 model=drafts,
             )

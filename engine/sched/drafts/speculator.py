@@ -74,20 +74,20 @@ class Speculator:
         *,
         context: int,
         max_rows: int | None = None,
-        edits_rows: bool = True,
+        max_edited_drafts: int | None = None,
         step_target_s: float | None = None,
         drafters_of: DraftersOf | None = None,
         model: DraftSource | None = None,
     ) -> None:
         """`context`: most tokens of a request. `max_rows`: most decodes and drafts of a step; None: any
-        number. `edits_rows`: False: requests with penalties or a grammar draft nothing. `drafters_of`: in
+        number. `max_edited_drafts`: most drafts of requests with penalties or a grammar. `drafters_of`: in
         place of the configured ones. `model`: drafts for all requests that may use it.
         """
         self.config: Final = config
         self.counts = DraftCounts(accepted_at=[0] * config.num_draft_tokens)
         self._context = context
         self._max_rows = min(max_rows or math.inf, config.max_rows or math.inf)
-        self._edits_rows = edits_rows
+        self._max_edited = math.inf if max_edited_drafts is None else max_edited_drafts
         self._drafters_of = drafters_of or self._configured
         self._model = model if DrafterKind.MODEL in config.drafters else None
         self._length = DraftLength(step_target_s) if config.adaptive else None
@@ -146,12 +146,16 @@ class Speculator:
         most = self.config.num_draft_tokens
         longest = most if longest is None else min(longest, most)
         found: dict[int, _Best] = {}
+        edited_room = self._max_edited
         self._first = (self._first + 1) % max(len(decodes), 1)
         for index in (*range(self._first, len(decodes)), *range(self._first)):
-            best = self._draft(decodes[index], min(room, longest), least) if room > 0 else None
+            is_plain = _is_plain(decodes[index].request)
+            limit = min(room, longest) if is_plain else int(min(room, longest, edited_room))
+            best = self._draft(decodes[index], limit, least) if limit > 0 else None
             if best is not None and best.num_rows:
                 found[index] = best
                 room -= best.num_rows
+                edited_room -= 0 if is_plain else best.num_rows
         return found
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
@@ -189,7 +193,7 @@ class Speculator:
         request, start, place = chunk.request, chunk.start, chunk.output_index
         assert place is not None
         limit = min(room, request.sampling.max_tokens - place - 1, self._context - start - 2)
-        if limit <= 0 or not (self._edits_rows or _is_plain(request)):
+        if limit <= 0:
             return None
         drafting = self._drafting.get(request.id) or self._begin(request)
         known = drafting.tokens
