@@ -77,7 +77,7 @@ def test_decodes_attend_to_their_contexts(
 ) -> None:
     """Planned for a step, and for a graph in which the batch leaves three rows empty."""
     from engine.attention.decode_planner import DecodePlanner
-    from engine.attention.paged_decodes import DecodeAttention
+    from engine.attention.paged_decodes import DecodeAttention, PagedDecodes
     from engine.kernels.attention.decode_attention import DecodeWorkspace
 
     used = [-(-context // page_size) for context in contexts]
@@ -103,7 +103,7 @@ def test_decodes_attend_to_their_contexts(
     parts = planner.most_parts(len(q))
     workspace = DecodeWorkspace(parts, len(q), heads, kv_heads, 128, pool.device)
     rule = LayerAttention(scale=128**-0.5)
-    kernel = DecodeAttention(planner, workspace, rule, pool.device)
+    kernel = DecodeAttention(planner, PagedDecodes(workspace, rule), pool.device)
     out = torch.full_like(q, torch.nan)
     kernel.plan([decodes])
     kernel.run(0, q[: len(contexts)], pool, out[: len(contexts)], None)
