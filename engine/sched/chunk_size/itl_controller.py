@@ -17,7 +17,7 @@ _STEP: Final = 0.5
 _PLAIN_STEPS: Final = 3
 """Steps without prompts whose median is the time of decodes alone: where the host sees the end of a step
 late, that step looks too long, and the next one too short."""
-_PLAIN_EVERY: Final = 128
+_PLAIN_EVERY: Final = 256
 """Steps with prompts after which decodes get a step of their own, to be measured."""
 
 

@@ -78,9 +78,9 @@ def test_decodes_that_grow_beside_prompts_in_every_step_are_measured_again() -> 
     device.run(20, pending=0)
     device.run(200)
     device.plain = 0.04
-    device.run(400)
+    device.run(800)
     assert device.steps[-1][1] == pytest.approx(0.06, rel=0.05)
-    assert sum(not tokens for tokens, _ in device.steps[-400:]) == 3
+    assert sum(not tokens for tokens, _ in device.steps[-800:]) == 3
 
 
 def test_chunks_shrink_to_the_target_when_slow_decodes_end() -> None:
@@ -88,7 +88,7 @@ def test_chunks_shrink_to_the_target_when_slow_decodes_end() -> None:
     device.run(40, pending=0)
     device.run(100)
     device.plain = 0.004
-    device.run(300)
+    device.run(600)
     assert device.steps[-1][1] == pytest.approx(TARGET, rel=0.1)
 
 
