@@ -50,7 +50,7 @@ test-all: setup  ## Run every test that needs no GPU and ends within minutes
 
 # Answers are compared with those of transformers, beside nine processes of the cluster.
 test-cluster: export OMP_NUM_THREADS := 1
-test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 15 minutes)
+test-cluster: machines setup  ## Run deploy/cluster.yaml on three machines in namespaces (root, Debian packages, 25 minutes)
 	$(BIN)/python -m pytest -m cluster -x -v tests/cluster $(ARGS)
 
 .clients/installed: $(wildcard tests/clients/environments/*.txt) tests/clients/package.json

@@ -35,6 +35,8 @@ class Head:
     def __init__(self, home: Path) -> None:
         self._home = home
         self.state = home / "baton" / "gcs"
+        self.nodes = home / "ray" / "cluster-baton.state"
+        """Ray's file of what its autoscaler knows of the nodes."""
         for name, text in {"baton/venv/bin/ray": _HEAD, **dict.fromkeys(_RAYS_PARTS, _PART)}.items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
             (home / name).write_text(text)
@@ -42,7 +44,12 @@ class Head:
         shutil.copy(DEPLOY / "start_ray", home / "baton")
 
     def run(self, *command: str) -> None:
-        environment = {"HOME": str(self._home), "PATH": os.environ["PATH"], "BATON_RAY_STOP_S": "0.5"}
+        environment = {
+            "HOME": str(self._home),
+            "PATH": os.environ["PATH"],
+            "RAY_TMPDIR": str(self._home),
+            "BATON_RAY_STOP_S": "0.5",
+        }
         subprocess.run(
             ["bash", *command], cwd=self._home / "baton", env=environment, check=True, capture_output=True
         )
@@ -108,3 +115,21 @@ def test_ray_stop_ends_the_supervision_and_a_new_head_is_another_cluster(head: H
     assert head.starts() == 2
     head.run("start_ray", "head")
     assert head.starts() == 1
+
+
+def test_the_autoscaler_knows_the_nodes_after_a_reboot_has_emptied_tmp(head: Head) -> None:
+    head.run("start_ray", "head")
+    head.nodes.parent.mkdir()
+    head.nodes.write_text("10.0.0.11")
+    kept = head.state.parent / "nodes" / head.nodes.name
+    head.until(kept.exists)
+    time.sleep(0.1)
+    head.nodes.write_text("10.0.0.11, 10.0.0.12")
+    head.until(lambda: "12" in kept.read_text())
+    head.run("venv/bin/ray", "stop")
+    shutil.rmtree(head.nodes.parent)
+    head.run("start_ray", "head", "again")
+    assert head.nodes.read_text() == "10.0.0.11, 10.0.0.12"
+    head.nodes.unlink()
+    head.run("start_ray", "head")
+    assert not head.nodes.exists()
