@@ -178,9 +178,21 @@ class ThreeNodes:
         self.wait_until(is_back)
         self.wait_for_workers()
 
-    def workers(self) -> dict[str, Worker]:
-        """By name, as `router workers` lists them on the head; empty without an answer."""
-        done = self.machines["head"].run("~/baton/venv/bin/router workers", user=USER, check=False)
+    def start_router(self, node: str, environment: str = "") -> None:
+        """One more router, on another node than the head, with the settings of the head's router.
+
+        `environment`: before the command, as in a shell.
+        """
+        settings = self.machines["head"].run("cat ~/baton/router.yaml", user=USER).stdout
+        self.machines[node].run(
+            f"cat > ~/baton/router.yaml <<'END'\n{settings}\nEND\n{environment}~/baton/service restart",
+            user=USER,
+        )
+        self.wait_until(lambda: self.is_ready(node))
+
+    def workers(self, node: str = "head") -> dict[str, Worker]:
+        """By name, as `router workers` lists them on that node; empty without an answer."""
+        done = self.machines[node].run("~/baton/venv/bin/router workers", user=USER, check=False)
         names = {address: name for name, address in NODES.items()}
         rows = filter(None, map(_WORKER.fullmatch, done.stdout.splitlines()))
         return {

@@ -1,8 +1,9 @@
-"""Three nodes, for the tests of all files: the steps of one story."""
+"""Three nodes for each file, whose tests are the steps of one story."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,11 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
 
 
 @pytest.fixture(scope="session")
-def cluster(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeNodes]:
-    wheel = build_wheel(tmp_path_factory.mktemp("checkout"))
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def cluster(small: SmallModel, wheel: Path) -> Iterator[ThreeNodes]:
     with ThreeNodes(wheel, small.folder, **SETTINGS) as cluster:
         yield cluster

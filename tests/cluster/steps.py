@@ -35,6 +35,19 @@ SETTINGS: Mapping[str, object] = {
     "worker-ports": str(PORTS),
 }
 
+REDIS = "RAY_REDIS_ADDRESS=10.0.0.2:6390 REDIS_PASSWORD=swordfish "
+PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s=120 "
+"""For less waiting; 600 otherwise."""
+PATIENCE_S = 85.0
+"""For which a router then does without Ray."""
+START_WORKER = "bash ~/baton/start_ray worker $RAY_HEAD_IP"
+
+
+def start_redis(cluster: ThreeNodes) -> None:
+    """On the operator's machine; the head keeps its state there from the next `ray up` on."""
+    cluster.edit_file("cluster.yaml", head_start_ray_commands=[f"{REDIS}bash ~/baton/start_ray head"])
+    cluster.ops.run("redis-server --port 6390 --bind 0.0.0.0 --requirepass swordfish --daemonize yes")
+
 
 def question(small: SmallModel, seed: int, *, length: int = 400, max_tokens: int = 64) -> Question:
     return small.question(seed, length=length, max_tokens=max_tokens)
@@ -68,10 +81,10 @@ def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
 
 
 def load(
-    cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head"
+    cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head", answers: int = 6
 ) -> tuple[list[Question], list[Stream]]:
-    """Six long answers, all of them being written, through the router on `node`."""
-    questions = [question(small, seed + i, max_tokens=600) for i in range(6)]
+    """Long answers, all of them being written, through the router on `node`."""
+    questions = [question(small, seed + i, max_tokens=600) for i in range(answers)]
     streams = [stream for _, stream in cluster.watch(questions, node)]
     cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
     return questions, streams

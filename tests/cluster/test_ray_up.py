@@ -12,8 +12,10 @@ import pytest
 from scripts.cluster.machines import USER, why_not
 from scripts.cluster.three_nodes import DEPLOY, NODES, ThreeNodes, command_with, commands
 from tests.cluster.steps import (
+    PATIENCE,
     PORTS,
     ROUTER_TIMEOUT_S,
+    START_WORKER,
     TOKEN_BYTES,
     cut_under_load,
     expect,
@@ -25,6 +27,7 @@ from tests.cluster.steps import (
     question,
     restart,
     show,
+    start_redis,
 )
 from tests.faults.support.small_model import SmallModel
 
@@ -37,7 +40,6 @@ OF_BATON = (
     *("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router"),
     "start_ray",
 )
-REDIS = "RAY_REDIS_ADDRESS=10.0.0.2:6390 REDIS_PASSWORD=swordfish "
 
 
 def test_the_router_waits_for_three_nodes_and_places_a_worker_on_each(cluster: ThreeNodes) -> None:
@@ -192,10 +194,7 @@ def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
 ) -> None:
     """As an upgrade does it: one router after the other, while clients use the other one."""
     before = pids_of_workers(cluster)
-    other = cluster.machines["w1"]
-    settings = cluster.machines["head"].run("cat ~/baton/router.yaml", user=USER).stdout
-    other.run(f"cat > ~/baton/router.yaml <<'END'\n{settings}\nEND\n~/baton/service start", user=USER)
-    cluster.wait_until(lambda: cluster.is_ready("w1"))
+    cluster.start_router("w1")
     assert pids_of_workers(cluster) == before
 
     cluster.edit(**{"max-running-requests": 32})
@@ -216,13 +215,11 @@ def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
     assert not set(after.items()) & set(before.items())
 
     questions, streams = load(cluster, small, seed=310)
-    settings = cluster.machines["head"].run("cat ~/baton/router.yaml", user=USER).stdout
-    other.run(f"cat > ~/baton/router.yaml <<'END'\n{settings}\nEND\n~/baton/service restart", user=USER)
-    cluster.wait_until(lambda: cluster.is_ready("w1"))
+    cluster.start_router("w1")
     expect_all(cluster, small, questions, streams)
     asked = question(small, 320)
     expect(small, asked, cluster.ask(asked, "w1"))
-    other.run("~/baton/service stop", user=USER)
+    cluster.machines["w1"].run("~/baton/service stop", user=USER)
     assert pids_of_workers(cluster) == after
 
 
@@ -299,8 +296,8 @@ def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_ag
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
     if shutil.which("redis-server") is not None:
-        cluster.edit_file("cluster.yaml", head_start_ray_commands=[f"{REDIS}bash ~/baton/start_ray head"])
-        cluster.ops.run("redis-server --port 6390 --bind 0.0.0.0 --requirepass swordfish --daemonize yes")
+        start_redis(cluster)
+    cluster.edit_file("cluster.yaml", worker_start_ray_commands=[f"{PATIENCE}{START_WORKER}"])
     begun = len(cluster.log())
     cluster.type(command_with("ray up -y deploy"), timeout_s=600)
     cluster.wait_until(lambda: "the router ended with status 3" in cluster.log()[begun:], 120)
