@@ -136,7 +136,7 @@ def _title(process: psutil.Process) -> str:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
     if options.kill and "--ray-address" not in flags:
         sys.exit("--kill needs --ray-address: a router's own Ray ends with it, and so do its workers")
@@ -175,7 +175,7 @@ def _median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = command("start_up", __doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kill", action="store_true", help="kill each router; the first one is not measured")
