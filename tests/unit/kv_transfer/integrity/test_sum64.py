@@ -68,12 +68,18 @@ def test_torch_agrees_with_the_host_bit_for_bit(layout: KVLayout) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1")
+@pytest.mark.parametrize("programs", [1, 512], ids=["several pages a program", "one"])
 @every_layout
-def test_the_kernel_interpreted_agrees_with_the_host_bit_for_bit(layout: KVLayout) -> None:
-    from kv_transfer.integrity.sum64_triton import page_sums
+def test_the_kernel_interpreted_agrees_with_the_host_bit_for_bit(
+    layout: KVLayout, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kv_transfer.integrity import sum64_triton
 
+    monkeypatch.setattr(sum64_triton, "_PROGRAMS", programs)
+    monkeypatch.setattr(sum64_triton, "_MOST_PAGES", 4)
     pool, jobs = pool_of(layout), jobs_for(layout)
-    assert unsigned(page_sums(as_words(pool), jobs, Words.of(layout))) == reference(pool, jobs)
+    found = sum64_triton.page_sums(as_words(pool), jobs, Words.of(layout))
+    assert unsigned(found) == reference(pool, jobs)
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
