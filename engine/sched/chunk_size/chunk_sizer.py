@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from engine.config import SchedulerConfig
-from engine.sched.chunk_size.itl_controller import ITLController, PromptCost, whole_tiles
+from engine.sched.chunk_size.itl_controller import SMALLEST, ITLController, PromptCost, whole_tiles
 from engine.sched.chunk_size.token_budget import PrefillLimits, Progress, StepRoom, without_long_chunks
 from engine.sched.chunk_size.tpot_controller import TPOTController
 from engine.sched.output_lengths import OutputLengths
@@ -91,7 +91,9 @@ class ChunkSizer:
         if cost > budget:
             tokens = int(sum(lengths) * budget / cost)
         if sum(prompt.pending for prompt in prompts) > tokens:
-            tiles = whole_tiles(num_decodes + tokens, self._config.token_tile)
+            # Rounded down below the smallest budget, chunks would never show how little more tokens cost.
+            least = num_decodes + min(tokens, SMALLEST)
+            tiles = whole_tiles(num_decodes + tokens, self._config.token_tile, least)
             most = self._config.chunk_budget or tiles
             tokens = max(min(tiles, most) - num_decodes, self._page_size)
         if tokens == allowed:

@@ -10,7 +10,7 @@ from typing import Final
 from engine.core.plan import StepPlan
 from engine.sched.chunk_size.step_targets import longest_step_s
 
-_SMALLEST: Final = 64
+SMALLEST: Final = 64
 """Smallest budget, so that prompts make progress however late the decodes are."""
 _STEP: Final = 0.5
 """Damping: the share of the suggested change that one step makes, since contexts vary between steps."""
@@ -82,14 +82,14 @@ class ITLController:
             return  # within the target, but too small to extrapolate to a full step
         suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)
         moved = self._budget + _STEP * (suggested - self._budget)
-        self._budget = min(max(moved, _SMALLEST), self._largest)
+        self._budget = min(max(moved, SMALLEST), self._largest)
 
 
-def whole_tiles(num_tokens: int, tile: int) -> int:
-    """`num_tokens` rounded to whole tiles; to half tiles if it is small.
+def whole_tiles(num_tokens: int, tile: int, least: int = 1) -> int:
+    """`num_tokens` rounded to whole tiles; to half tiles if it is small. At least `least`.
 
     Matrix kernels compute whole tiles of rows. The products of an 8B model on an H200 take 9.6 ms for 512
     tokens, 10.9 ms for 528, and 9.2 ms for 416.
     """
     step = tile if num_tokens >= 3 * tile else max(tile // 2, 1)
-    return max(round(num_tokens / step), 1) * step
+    return max(round(num_tokens / step), -(-least // step)) * step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from benchmarks.lib.engines.chunk_engines import simulate
@@ -9,6 +11,7 @@ from benchmarks.lib.engines.simulated_gpu import FRONT_S, simulated_config
 from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize
 from engine.presets import Preset
+from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
 from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8
 
@@ -59,6 +62,26 @@ def test_prompts_beside_decodes_that_exceed_the_target_do_not_wait_for_seconds()
     assert summary.itl.p50 > 0.02
     assert summary.itl.p99 < 1.6 * summary.itl.p50
     assert summary.tpot.p50 < 1.2 * summary.itl.p50
+
+
+def test_chunks_grow_again_after_steps_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole tiles of rows, the smallest chunks could otherwise stay below the smallest budget for good."""
+    observe, steps = Scheduler.observe, itertools.count()
+
+    def stalling(self: Scheduler, cost: float, seconds: float) -> None:
+        stalls = cost and 100 <= next(steps) < 140
+        observe(self, cost, 8 * seconds if stalls else seconds)
+
+    monkeypatch.setattr(Scheduler, "observe", stalling)
+    chat = make_workload(
+        count=80,
+        rate=4.0,
+        input_lengths=LogNormal(372, 0.8, 4096),
+        output_lengths=LogNormal(200, 0.7, 1024),
+        seed=1,
+    )
+    summary = summarize(simulate(chat, simulated_config(itl_target_s=0.02), ENGINE_H200_70B_FP8))
+    assert summary.ttft.p99 < 2.5
 
 
 def test_a_long_prompt_gets_on_though_short_ones_end_with_every_step() -> None:

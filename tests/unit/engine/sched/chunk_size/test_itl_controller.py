@@ -93,6 +93,7 @@ def test_full_steps_fill_whole_tiles_and_a_last_chunk_is_not_cut_for_one() -> No
 
 @given(st.integers(1, 5000), st.sampled_from([1, 16, 128]))
 def test_whole_tiles_are_near(num_tokens: int, tile: int) -> None:
+    assert num_tokens <= whole_tiles(num_tokens, tile, least=num_tokens) < num_tokens + tile
     tokens = whole_tiles(num_tokens, tile)
     assert tokens > 0
     assert abs(tokens - num_tokens) <= tile / 2 or num_tokens < tile
