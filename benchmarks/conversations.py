@@ -159,7 +159,7 @@ def figures_of(
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     if options.trace is not None:
         sessions = read_trace(options.trace, options.seed)[: options.sessions]
     else:
@@ -275,7 +275,7 @@ def _table(runs: dict[str, Figures]) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = command("conversations", __doc__)
     parser.add_argument(
         "--base-url",

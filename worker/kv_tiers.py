@@ -24,9 +24,6 @@ _BATCH_BYTES: Final = 32 << 20
 """Copied down at a time: a millisecond of a PCIe 5 link, so that a promotion does not wait for long."""
 _LOAD_BYTES: Final = 256 << 20
 """Read from disk at a time."""
-_AHEAD: Final = 0.5
-"""Share of the pool that is kept free or copied, without a disk tier. With one it is all of the pool, so that
-a restarted worker finds what was cached."""
 
 
 def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits:
@@ -41,7 +38,6 @@ def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits
         host_slots=slots,
         disk_files=files,
         below=Tier.DISK if tiers.object_url is None else Tier.OBJECT,
-        ahead=min(slots, num_pages if files else int(num_pages * _AHEAD)),
         batch=max(1, min(_BATCH_BYTES // page_bytes, num_pages // 8, slots // 4)),
         loads=max(1, min(_LOAD_BYTES // page_bytes, slots // 2)),
     )

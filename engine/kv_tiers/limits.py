@@ -16,8 +16,6 @@ class TierLimits:
     """Pages in files, on the tier `below`."""
     below: Tier = Tier.DISK
     """DISK: this process owns the files, and deletes those that make room for others. OBJECT: it does not."""
-    ahead: int
-    """Pages of the pool that are kept free or copied. At most `host_slots`."""
     batch: int = 16
     """Pages of one demotion."""
     demotions: int = 2
@@ -27,7 +25,3 @@ class TierLimits:
     """Files being read at a time."""
     disk_pause_s: float = 10.0
     """Seconds after a failed write in which no file is written."""
-
-    def __post_init__(self) -> None:
-        if self.ahead > self.host_slots:
-            raise ValueError(f"{self.ahead} pages cannot be copied ahead to {self.host_slots} host slots")

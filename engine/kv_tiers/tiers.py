@@ -255,7 +255,10 @@ class KVTiers:
     # ------------------------------------------------------------------------------ inside
 
     def _plan_demotions(self, num_free: int) -> None:
-        lacking = self.limits.ahead - num_free - len(self._pages.copied) - self.num_returning
+        # All cached pages get a copy: copies of pages that have just come up, or that every request reads,
+        # keep none of those from being dropped that are evicted next. Where the pool has more pages than the
+        # host, as many as there are slots: more would push out each other's copies.
+        lacking = self.host.num_slots - num_free - len(self._pages.copied) - self.num_returning
         under_way = self._jobs.num_under_way(Demote)
         while under_way < self.limits.demotions:
             down, batch = self._states, self._next_to_copy(self._states, self.limits.batch)

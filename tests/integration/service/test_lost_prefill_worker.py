@@ -22,9 +22,9 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
-from tests.integration.kinds_of_kv import latents, states, windows
+from tests.integration.models.kinds_of_kv import latents, states, windows
 from tests.integration.tiny_cluster import PATIENCE_S, slow_down, worker
-from tests.integration.workers.test_groups_on_tiers import SHAPE
+from tests.integration.workers.caching.test_groups_on_tiers import SHAPE
 from worker.config import WorkerRole
 
 PROMPT = [(93 + i * i * 7) % 97 for i in range(160)]

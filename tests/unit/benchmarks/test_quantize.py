@@ -1,4 +1,4 @@
-"""Checkpoints that benchmarks.quantize writes are what it has computed with."""
+"""Checkpoints that benchmarks.checkpoints.quantize writes are what it has computed with."""
 
 from __future__ import annotations
 

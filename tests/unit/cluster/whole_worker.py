@@ -170,7 +170,7 @@ class WholeWorker(FakeSession):
             kv.cache.keep_journal()
             return
         host = kind.host_slots
-        limits = TierLimits(host_slots=host, disk_files=kind.num_files, ahead=host, batch=2, loads=2)
+        limits = TierLimits(host_slots=host, disk_files=kind.num_files, batch=2, loads=2)
         self.copier = FakeCopier(runner.memory, host)
         tiers = KVTiers(limits, groups=kv.needs.groups)
         kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)

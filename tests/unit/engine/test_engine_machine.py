@@ -56,7 +56,6 @@ def tier_limits(draw: st.DrawFn) -> TierLimits | None:
     return TierLimits(
         host_slots=slots,
         disk_files=draw(st.sampled_from([0, 3, 100])),
-        ahead=draw(st.integers(0, slots)),
         batch=draw(st.integers(1, 4)),
         loads=draw(st.integers(1, 4)),
         disk_pause_s=0.0,

@@ -70,7 +70,7 @@ class Side:
         if slots:
             slots *= len(groups)
             self.copier = FakeCopier(self.memory, slots)
-            limits = TierLimits(host_slots=slots, disk_files=0, ahead=min(pages, slots), batch=2, loads=2)
+            limits = TierLimits(host_slots=slots, disk_files=0, batch=2, loads=2)
             tiers = KVTiers(limits, groups=groups)
             self.engine.kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
         self.worker = handled(self.engine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -171,3 +172,24 @@ def test_a_tier_that_is_cleared_during_a_late_read_stays_cleared() -> None:
         tiered.engine.step()
         tiered.copy_all()
     assert again.output == reference(again.prompt, 2)
+
+
+def test_conversations_lose_nothing_to_evictions_while_copies_keep_up() -> None:
+    """Pages that have come up have copies, and are not those that are evicted next."""
+    tiered = Tiered(num_pages=64, host_slots=400, batch=4)
+    rng = random.Random(0)
+    histories = [[rng.randrange(5, 50) for _ in range(16)] for _ in range(12)]
+    turns = [number for number in range(len(histories)) for _ in range(5)]
+    rng.shuffle(turns)
+    lacking = 0
+    for index, number in enumerate(turns):
+        known = len(histories[number])
+        histories[number] += [rng.randrange(5, 50) for _ in range(rng.randrange(8, 12))]
+        turn = make_request(index, list(histories[number]), 4)
+        tiered.answer(turn)
+        if known > 16:  # all but the last block, which the answer may have filled in part
+            lacking += max(0, known - 4 - (turn.num_cached or 0))
+        histories[number] += turn.output
+    assert tiered.tiers.counts.promoted[Tier.HOST] > 100
+    assert tiered.tiers.counts.dropped == 0
+    assert lacking == 0

@@ -68,7 +68,6 @@ class TierMachine(RuleBasedStateMachine):
             host_slots=slots,
             disk_files=files,
             below=below,
-            ahead=min(slots, pages),
             batch=batch,
             loads=batch,
             disk_pause_s=0.0,

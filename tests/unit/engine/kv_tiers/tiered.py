@@ -28,7 +28,7 @@ class Tiered:
         num_state_slots: int = 0,
         **limits: Any,
     ) -> None:
-        sizes: dict[str, Any] = {"host_slots": 64, "ahead": num_pages} | limits
+        sizes: dict[str, Any] = {"host_slots": 64} | limits
         self.tiers = KVTiers(TierLimits(**sizes), groups=groups)
         self.engine: Engine = make_engine(
             num_pages=num_pages,
