@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.request import Request
-from engine.kv_cache.pages import PagePool
+from engine.kv_cache.pages import PagePool, PageState
 from engine.kv_manager.state_slots import StateSlots
 
 
@@ -68,9 +68,10 @@ class Reservations:
     def free(self, reservation: Reservation, kept: int = 0) -> None:
         """`kept`: pages, from the first on, that have gone to the cache."""
         handoff_id = reservation.handoff_id
-        owner = self._quarantined if handoff_id in self._quarantined else self.active
-        del owner[handoff_id]
+        state = PageState.IN_FLIGHT
+        if self.active.pop(handoff_id, None) is None:
+            del self._quarantined[handoff_id]
+            state = PageState.QUARANTINED
         if reservation.incoming:
-            state = self._pool.state(reservation.incoming[-1])
             self._pool.give_back(reservation.incoming[kept:], handoff_id, state)
             self._states.release(reservation.request, handoff_id, state)

@@ -308,6 +308,27 @@ def test_pages_of_a_failed_handoff_that_have_arrived_are_a_cached_prefix(quarant
     assert again.output == reference(prompt, len(again.output))
 
 
+@pytest.mark.parametrize("quarantined", [False, True])
+def test_a_prompt_that_has_arrived_for_nothing_and_was_cached_meanwhile_is_cached_once(
+    quarantined: bool,
+) -> None:
+    engine = make_engine(num_pages=16)
+    prompt = list(range(20))
+    request = make_request(1, prompt)
+    reservation = engine.reserve(request)
+    assert reservation is not None
+    engine.submit(make_request(2, prompt))
+    while engine.has_work:
+        engine.step()
+    write(engine, request, reservation, upto=20)
+    if quarantined:
+        engine.kv.quarantine(reservation)
+    before = engine.check_pages().cached
+    engine.kv.free_reservation(reservation, verified=5)
+    assert engine.check_pages().cached == before
+    assert engine.check_pages().free == 16 - before
+
+
 def test_pages_that_have_arrived_behind_an_evicted_prefix_are_free() -> None:
     engine = make_engine(num_pages=8)
     run(engine, make_request(1, list(range(8)), max_tokens=1))
