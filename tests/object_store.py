@@ -85,7 +85,8 @@ def answering(answer: bytes, at_once: int | None = None) -> Iterator[str]:
             try:
                 request = connection.recv(1 << 16)
                 if request.startswith(b"HEAD"):
-                    connection.sendall(answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n")
+                    # Otherwise the client may send its next request here before it sees the end.
+                    connection.sendall(answer.partition(b"\r\n\r\n")[0] + b"\r\nConnection: close\r\n\r\n")
                     return
                 connection.sendall(answer[:at_once])
                 for byte in b"" if at_once is None else answer[at_once:]:
