@@ -296,7 +296,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ttft", type=float, default=math.inf, metavar="SECONDS", help="target of good answers"
     )
-    parser.add_argument("--tpot", type=float, default=math.inf, metavar="SECONDS", help="likewise")
+    parser.add_argument(
+        "--tpot", type=float, default=math.inf, metavar="SECONDS", help="target of good answers"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     parser.add_argument("flags", nargs="*", help="of `router`, after --")

@@ -78,7 +78,7 @@ class Tokenizer:
         return await self._encode(text, add_special_tokens=False)
 
     async def encode_to_ends(self, text: str, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Like `encode_rendered`, and how many of the tokens lie within the first so many characters."""
+        """Like `encode_rendered`; and how many tokens lie before each of `ends`, in characters."""
         if len(text) <= _INLINE_CHARACTERS:
             return self._encode_to_ends(text, ends)
         return await asyncio.to_thread(self._encode_to_ends, text, ends)

@@ -77,7 +77,7 @@ class Client:
         return [self.tokens[i] for i in range(len(self.tokens))]
 
     async def until(self, link: Link, request_id: int, *kinds: str, tokens: int = ANSWER + 1) -> str:
-        """Take events to the end of the answer, to one of these kinds, or so many tokens; returns which."""
+        """Take events until the answer ends, has `tokens`, or one of these kinds comes; returns which."""
         while len(self.tokens) < tokens:
             async with asyncio.timeout(PATIENCE_S):
                 kind, event = await link.events[request_id].get()

@@ -63,7 +63,7 @@ class Head:
         return (self.state / "starts").read_text().count("start")
 
     def until_supervised(self, times: int) -> None:
-        """GCS and autoscaler, so many times."""
+        """Wait until GCS and the autoscaler have been supervised this often."""
         log = self._home / "baton" / "ray_restarts.log"
         self.until(lambda: log.exists() and log.read_text().count("is supervised") == 2 * times)
 
