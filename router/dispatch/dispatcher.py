@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -31,7 +30,7 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.request_status import HELD_BACK, NO_WORKER, PAUSED, RequestStatus
 from router.dispatch.routing.selector import MakePolicy, Pick, Route, Selector, configured_policy
 from router.dispatch.running_attempts import RunningAttempts
-from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceState
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceRequest, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.errors import Overloaded, RouterError, ShuttingDown
@@ -137,40 +136,16 @@ class ClusterDispatcher:
         return self._running
 
     async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: sampling_pb2.SamplingParams,
-        stream: TokenStream,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        ttft_deadline_s: float = 0.0,
-        timeout_s: float = 0.0,
-        retention: worker_pb2.Retention | None = None,
-        on_cut: OnCut = ignore_cut,
+        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
         if self._draining:
             raise ShuttingDown
-        now = time.monotonic()
-        waterfall = Waterfall(now, self._metrics)
-        deadline = now + timeout_s if timeout_s > 0 else math.inf
-        ttft_deadline = now + ttft_deadline_s if ttft_deadline_s > 0 else math.inf
+        waterfall = Waterfall(time.monotonic(), self._metrics)
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
         sequence = SequenceState(
-            prompt,
-            sampling,
-            waterfall,
-            stream,
-            priority,
-            deadline,
-            tenant,
-            ttft_deadline,
-            retention=retention,
-            id=sequence_id,
-            trace=identity.trace,
-            operation=identity.operation,
+            request, waterfall, stream, id=sequence_id, trace=identity.trace, operation=identity.operation
         )
         self._refuse_poison_requests(sequence)
         self._check_queue(sequence)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from router.dispatch.request_status import RequestStatus
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
-from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
+from rpc.baton.v1 import router_pb2, worker_pb2
 
 OnCut: TypeAlias = Callable[[RequestStatus, router_pb2.Timings], None]
 """Called with the stage and the timings of a sequence that ended before its last delta."""
@@ -21,26 +22,14 @@ class Dispatcher(Protocol):
     """Runs one sequence on the cluster, in any mode."""
 
     async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: sampling_pb2.SamplingParams,
-        stream: TokenStream,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        ttft_deadline_s: float = 0.0,
-        timeout_s: float = 0.0,
-        retention: worker_pb2.Retention | None = None,
-        on_cut: OnCut = ignore_cut,
+        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
         """Deliver the tokens to `stream`; returns when the last one, with the finish reason, is delivered.
 
         If the reader finds the end of the text itself, at a stop string, the sequence ends there, and counts
-        as stopped, not as aborted. Cancelling the call aborts the request on all its workers. `timeout_s` and
-        `ttft_deadline_s`, for the first token, count from the call; 0 means no deadline. With fair queues,
-        requests of one `tenant` share its turn. `retention`: how long its KV is to stay cached. `on_cut` is
-        called if an admitted sequence ends by an error, a deadline, or its caller. Raises RouterError, after
-        delivering the tokens that arrived before, and any error of the reader.
+        as stopped, not as aborted. Cancelling the call aborts the request on all its workers. It arrives with
+        the call. `on_cut` is called if an admitted sequence ends by an error, a deadline, or its caller.
+        Raises RouterError, after delivering the tokens that arrived before, and any error of the reader.
         """
         ...
 

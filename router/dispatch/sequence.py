@@ -1,4 +1,4 @@
-"""A sequence over all its attempts, and the identity of the request that it belongs to."""
+"""A sequence, as it is asked for and over all its attempts, and the identity of the client's request."""
 
 from __future__ import annotations
 
@@ -74,21 +74,30 @@ CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request
 """Set by the frontend for each call."""
 
 
-@dataclass(slots=True, eq=False)
-class SequenceState:
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence to compute."""
+
     prompt: Sequence[int]
     sampling: sampling_pb2.SamplingParams
+    priority: int = 0
+    tenant: str = ""
+    """With fair queues, requests of one tenant share its turn."""
+    timeout_s: float = 0.0
+    """From its arrival; 0: no deadline."""
+    ttft_deadline_s: float = 0.0
+    """Of the first token, from its arrival; 0: none."""
+    retention: worker_pb2.Retention | None = None
+    """How long its KV is to stay cached; None: it is evicted like any other."""
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    request: SequenceRequest
     waterfall: Waterfall
+    """Its arrival is when deadlines begin."""
     stream: TokenStream = field(default_factory=TokenStream)
     """To the reader of the output."""
-    priority: int = 0
-    deadline: float = math.inf
-    """Deadline, on time.monotonic()."""
-    tenant: str = ""
-    ttft_deadline: float = math.inf
-    """Deadline of the first token, on time.monotonic()."""
-    retention: worker_pb2.Retention | None = None
-    """How long its KV is to stay cached."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For logs and errors."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
@@ -102,6 +111,19 @@ class SequenceState:
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """By page size."""
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        return self.request.prompt
+
+    @property
+    def sampling(self) -> sampling_pb2.SamplingParams:
+        return self.request.sampling
+
+    @property
+    def deadline(self) -> float:
+        """On time.monotonic(); math.inf: none."""
+        return self.waterfall.arrival + (self.request.timeout_s or math.inf)
 
     @property
     def traceparent(self) -> str:
@@ -145,17 +167,18 @@ class SequenceState:
             output=self.output,
             num_scored=len(self.prompt) - 1 if self.output else 0,
             sampling=self.sampling,
-            priority=self.priority,
+            priority=self.request.priority,
             timeout_s=0.0 if left == math.inf else max(left, 1e-3),
             name=self.id,
             traceparent=self.traceparent,
-            tenant=self.tenant,
+            tenant=self.request.tenant,
             ttft_deadline_s=self._seconds_to_first_token(),
-            retention=self.retention,
+            retention=self.request.retention,
         )
 
     def _seconds_to_first_token(self) -> float:
         """0 without a deadline, or once the client has a token."""
-        if self.ttft_deadline == math.inf or self.output:
+        allowed_s = self.request.ttft_deadline_s
+        if not allowed_s or self.output:
             return 0.0
-        return max(self.ttft_deadline - time.monotonic(), 1e-3)
+        return max(self.waterfall.arrival + allowed_s - time.monotonic(), 1e-3)

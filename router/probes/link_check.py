@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.sequence import SequenceState
+from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.errors import RouterError
 from router.probes.worker_probe import MakeAttempt
@@ -85,7 +85,7 @@ async def _measure(
         return prefill if role == ROLE_PREFILL else decode
 
     async def transfer(prompt: list[int]) -> list[router_pb2.TimingSpan]:
-        sequence = SequenceState(prompt, _SAMPLING, Waterfall(time.monotonic()))
+        sequence = SequenceState(SequenceRequest(prompt, _SAMPLING), Waterfall(time.monotonic()))
         attempt = make_attempt(sequence, pick)
         async with asyncio.timeout(timeout_s):
             await attempt.run()

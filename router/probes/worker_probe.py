@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Pick
-from router.dispatch.sequence import SequenceState
+from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.errors import RouterError
 from router.workers.liveness import CircuitState
@@ -109,7 +109,7 @@ class WorkerProbe:
         def pick(role: worker_pb2.Role) -> WorkerSession:
             return session if role == session.role else self._companion(role, session)
 
-        sequence = SequenceState(_PROMPT, _SAMPLING, Waterfall(time.monotonic()))
+        sequence = SequenceState(SequenceRequest(_PROMPT, _SAMPLING), Waterfall(time.monotonic()))
         attempt = self._make_attempt(sequence, pick)
         step, failures = session.step, member.breaker.failures
         try:

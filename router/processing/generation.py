@@ -13,6 +13,7 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.dispatch.interface import Dispatcher
+from router.dispatch.sequence import SequenceRequest
 from router.errors import InvalidRequest, ShuttingDown
 from router.processing.completion import Completion
 from router.processing.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
@@ -143,7 +144,16 @@ class Generation:
                     parser=prepared.parser(),
                     counter=prepared.counter(),
                 )
-                sequences.append(SequencePlan(token_ids, sampling, completion, retention))
+                sequence = SequenceRequest(
+                    token_ids,
+                    sampling,
+                    priority=request.priority,
+                    tenant=CURRENT_TENANT.get().name,
+                    timeout_s=request.timeout_s,
+                    ttft_deadline_s=request.ttft_deadline_s,
+                    retention=retention,
+                )
+                sequences.append(SequencePlan(sequence, completion))
         return sequences
 
     def _retention(self, request: GenerationRequest, prepared: PreparedPrompt) -> worker_pb2.Retention | None:

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 from router.dispatch.interface import Dispatcher
 from router.dispatch.request_status import RequestStatus
-from router.dispatch.sequence import CURRENT_REQUEST
+from router.dispatch.sequence import CURRENT_REQUEST, SequenceRequest
 from router.dispatch.token_stream import Delta, Interrupt, TokenStream
 from router.dispatch.waterfall import without_workers
 from router.errors import Internal, InvalidRequest, RouterError
@@ -20,7 +20,7 @@ from router.processing.completion import Chunk, Completion
 from router.processing.generation_request import GenerationRequest
 from router.processing.history import CompletionRecord, History, RequestRecord
 from router.processing.tenants import ANYBODY, CURRENT_TENANT, Tenant
-from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,8 @@ class Usage:
 class SequencePlan:
     """One completion: the dispatcher's input, and the processing of its tokens."""
 
-    prompt: Sequence[int]
-    sampling: sampling_pb2.SamplingParams
+    request: SequenceRequest
     completion: Completion
-    retention: worker_pb2.Retention | None
-    """None: its KV is evicted like any other."""
 
 
 class Run:
@@ -89,15 +86,15 @@ class Run:
 
     def prompt(self, index: int) -> Sequence[int]:
         """Token ids of the prompt that completion `index` continues."""
-        return self._sequences[index].prompt
+        return self._sequences[index].request.prompt
 
     def retained(self, index: int) -> list[tuple[int, float]]:
         """Tokens of beginnings of a prompt that are retained, and for how many seconds."""
-        sequence = self._sequences[index]
-        if (retention := sequence.retention) is None:
+        request = self._sequences[index].request
+        if (retention := request.retention) is None:
             return []
         prefixes = [(prefix.tokens, prefix.seconds) for prefix in retention.prefixes]
-        whole = [(len(sequence.prompt), retention.seconds)] if retention.seconds else []
+        whole = [(len(request.prompt), retention.seconds)] if retention.seconds else []
         return prefixes + whole
 
     @property
@@ -105,7 +102,7 @@ class Run:
         """Usage so far. A prompt counts once, independent of its number of completions."""
         firsts = self._sequences[:: self.request.n]
         return Usage(
-            prompt_tokens=sum(len(sequence.prompt) for sequence in firsts),
+            prompt_tokens=sum(len(sequence.request.prompt) for sequence in firsts),
             completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
             cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
             reasoning_tokens=sum(sequence.completion.reasoning_tokens for sequence in self._sequences),
@@ -118,7 +115,7 @@ class Run:
         sequence = self._sequences[index]
         completion = sequence.completion
         return Usage(
-            len(sequence.prompt),
+            len(sequence.request.prompt),
             completion.num_tokens,
             completion.cached_tokens,
             completion.reasoning_tokens,
@@ -251,7 +248,7 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _complete(self, sequence: SequencePlan, deliver: Callable[[Chunk], object]) -> None:
-        request, completion = self.request, sequence.completion
+        completion = sequence.completion
         last: Chunk | None = None
 
         def on_delta(delta: Delta) -> bool:
@@ -270,21 +267,11 @@ class Run:
         self._streams.append(stream)
         if self._is_paused:
             stream.pause()
-        timings = await self._dispatcher.generate(
-            sequence.prompt,
-            sequence.sampling,
-            stream,
-            priority=request.priority,
-            tenant=self._tenant.name,
-            ttft_deadline_s=request.ttft_deadline_s,
-            timeout_s=request.timeout_s,
-            retention=sequence.retention,
-            on_cut=on_cut,
-        )
+        timings = await self._dispatcher.generate(sequence.request, stream, on_cut)
         if last is None:
             raise Internal("The completion ended without a finish reason.")
         self._ended[completion.index] = (last.finish, timings)
-        if request.timings:
+        if self.request.timings:
             last.timings = timings if self._tenant is ANYBODY else without_workers(timings)
         deliver(last)
 

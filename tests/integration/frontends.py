@@ -14,6 +14,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter
 
 from router.dispatch.interface import OnCut, ignore_cut
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
 from router.frontend.access import ApiKeys
@@ -36,12 +37,7 @@ LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 class Call:
     """One sequence that the dispatcher was asked for."""
 
-    prompt: list[int]
-    sampling: sampling_pb2.SamplingParams
-    priority: int
-    timeout_s: float
-    ttft_deadline_s: float = 0.0
-    retention: worker_pb2.Retention | None = None
+    request: SequenceRequest
     deltas: int = 0
     """Asked for so far."""
     ended: bool = False
@@ -50,6 +46,14 @@ class Call:
     """The caller found the end of the text by itself."""
     given_up: asyncio.Event = field(default_factory=asyncio.Event)
     """It was closed before its last delta."""
+
+    @property
+    def prompt(self) -> list[int]:
+        return list(self.request.prompt)
+
+    @property
+    def sampling(self) -> sampling_pb2.SamplingParams:
+        return self.request.sampling
 
 
 @dataclass
@@ -85,19 +89,9 @@ class ScriptedDispatcher:
         return int(self.is_ready and role == worker_pb2.ROLE_DECODE)
 
     async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: sampling_pb2.SamplingParams,
-        stream: TokenStream,
-        *,
-        priority: int = 0,
-        tenant: str = "",
-        ttft_deadline_s: float = 0.0,
-        timeout_s: float = 0.0,
-        retention: worker_pb2.Retention | None = None,
-        on_cut: OnCut = ignore_cut,
+        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
-        call = Call(list(prompt), sampling, priority, timeout_s, ttft_deadline_s, retention=retention)
+        call = Call(request)
         self.calls.append(call)
         stream.queue = DeliveryQueue()
         try:

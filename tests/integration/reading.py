@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from router.dispatch.interface import Dispatcher
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from rpc.baton.v1 import sampling_pb2
 
@@ -26,7 +27,9 @@ async def deltas_of(
         return False
 
     stream = TokenStream(deliver)
-    generating = asyncio.create_task(dispatcher.generate(prompt, sampling, stream, **options))
+    generating = asyncio.create_task(
+        dispatcher.generate(SequenceRequest(prompt, sampling, **options), stream)
+    )
     generating.add_done_callback(lambda _: news.set())
     try:
         while deltas or not generating.done():

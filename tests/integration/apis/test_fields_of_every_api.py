@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from router.dispatch.sequence import SequenceRequest
 from router.request_limits import RequestLimits
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.router_client import RouterClient
@@ -78,7 +79,9 @@ async def test_every_api_reports_the_number_of_reasoning_tokens(
     frontends: Frontends, client: openai.AsyncOpenAI, http: httpx.AsyncClient
 ) -> None:
     reason(frontends)
-    script = frontends.dispatcher.script(Call([], sampling_pb2.SamplingParams(max_tokens=200), 0, 0.0))
+    script = frontends.dispatcher.script(
+        Call(SequenceRequest([], sampling_pb2.SamplingParams(max_tokens=200)))
+    )
     tokens = [token for delta in script for token in delta.token_ids]
     decode = frontends.generation.tokenizer.decode
     expected = next(n for n in range(len(tokens)) if "</think>" in decode(tokens[:n]))
@@ -132,7 +135,8 @@ async def test_every_api_takes_a_priority_and_deadlines(folder: Path, path: str)
         wishes = {"priority": -7, "ttft_deadline": 1.5, "timeout": 30}
         assert (await http.post(path, json=body | wishes)).status_code == 200
         [call] = opened.dispatcher.calls
-        assert (call.priority, call.ttft_deadline_s, call.timeout_s) == (-7, 1.5, 30.0)
+        asked = call.request
+        assert (asked.priority, asked.ttft_deadline_s, asked.timeout_s) == (-7, 1.5, 30.0)
         refused = await http.post(path, json=body | {"priority": 1 << 40})
         assert refused.status_code == 400
 
@@ -159,4 +163,4 @@ async def test_openais_client_sets_a_priority_of_a_response_by_extra_body(folder
         openai.AsyncOpenAI(base_url=f"{opened.url}/v1", api_key="-", max_retries=0) as client,
     ):
         await client.responses.create(model="small", input="hi", extra_body={"priority": 3})
-        assert opened.dispatcher.calls[0].priority == 3
+        assert opened.dispatcher.calls[0].request.priority == 3

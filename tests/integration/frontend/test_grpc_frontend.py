@@ -254,7 +254,7 @@ async def test_a_deadline_travels_to_the_workers_and_ends_the_request(
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await frontends.dispatcher.until_all_given_up()
     # gRPC sends the time that is left, rounded up.
-    assert 0 < frontends.dispatcher.calls[0].timeout_s < 1.05
+    assert 0 < frontends.dispatcher.calls[0].request.timeout_s < 1.05
 
 
 async def test_the_model_is_described(router: Any) -> None:

@@ -225,7 +225,7 @@ async def test_the_extensions_reach_the_dispatcher(frontends: Frontends, client:
     assert (sampling.ignore_eos, sampling.min_tokens, sampling.top_k) == (True, 3, 7)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.25, 1.5)
     assert list(sampling.stop_token_ids) == [9]
-    assert (call.priority, call.timeout_s) == (0, 12.5)
+    assert (call.request.priority, call.request.timeout_s) == (0, 12.5)
 
 
 async def test_every_answer_names_its_request(frontends: Frontends) -> None:

@@ -83,7 +83,7 @@ async def test_a_deadline_reaches_the_workers(frontends: Frontends, client: Rout
     await client.answer("hi", timeout_s=30.0)
     # gRPC rounds a deadline of 10 to 100 seconds up to the next tenth when it writes the header, so the
     # server may see slightly more than the client asked for.
-    assert 0 < frontends.dispatcher.calls[0].timeout_s <= 30.5
+    assert 0 < frontends.dispatcher.calls[0].request.timeout_s <= 30.5
 
 
 async def test_every_call_names_the_clients_model(frontends: Frontends) -> None:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from router.errors import DeadlineExceeded, Overloaded, Unavailable
 from router.workers.member import WorkerBroken
@@ -92,7 +93,9 @@ async def test_a_sequence_that_its_reader_ends_at_a_stop_string_has_timings_and_
             deltas.append(delta)
             return True
 
-        timings = await served.dispatcher.generate(PROMPT, sampling(1000), TokenStream(deliver))
+        timings = await served.dispatcher.generate(
+            SequenceRequest(PROMPT, sampling(1000)), TokenStream(deliver)
+        )
         assert [delta.finish for delta in deltas] == [sampling_pb2.FINISH_REASON_UNSPECIFIED]
         assert 0 < timings.ttft_s <= timings.e2e_s
         await served.settled()
@@ -112,7 +115,9 @@ async def test_an_error_of_the_reader_ends_the_sequence_and_nobody_else(state: s
         stream = TokenStream(deliver)
         if state == "waiting":
             stream.pause()
-        generating = asyncio.create_task(served.dispatcher.generate(PROMPT, sampling(1000), stream))
+        generating = asyncio.create_task(
+            served.dispatcher.generate(SequenceRequest(PROMPT, sampling(1000)), stream)
+        )
         if state == "waiting":
             while not stream.delta.token_ids:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -15,6 +15,7 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
 from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
 from router.workers.registry import Registry
@@ -64,7 +65,7 @@ class Cluster:
         )
         answer: list[int] = []
         stream = TokenStream(lambda delta: answer.extend(delta.token_ids) is not None)
-        return answer, await self.dispatcher.generate(tokens, sampling, stream)
+        return answer, await self.dispatcher.generate(SequenceRequest(tokens, sampling), stream)
 
     async def all_pages_back(self) -> None:
         for link in self.links.values():

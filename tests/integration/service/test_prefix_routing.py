@@ -15,6 +15,7 @@ from router.config.choices import Mode, Routing
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from router.placement import Link
 from router.workers.registry import Registry
@@ -51,7 +52,7 @@ class Served:
             cached = max(cached, delta.cached_tokens or 0)
             return False
 
-        timings = await self.dispatcher.generate(tokens, sampling, TokenStream(deliver))
+        timings = await self.dispatcher.generate(SequenceRequest(tokens, sampling), TokenStream(deliver))
         return answer, timings.decode_worker, cached
 
     async def reported(self, name: str, pages: int) -> None:

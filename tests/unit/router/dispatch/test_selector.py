@@ -11,7 +11,7 @@ import pytest
 from common.block_hash import block_hashes
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route, Selector
-from router.dispatch.sequence import SequenceState
+from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.errors import Unavailable
 from router.placement import (
@@ -87,7 +87,9 @@ class Served:
         self.selector = Selector(self.workers, lambda _: self.policy, clock=lambda: 1.0)
 
     def route(self, *avoid: str) -> Route:
-        sequence = SequenceState([1] * 40, sampling_pb2.SamplingParams(max_tokens=8), Waterfall(0.0))
+        sequence = SequenceState(
+            SequenceRequest([1] * 40, sampling_pb2.SamplingParams(max_tokens=8)), Waterfall(0.0)
+        )
         route = self.selector.route(sequence, set(avoid))
         assert route is not None
         return route
@@ -234,7 +236,9 @@ def test_only_completed_answers_tell_how_long_answers_are() -> None:
     requests: list[RequestView] = []
     placed = served.policy.place
     served.policy.place = lambda request, view: (requests.append(request), placed(request, view))[1]
-    sequence = SequenceState([1] * 40, sampling_pb2.SamplingParams(max_tokens=1000), Waterfall(0.0))
+    sequence = SequenceState(
+        SequenceRequest([1] * 40, sampling_pb2.SamplingParams(max_tokens=1000)), Waterfall(0.0)
+    )
     served.selector.route(sequence, set())
     for _ in range(500):
         served.selector.completed(40)

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.dispatch.sequence import RequestIdentity, SequenceState, TraceContext
+from router.dispatch.sequence import RequestIdentity, SequenceRequest, SequenceState, TraceContext
 from router.dispatch.waterfall import Waterfall
 from router.tracing.otlp import TraceExporter, export_request, headers_of
 from router.tracing.spans import spans_of
@@ -33,7 +33,12 @@ def ended_sequence(trace: TraceContext) -> SequenceState:
     marks.tokens(1, 101.5)
     sampling = sampling_pb2.SamplingParams(max_tokens=9, temperature=0.5, top_p=1.0)
     return SequenceState(
-        [1, 2, 3], sampling, marks, id="chatcmpl-1", trace=trace, operation="chat", output=[4, 5]
+        SequenceRequest([1, 2, 3], sampling),
+        marks,
+        id="chatcmpl-1",
+        trace=trace,
+        operation="chat",
+        output=[4, 5],
     )
 
 

@@ -16,7 +16,7 @@ import zmq.asyncio
 
 from common.block_hash import block_hashes
 from common.kv_groups import RequestPages
-from router.dispatch.sequence import SequenceState
+from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.kv_events.blocks import BlocksRemoved, BlocksStored
 from router.kv_events.feed import KVEventFeed
@@ -107,7 +107,11 @@ async def test_the_feed_follows_workers_and_requests(tmp_path: Path, subscriber:
         session.on_cache(True, hashes[1:])
         marks = Waterfall(arrival=0.0, observer=None)  # type: ignore[arg-type]
         ended = feed.before(lambda _sequence, outcome, _at: outcomes.append(outcome))
-        ended(SequenceState(prompt, sampling_pb2.SamplingParams(), marks, output=output), "stop", 1.0)
+        ended(
+            SequenceState(SequenceRequest(prompt, sampling_pb2.SamplingParams()), marks, output=output),
+            "stop",
+            1.0,
+        )
         assert outcomes == ["stop"]
         stored = ["BlockStored", hashes, None, prompt + output, 2, None, "GPU", None]
         assert await until(subscriber, 1) == [[stored]]

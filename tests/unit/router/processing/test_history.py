@@ -14,6 +14,8 @@ import pytest
 from common.log_format import formatter
 from router.admin.endpoint import ManagedModel, admin_app
 from router.admin.explain import explained
+from router.dispatch.interface import OnCut
+from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.errors import Overloaded
 from router.processing.generation import Generation
@@ -40,13 +42,9 @@ TIMINGS = router_pb2.Timings(
 
 class FakeDispatcher:
     async def generate(
-        self,
-        prompt: Sequence[int],
-        sampling: sampling_pb2.SamplingParams,
-        stream: TokenStream,
-        **_: object,
+        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut
     ) -> router_pb2.Timings:
-        if prompt[0] == 99:
+        if request.prompt[0] == 99:
             raise Overloaded("the queue is full")
         stream.queue = DeliveryQueue()
         for delta in (

@@ -15,7 +15,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import SequenceState
+from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import Phase
@@ -39,7 +39,9 @@ class AttemptMachine(RuleBasedStateMachine):
         self.workers = [PlayedWorker(name, self.network) for name in "abc"]
         self.gone: list[PlayedWorker] = []
         self.disagg = disagg
-        self.sequence = SequenceState(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH), Waterfall(0.0))
+        self.sequence = SequenceState(
+            SequenceRequest(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH)), Waterfall(0.0)
+        )
         self.answer: list[int] = []
         self.stream = self.sequence.stream = TokenStream(self.hear)
         self.stream.queue = DeliveryQueue()
