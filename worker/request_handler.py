@@ -160,8 +160,8 @@ class RequestHandler:
         self._report_preemptions(output)
         if handoffs is not None:
             handoffs.on_step()
-            if output.measured is not None:
-                self._answers.outbox.measured(step_work_to_proto(output.measured))
+        if output.measured is not None:
+            self._answers.outbox.measured(step_work_to_proto(output.measured))
 
     def _report_preemptions(self, output: StepOutput) -> None:
         now = self._clock() if output.preempted or output.resumed else 0.0

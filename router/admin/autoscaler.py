@@ -5,18 +5,19 @@ Every router looks once a second; the one that leads decides.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from engine.sched.chunk_size.step_targets import longest_step_s
 from router.admin.scaling import Scaling
 from router.admin.scaling_policy import Pressure, ScalingPolicy
 from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.metrics.recent import QuantileWindow, Recent
+from router.repeated import repeat
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from worker.config import WorkerRole
@@ -45,13 +46,17 @@ class LoadReader:
         queue: PrefillQueue,
         recent: Recent,
         running: Callable[[], int],
+        lone_decode_s: Callable[[], float],
     ) -> None:
+        """`running`: requests of this router; `lone_decode_s`: the time of a step that computes one token of
+        one answer, which more workers do not make shorter."""
         self._registry = registry
         self._queue = queue
         self._recent = recent
         self._running = running
         self._ttft_s = config.ttft_target_ms / 1e3
-        self._itl_s = _LATE * (config.itl_target_ms or _ITL_TARGET_MS) / 1e3
+        self._lone_decode_s = lone_decode_s
+        self._itl_s = (config.itl_target_ms or _ITL_TARGET_MS) / 1e3
         self._prefills = WorkerRole.PREFILL if config.uses_handoffs else WorkerRole.DECODE
 
     def read(self, role: WorkerRole) -> Pressure:
@@ -61,10 +66,14 @@ class LoadReader:
         return Pressure(
             queue=self._queue.wait_s() / self._ttft_s if prefills else 0.0,
             ttft=self._latency(self._recent.ttft) / self._ttft_s if prefills else 0.0,
-            itl=self._latency(self._recent.itl) / self._itl_s if decodes else 0.0,
+            itl=self._latency(self._recent.itl) / self._longest_itl_s() if decodes else 0.0,
             room=self._used() / _FULL if decodes else 0.0,
             requests=requests,
         )
+
+    def _longest_itl_s(self) -> float:
+        """Above what the scheduler makes of the target with the fewest answers for each worker."""
+        return _LATE * longest_step_s(self._itl_s, self._lone_decode_s())
 
     def _latency(self, window: QuantileWindow) -> float:
         """Of most requests of the window; 0 if there are too few."""
@@ -112,20 +121,10 @@ class Autoscaler:
         self._read = read
         self._leads = leads
         self._clock = clock
-        self._refusal = ""
 
     async def run(self) -> None:
         """Look for ever; the same refusal is logged once."""
-        while True:
-            try:
-                await self.look()
-            except Exception as error:  # Ray's errors share no base class
-                if str(error) != self._refusal:
-                    _log.warning("the number of workers cannot follow the load: %s", error)
-                self._refusal = str(error)
-            else:
-                self._refusal = ""
-            await asyncio.sleep(_LOOK_S)
+        await repeat(self.look, _LOOK_S, _log, "the number of workers cannot follow the load")
 
     async def look(self) -> None:
         """Decide once. Raises CannotScale, and what Ray raises."""

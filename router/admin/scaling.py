@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from common.error_text import first_line
 from router.admin.drain import NotBackInTime, OperationFailed, WorkerDrainer
 from router.cluster.fleet import WantedWorkers, role_of
+from router.repeated import repeat
 from router.workers.member import Member, WorkerHandle
 from router.workers.registry import Registry
 from worker.config import WorkerRole
@@ -80,17 +81,8 @@ class Scaling:
 
     async def run(self) -> None:
         """Adjust for ever; errors of Ray are logged once each."""
-        last = ""
         try:
-            while True:
-                try:
-                    await self.adjust()
-                    last = ""
-                except Exception as error:  # Ray's errors share no base class
-                    if str(error) != last:
-                        _log.warning("Ray cannot say which workers there are to be: %s", error)
-                    last = str(error)
-                await asyncio.sleep(_LOOK_S)
+            await repeat(self.adjust, _LOOK_S, _log, "Ray cannot say which workers there are to be")
         finally:
             for task in self._retiring.values():
                 task.cancel()

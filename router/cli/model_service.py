@@ -223,6 +223,7 @@ class ModelStart:
                         handle.worker_id: cluster.settings_digest(handle.worker_id) for handle in handles
                     },
                     name=self.router_name,
+                    has_ray=lambda: self.connection.answers,
                 )
             )
             cluster.leads = lambda: registry.leads
@@ -344,7 +345,12 @@ def begin_scaling(
     tasks = [scaling.run()]
     if bounds:
         load = LoadReader(
-            config, registry, dispatcher.prefill_queue, metrics.recent, lambda: dispatcher.running
+            config,
+            registry,
+            dispatcher.prefill_queue,
+            metrics.recent,
+            lambda: dispatcher.running,
+            dispatcher.lone_decode_s,
         )
         tasks.append(Autoscaler(config, scaling, load.read, lambda: registry.leads).run())
     for task in tasks:

@@ -10,7 +10,6 @@ Kept in Ray, with the times at which it is over. A router reads it once a second
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Final, Protocol
 
 from router.cluster.record import ClusterRecord, OpenCircuits, PoisonEntry
 from router.dispatch.admission.poison_requests import PoisonRequests
+from router.repeated import repeat
 from router.workers.liveness import CircuitState
 from router.workers.member import Member
 
@@ -66,12 +66,7 @@ class FaultBoard:
 
     async def run(self) -> None:
         """Exchange for ever. What Ray does not take stays for the next time."""
-        while True:
-            try:
-                await self.exchange()
-            except Exception as error:  # Ray's errors share no base class
-                _log.debug("faults are not exchanged: %s", error)
-            await asyncio.sleep(_LOOK_S)
+        await repeat(self.exchange, _LOOK_S, _log, "faults are not exchanged with other routers")
 
     async def exchange(self) -> None:
         """Raises what Ray raises."""

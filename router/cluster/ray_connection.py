@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ from router.worker_config.machine import device_for
 _log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 60.0
+_SILENT_S: Final = 10.0
+"""Of Ray, after which another router decides for the cluster."""
 _NAMESPACE: Final = "baton"
 """Of placement groups, whose names say whose they are; each model's workers have a namespace of their own."""
 
@@ -47,6 +50,8 @@ class RayConnection:
         self._is_driver = True
         """Whether this process joined Ray here: an actor is in it already."""
         self._is_lost = False
+        self._unanswered_since: float | None = None
+        """When the first question was asked that Ray has not answered yet."""
 
     def rank_cpus(self, config: RouterConfig) -> int:
         """Cores of a rank on this machine."""
@@ -126,7 +131,17 @@ class RayConnection:
 
     async def nodes(self) -> list[Node]:
         """Raises what Ray raises if it cannot say."""
-        return await self.asking.call(nodes)
+        if self._unanswered_since is None:
+            self._unanswered_since = time.monotonic()
+        known = await self.asking.call(nodes)
+        self._unanswered_since = None
+        return known
+
+    @property
+    def answers(self) -> bool:
+        """Whether Ray lets this router act: it has not been lost, or silent for a while."""
+        since = self._unanswered_since
+        return not self._is_lost and (since is None or time.monotonic() - since < _SILENT_S)
 
     async def dead_nodes(self) -> set[str]:
         """Ids of the nodes that Ray has declared dead. Raises what Ray raises if it cannot say."""

@@ -69,7 +69,12 @@ class ClusterDispatcher:
         self._config = config
         self._registry = registry
         self._metrics = metrics
-        self._selector = Selector(registry, policy or configured_policy(config), pulls=config.pull_kv)
+        self._selector = Selector(
+            registry,
+            policy or configured_policy(config),
+            pulls=config.pull_kv,
+            measures=bool(config.cluster.autoscale),
+        )
         self.prefill_queue: Final = PrefillQueue(
             config.max_queued_tokens,
             config.max_queue_wait,
@@ -98,6 +103,10 @@ class ClusterDispatcher:
     def running(self) -> int:
         """Number of running sequences."""
         return self._running
+
+    def lone_decode_s(self) -> float:
+        """See `Selector.lone_decode_s`."""
+        return self._selector.lone_decode_s()
 
     def statuses(self, request: RequestIdentity) -> dict[int, tuple[RequestStatus, router_pb2.Timings]]:
         """Stage and timings so far of each running sequence of a request, by index."""

@@ -132,6 +132,12 @@ class Fencing:
         for incarnation in [lost for lost in self._lost.values() if lost.worker_id == worker_id]:
             self._ended[incarnation.epoch] = self._lost.pop(incarnation.epoch)
 
+    def left(self, worker_id: str) -> None:
+        """Register that the cluster is not to have the worker any more. The router that ends its process
+        fences it."""
+        for incarnation in [lost for lost in self._lost.values() if lost.worker_id == worker_id]:
+            del self._lost[incarnation.epoch]
+
     async def _keep(self, incarnation: Incarnation) -> None:
         try:
             await self._memory.keep_incarnation(incarnation)

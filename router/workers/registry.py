@@ -52,13 +52,14 @@ class Registry:
         fencing: Fencing | None = None,
         digests: Mapping[str, str] = MappingProxyType({}),
         name: str = "",
+        has_ray: Callable[[], bool] = lambda: True,
     ) -> None:
         """`on_change(member, up)` is called whenever a worker connects, is lost, or gets another role.
 
         A worker is late after `silence_s` without a message or heartbeat, and lost after `grace_s` more.
         `fencing` is notified of all sessions; None if all workers run on one node. `digests`: by worker id,
         of the settings that this router would start it with. `name`: of this router, unique among those of
-        the workers; later ones sort after earlier ones.
+        the workers; later ones sort after earlier ones. `has_ray`: whether Ray answers this router.
         """
         self._members = [Member(handle, asyncio.Event()) for handle in handles]
         for member in self._members:
@@ -70,6 +71,7 @@ class Registry:
         self._fencing = fencing
         self._digests = dict(digests)
         self.name: Final = name
+        self._has_ray = has_ray
         self._changed = asyncio.Condition()
         self._draining: set[str] = set()
         """Workers that report a drain."""
@@ -106,6 +108,8 @@ class Registry:
         if member.keeper is not None:
             member.keeper.cancel()
             await asyncio.wait([member.keeper])
+        if self._fencing is not None:
+            self._fencing.left(member.handle.worker_id)
         await self._announce(member, up=False)
 
     def ready(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -128,11 +132,12 @@ class Registry:
 
     @property
     def leads(self) -> bool:
-        """Whether this router is the latest of those that the workers report.
+        """Whether this router is the latest of those that the workers report, and that Ray answers.
 
         Routers may disagree about that for a moment, so whatever the leader does must be safe to do twice.
         """
-        return all(self.name > other for other in self.other_routers())
+        others = (name for session in self.sessions() for name in session.load.routers_with_ray)
+        return self._has_ray() and all(self.name >= other for other in others)
 
     def other_routers(self) -> list[str]:
         """The other routers that the workers report."""
@@ -260,6 +265,7 @@ class Registry:
             monitor=HeartbeatMonitor(self._silence_s, self._grace_s),
             on_news=lambda: self._on_report(member),
             router=self.name,
+            has_ray=self._has_ray,
         )
         found = session.info.settings_digest
         wanted = self._digests.get(worker_id, found)

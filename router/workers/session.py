@@ -33,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
 
-_BEAT: Final = worker_pb2.Command(beat=worker_pb2.Beat())
 _numbers: Final = itertools.count(1)
 _TURN_S: Final = 0.05
 _LONGEST_TURN_S: Final = 0.15
@@ -59,6 +58,7 @@ class WorkerSession:
         monitor: HeartbeatMonitor,
         on_news: Callable[[], None],
         router: str,
+        has_ray: Callable[[], bool],
     ) -> None:
         self.worker_id = worker_id
         self.info = info
@@ -79,6 +79,7 @@ class WorkerSession:
         self.on_cache: Callable[[bool, Sequence[BlockHash]], None] = lambda _stored, _blocks: None
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self._router = router
+        self._has_ray = has_ray
         self._monitor = monitor
         self._on_news = on_news
         self._channel = channel
@@ -103,12 +104,14 @@ class WorkerSession:
         monitor: HeartbeatMonitor,
         on_news: Callable[[], None] = lambda: None,
         router: str = "",
+        has_ray: Callable[[], bool] = lambda: True,
         timeout_s: float = 10.0,
     ) -> WorkerSession:
         """Connect, get the worker's description, and wait for its first message. Raises RpcError.
 
         `monitor` decides when a worker without messages is late and when it is lost. `on_news` is called when
         the worker reports its load, becomes late or is no longer late. `router`: this router's name.
+        `has_ray`: whether Ray answers it.
         """
         channel = connect(endpoint.address, endpoint.credentials)
         stub = worker_pb2_grpc.WorkerStub(channel)  # type: ignore[no-untyped-call]
@@ -120,7 +123,7 @@ class WorkerSession:
         except BaseException:
             await channel.close()
             raise
-        session = cls(worker_id, channel, stub, info, breaker, monitor, on_news, router)
+        session = cls(worker_id, channel, stub, info, breaker, monitor, on_news, router, has_ray)
         try:
             await session._speaks
         except BaseException:
@@ -290,13 +293,18 @@ class WorkerSession:
             return None
 
     async def _write(self, call: _Call) -> None:
+        loop = asyncio.get_running_loop()
+        beats_at = loop.time() + BEAT_S
         try:
             while True:
+                if loop.time() >= beats_at:
+                    beat = worker_pb2.Beat(without_ray=not self._has_ray())
+                    await call.write(worker_pb2.Command(beat=beat))
+                    beats_at = loop.time() + BEAT_S
                 try:
-                    async with asyncio.timeout(BEAT_S):
+                    async with asyncio.timeout_at(beats_at):
                         await self._wake_writer.wait()
                 except TimeoutError:
-                    await call.write(_BEAT)
                     continue
                 self._wake_writer.clear()
                 while self._outgoing:

@@ -101,7 +101,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         try:
             async for command in commands:
                 lease.heard()
-                if not command.HasField("beat"):
+                if command.HasField("beat"):
+                    if command.beat.without_ray != session.without_ray:
+                        self._inbox.post(session.tell, without_ray=command.beat.without_ray)
+                else:
                     self._inbox.post(self._handler.handle, session, command, self._clock())
         finally:
             session.close()

@@ -122,7 +122,10 @@ def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.Sampling
 
 def router_loads(sessions: Iterable[RouterSession], jobs: Iterable[Job]) -> list[worker_pb2.RouterLoad]:
     """The part of every connected router, those without requests included. Costs O(jobs)."""
-    loads = {session.router: worker_pb2.RouterLoad(router=session.router) for session in sessions}
+    loads = {
+        session.router: worker_pb2.RouterLoad(router=session.router, without_ray=session.without_ray)
+        for session in sessions
+    }
     for job in jobs:
         load, request = loads.get(job.session.router), job.request
         if load is None:

@@ -29,9 +29,14 @@ class RouterSession:
     def __init__(self, router: str = "") -> None:
         """Create it on the asyncio loop that reads `batches`. `router`: the router's name."""
         self.router: Final = router
+        self.without_ray = False
+        """Whether Ray does not answer the router, by its last heartbeat. Of the engine thread."""
         self._loop = asyncio.get_running_loop()
         self._unsent: asyncio.Queue[worker_pb2.EventBatch | SessionBroken | None] = asyncio.Queue()
         self._closed = False
+
+    def tell(self, *, without_ray: bool) -> None:
+        self.without_ray = without_ray
 
     def send(self, batch: worker_pb2.EventBatch) -> None:
         """From any thread, without blocking. Dropped if the session has ended."""

@@ -128,9 +128,12 @@ class Selector:
         clock: Callable[[], float] = time.monotonic,
         *,
         pulls: bool = False,
+        measures: bool = False,
     ) -> None:
         """`make_policy` is called once, when the first worker is known. `pulls`: workers get cached KV from
-        each other; False: only that of attempts that failed."""
+        each other; False: only that of attempts that failed. `measures`: step times are of use, whatever
+        the policy."""
+        self._measures = measures
         self._pulls = pulls
         self._registry = registry
         self._make_policy = make_policy
@@ -181,6 +184,13 @@ class Selector:
             pool = self.policy.decode_workers(self._view().workers)
             if not any(worker.room.fits(tokens) for worker in pool):
                 raise pages_quarantined(tokens)
+
+    def lone_decode_s(self) -> float:
+        """Time of a step with one short answer, on the slowest ready worker; 0 without any."""
+        if not self.is_ready():
+            return 0.0
+        pool = self.policy.decode_workers(self._view().workers)
+        return max(worker.step_time.seconds(StepWork(decodes=1)) for worker in pool)
 
     def completed(self, output_tokens: int) -> None:
         """An answer ended by a stop or by its length, with this many tokens."""
@@ -302,7 +312,7 @@ class Selector:
             if key not in known:
                 known[key] = session
                 cluster.add(_facts(session), session.load)
-                if self.policy.predicts or session.info.shares_prefixes:
+                if self._measures or self.policy.predicts or session.info.shares_prefixes:
                     session.on_step = partial(_observe, cluster, key)
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)

@@ -323,6 +323,11 @@ class WorkerLoad:
         """Names of the routers that are connected to the worker, as it last reported."""
         return [load.router for load in self._reported.routers]
 
+    @property
+    def routers_with_ray(self) -> list[str]:
+        """Of these, the ones that Ray answers."""
+        return [load.router for load in self._reported.routers if not load.without_ray]
+
     # ------------------------------------------------------------------------------ views
 
     @property

@@ -167,8 +167,10 @@ class Release(_message.Message):
     def __init__(self, tenant: _Optional[str] = ..., key: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("without_ray",)
+    WITHOUT_RAY_FIELD_NUMBER: _ClassVar[int]
+    without_ray: bool
+    def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention")
@@ -565,20 +567,22 @@ class Load(_message.Message):
     def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterLoad, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
-    __slots__ = ("router", "requests", "tokens", "queued_tokens", "decodes", "context_tokens")
+    __slots__ = ("router", "requests", "tokens", "queued_tokens", "decodes", "context_tokens", "without_ray")
     ROUTER_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODES_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_RAY_FIELD_NUMBER: _ClassVar[int]
     router: str
     requests: int
     tokens: int
     queued_tokens: int
     decodes: int
     context_tokens: int
-    def __init__(self, router: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    without_ray: bool
+    def __init__(self, router: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., without_ray: _Optional[bool] = ...) -> None: ...
 
 class GetStatsRequest(_message.Message):
     __slots__ = ()

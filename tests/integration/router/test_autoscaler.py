@@ -6,16 +6,24 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from router.admin.autoscaler import Autoscaler, LoadReader
 from router.admin.drain import WorkerDrainer
 from router.admin.scaling import Scaling
 from router.cluster.fleet import WantedWorkers
 from router.config.table import configured
+from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.workers.registry import Registry
+from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint
+from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.fake_cluster import PROMPT, Service, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker
+from tests.integration.reading import deltas_of
+from tests.integration.tiny_cluster import slow_down, worker
 from worker.config import WorkerRole
 
 DECODE = WorkerRole.DECODE
@@ -94,7 +102,12 @@ async def autoscaled(served: Service, supply: Supply, clock: Clock) -> AsyncIter
     dispatcher.wakes_workers = True
     scaling = Scaling(supply, registry, WorkerDrainer(registry), drain_timeout_s=0.0, may_wake=True)
     load = LoadReader(
-        config, registry, dispatcher.prefill_queue, served.metrics.recent, lambda: dispatcher.running
+        config,
+        registry,
+        dispatcher.prefill_queue,
+        served.metrics.recent,
+        lambda: dispatcher.running,
+        dispatcher.lone_decode_s,
     )
     await scaling.adjust()
     yield Autoscaler(config, scaling, load.read, lambda: registry.leads, clock)
@@ -134,3 +147,33 @@ async def test_a_nearly_full_kv_pool_is_a_reason_for_another_worker() -> None:
         assert supply.workers.worker_ids == ("decode-0", "decode-1")
         assert await served.registry.wait_until(served.registry.all_ready, 10.0)
         assert len(served.registry.sessions()) == 2
+
+
+async def test_an_itl_target_that_a_lone_answer_misses_is_no_reason_for_another_worker() -> None:
+    config = configured({"model": "m", "itl_target_ms": 20.0})
+    async with service(decode_worker("decode-0")) as served:
+        recent = served.metrics.recent
+        recent.gaps(0.14, 100)
+
+        def itl(lone_decode_s: float) -> float:
+            queue = served.dispatcher.prefill_queue
+            load = LoadReader(config, served.registry, queue, recent, lambda: 1, lambda: lone_decode_s)
+            return load.read(DECODE).itl
+
+        assert itl(0.01) > 1.0
+        assert itl(0.1) < 1.0, "its steps with prompts take up to 150 ms"
+
+
+async def test_the_steps_of_a_worker_without_a_kv_transport_are_measured(folder: Path) -> None:
+    config = configured({"model": "m", "autoscale": "decode=1:2"})
+    async with (
+        worker(folder, DECODE, None) as link,
+        Registry([LocalWorker("decode-0", ROLE_DECODE, link.host)]) as registry,
+    ):
+        assert await registry.wait_for_all(20.0)
+        dispatcher = ClusterDispatcher(config, registry, RouterMetrics())
+        guessed = dispatcher.lone_decode_s()
+        slow_down(link.host, 0.05)
+        sampling = sampling_pb2.SamplingParams(max_tokens=90, ignore_eos=True)
+        assert [delta async for delta in deltas_of(dispatcher, [1, 2, 3], sampling)]
+        assert guessed < 0.02 < dispatcher.lone_decode_s()

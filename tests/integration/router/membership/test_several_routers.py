@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +50,11 @@ class Router:
 
 
 @asynccontextmanager
-async def router(*links: Link, name: str) -> AsyncIterator[Router]:
+async def router(
+    *links: Link, name: str, has_ray: Callable[[], bool] = lambda: True
+) -> AsyncIterator[Router]:
     handles = [LocalWorker(f"decode-{k}", ROLE_DECODE, link.host) for k, link in enumerate(links)]
-    async with Registry(handles, name=name) as registry:
+    async with Registry(handles, name=name, has_ray=has_ray) as registry:
         assert await registry.wait_for_all(PATIENCE_S)
         dispatcher = ClusterDispatcher(RouterConfig(model="tiny"), registry, RouterMetrics())
         yield Router(registry, dispatcher)
@@ -80,6 +82,30 @@ async def test_each_router_knows_the_others_and_their_load(folder: Path) -> None
             assert first.load.others.requests == 0
             assert first.load.requests == 1
         await second.sees(0)
+
+
+async def test_the_latest_router_leads_while_ray_answers_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.workers.session.BEAT_S", 0.05)
+    answers = True
+    async with (
+        worker(folder, WorkerRole.DECODE, None) as link,
+        router(link, name="x a") as first,
+        router(link, name="y b", has_ray=lambda: answers) as second,
+    ):
+
+        async def lead(*routers: Router) -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while [r for r in (first, second) if r.registry.leads] != [*routers]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+        await lead(second)
+        answers = False
+        await lead(first)
+        assert place_among([first.registry]) == (1, 3), "one without Ray counts: it serves"
+        answers = True
+        await lead(second)
 
 
 async def test_the_end_of_a_router_ends_its_requests_and_no_others(folder: Path) -> None:

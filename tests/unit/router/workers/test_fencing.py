@@ -172,3 +172,15 @@ async def test_ray_is_not_asked_about_a_worker_without_a_node() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         assert not ray.asked.is_set()
+
+
+async def test_ray_is_asked_no_more_about_a_worker_that_another_router_has_ended() -> None:
+    ray = Ray()
+    async with Fencing(ray.dead_nodes, ray, ask_s=0.0) as fencing:
+        gone = session(1)
+        fencing.begun(gone)
+        fencing.ended(gone)
+        fencing.left("decode-0")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not ray.asked.is_set()

@@ -18,6 +18,8 @@ from worker.session.outbox import Outbox
 
 
 class Session:
+    without_ray = False
+
     def __init__(self, router: str) -> None:
         self.router = router
         self.told: list[worker_pb2.EventBatch] = []
