@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from router.config.flags.text_settings import origins_of
@@ -37,34 +37,27 @@ class ApiKeys:
     keys. The keys themselves are not kept in memory.
     """
 
-    def __init__(
-        self,
-        names: Mapping[str, str],
-        max_requests: int | None = None,
-        priorities: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """`names`: tenant names by key. `max_requests`: concurrent requests per tenant. `priorities`:
-        priority limits by key, for tenants that may set a priority.
-        """
+    def __init__(self, names: Mapping[str, str], max_requests: int | None = None) -> None:
+        """`names`: tenant names by key. `max_requests`: concurrent requests per tenant."""
         self._salt: Final = secrets.token_bytes(32)
         self._max_requests: Final = max_requests
         self.share: Final = Share()
         """This router's part of each tenant's limit."""
         self._tenants: dict[bytes, Tenant] = {}
         self._file: _KeyFile | None = None
-        self._set(names, priorities)
+        self._set({key: _Line(name) for key, name in names.items()})
 
     @classmethod
     def load(cls, path: Path, max_requests: int | None = None, *, flag: str = "--api-key-file") -> ApiKeys:
         """One key per line; empty lines and lines that begin with # are ignored. `KEY priority=N` allows
-        priorities from -N to N; requests of other keys have priority 0.
+        priorities from -N to N; requests of other keys have priority 0. `KEY requests=N` is the key's own
+        `max_requests`.
 
         Raises BadKeyFile, which names `flag`.
         """
-        file = _KeyFile(path, flag)
-        names, priorities = file.read()
-        keys = cls(names, max_requests, priorities)
-        keys._file = file
+        keys = cls({}, max_requests)
+        keys._file = _KeyFile(path, flag)
+        keys.reload()
         return keys
 
     @property
@@ -80,19 +73,17 @@ class ApiKeys:
         Raises BadKeyFile, and keeps the keys as they were.
         """
         if self._file is not None:
-            self._set(*self._file.read())
+            self._set(self._file.read())
 
-    def _set(self, names: Mapping[str, str], priorities: Mapping[str, int]) -> None:
+    def _set(self, lines: Mapping[str, _Line]) -> None:
         tenants: dict[bytes, Tenant] = {}
-        for key, name in names.items():
+        for key, line in lines.items():
             digest = self._digest(key)
             # A tenant that stays is the same object: its running requests count against its limit.
-            tenant = tenants[digest] = self._tenants.get(digest) or self._tenant(name)
-            tenant.name, tenant.max_priority = name, priorities.get(key, 0)
+            tenant = tenants[digest] = self._tenants.get(digest) or Tenant(line.name, share=self.share)
+            tenant.name, tenant.max_priority = line.name, line.priority
+            tenant.max_requests = self._max_requests if line.requests is None else line.requests
         self._tenants = tenants
-
-    def _tenant(self, name: str) -> Tenant:
-        return Tenant(name, self._max_requests, share=self.share)
 
     def identify(self, authorization: str | None) -> Tenant:
         """The tenant of an `Authorization` header. Raises Unauthenticated."""
@@ -112,13 +103,26 @@ class ApiKeys:
         return hashlib.blake2b(key.encode(), key=self._salt).digest()
 
 
+_LIMIT: Final = re.compile(r"priority=\d+|requests=0*[1-9]\d*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Of a key file: the name of the key's tenant, and its limits."""
+
+    name: str
+    priority: int = 0
+    requests: int | None = None
+    """None: that of all keys."""
+
+
 @dataclass(frozen=True, slots=True)
 class _KeyFile:
     path: Path
     flag: str
 
-    def read(self) -> tuple[dict[str, str], dict[str, int]]:
-        """Names and priority limits by key. Raises BadKeyFile."""
+    def read(self) -> dict[str, _Line]:
+        """By key. Raises BadKeyFile."""
         path, flag = self.path, self.flag
         try:
             text = path.read_text(encoding="ascii")
@@ -127,33 +131,28 @@ class _KeyFile:
             raise BadKeyFile(f"{flag} {path}: {error.strerror}") from None
         except UnicodeDecodeError:
             raise BadKeyFile(f"{flag} {path}: a key may have ASCII characters only") from None
-        names: dict[str, str] = {}
-        priorities: dict[str, int] = {}
+        lines: dict[str, _Line] = {}
         for number, line in enumerate(text.splitlines(), start=1):
-            key, priority = _with_priority(line.strip())
+            key, *limits = line.split() or [""]
             if not key or key.startswith("#"):
                 continue
-            if len(key) < _MIN_CHARACTERS or not key.isprintable() or " " in key:
+            if len(key) < _MIN_CHARACTERS or not key.isprintable():
                 raise BadKeyFile(
                     f"{flag} {path}, line {number}: a key has at least {_MIN_CHARACTERS} printable"
                     " characters and no space; `openssl rand -hex 32` makes a good one"
                 )
-            names.setdefault(key, f"key-{number}")
-            priorities.setdefault(key, priority)
-        if not names:
+            if not all(map(_LIMIT.fullmatch, limits)):
+                raise BadKeyFile(
+                    f"{flag} {path}, line {number}: after the key, priority=N and requests=N may follow, each"
+                    " with a whole number, that of requests 1 or more"
+                )
+            numbers = {name: int(value) for name, _, value in (limit.partition("=") for limit in limits)}
+            lines.setdefault(key, _Line(f"key-{number}", **numbers))
+        if not lines:
             raise BadKeyFile(f"{flag} {path} has no key in it; without one, no client could connect")
         if mode & stat.S_IROTH:
             _log.warning("%s %s can be read by every user of this machine", flag, path)
-        return names, priorities
-
-
-def _with_priority(line: str) -> tuple[str, int]:
-    """The key of a line and its priority limit. A line in any other form is returned whole."""
-    key, blank, limit = line.partition(" ")
-    number = limit.strip().removeprefix("priority=")
-    if blank and limit.strip().startswith("priority=") and number.isdecimal():
-        return key, int(number)
-    return line, 0
+        return lines
 
 
 _LOOK_S: Final = 10.0

@@ -30,8 +30,8 @@ class Share:
         index, count = self.place()
         if count != self._known and count > limit:
             _log.warning(
-                "--max-requests-per-key %d is less than the %d routers of the cluster: each admits a request"
-                " of a key, together %d; raise it, or run fewer routers",
+                "a key's limit of %d requests is less than the %d routers of the cluster: each admits one,"
+                " together %d; raise it, or run fewer routers",
                 limit,
                 count,
                 count,

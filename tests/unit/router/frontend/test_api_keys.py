@@ -117,6 +117,28 @@ def test_a_line_may_say_which_priorities_its_key_may_set(tmp_path: Path) -> None
         ApiKeys.load(path)
 
 
+def test_a_line_may_limit_the_requests_of_its_key_and_another_limit_counts_when_it_is_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{ALICE} requests=2 priority=1\n{BOB}\n")
+    keys = ApiKeys.load(path, max_requests=1)
+    alice, bob = (keys.identify(f"Bearer {key}") for key in (ALICE, BOB))
+    assert (alice.max_requests, alice.max_priority, bob.max_requests) == (2, 1, 1)
+    with alice.request(2):
+        path.write_text(f"{ALICE} requests=3\n{BOB}\n")
+        keys.reload()
+        alice.require_room(1)
+        path.write_text(f"{ALICE}\n{BOB}\n")
+        keys.reload()
+        with pytest.raises(Overloaded):
+            alice.require_room(1)
+    for limit in ("requests=0", "requests=-1", "requests=many", "request=2"):
+        path.write_text(f"{ALICE} {limit}\n")
+        with pytest.raises(BadKeyFile, match="line 1: after the key"):
+            ApiKeys.load(path)
+
+
 def test_a_file_that_is_read_again_adds_and_removes_keys(file: Path) -> None:
     keys = ApiKeys.load(file, max_requests=1)
     file.write_text(f"carol-0123456789\n{BOB} priority=3\n")
@@ -151,7 +173,7 @@ def test_a_limit_below_the_number_of_routers_is_reported_once(caplog: pytest.Log
     share = Share(lambda: (0, 3))
     assert [share.of(1), share.of(1)] == [1, 1]
     (record,) = caplog.records
-    assert record.getMessage().startswith("--max-requests-per-key 1 is less than the 3 routers")
+    assert record.getMessage().startswith("a key's limit of 1 requests is less than the 3 routers")
     caplog.clear()
     Share(lambda: (0, 3)).of(3)
     assert not caplog.records
