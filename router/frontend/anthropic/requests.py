@@ -20,23 +20,20 @@ from router.frontend.anthropic.blocks import (
     text_of,
 )
 from router.frontend.anthropic.breakpoints import Fields, marked_places
-from router.frontend.cache_hints import CacheKey
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.messages import MessageBody, SystemMessage, for_template
 from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.structured_output import SchemaText, json_constraint
 from router.frontend.openai.tools import ToolName, choose
+from router.frontend.scheduled_body import ScheduledBody
 from router.processing.generation_request import Breakpoint, Chat, GenerationRequest
 from router.processing.params.bounds import (
     MaxTokens,
     ModelName,
-    Priority,
     Served,
     StopStrings,
-    Timeout,
 )
 from router.processing.params.constraint import Constraint
-from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import RequestModel
 from router.processing.text.chat_template import PromptEnd
 from router.processing.tools import Tool, ToolUse
@@ -130,7 +127,7 @@ class CountTokensBody(RequestModel):
         return choose(tools, choice.name, mode, not choice.disable_parallel_tool_use)
 
 
-class MessagesBody(CountTokensBody):
+class MessagesBody(CountTokensBody, ScheduledBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[MaxTokens, Field(ge=1)]
@@ -145,16 +142,6 @@ class MessagesBody(CountTokensBody):
     """Not part of the answer."""
     stream: bool | None = None
     """Server-sent events."""
-
-    # Not Anthropic's, but as in OpenAI's chat completions.
-    prompt_cache_key: CacheKey | None = None
-    """Names the session whose KV is retained."""
-    priority: Priority | None = None
-    """With --schedule-policy priority; otherwise only 0."""
-    ttft_deadline: Timeout | None = None
-    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
-    timeout: Timeout | None = None
-    """Deadline of the whole request, in seconds."""
 
     metadata: _Bookkeeping = None
     service_tier: _Bookkeeping = None
@@ -180,7 +167,7 @@ class MessagesBody(CountTokensBody):
 
     def to_request(self, request_id: str) -> GenerationRequest:
         chat = self.to_chat()
-        given: dict[str, Any] = {
+        options = {
             "max_tokens": self.max_tokens,
             "cut_max_tokens": True,
             "temperature": self.temperature,
@@ -190,14 +177,6 @@ class MessagesBody(CountTokensBody):
             # A format is that of the answer's text, and a forced call has none.
             "constraint": None if chat.tool_use.forced else self._constraint(),
         }
-        options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
-        return GenerationRequest(
-            id=request_id,
-            prompts=[replace(chat, breakpoints=self._breakpoints())],
-            options=options,
-            priority=self.priority or 0,
-            ttft_deadline_s=self.ttft_deadline or 0.0,
-            timeout_s=self.timeout or 0.0,
-            cache_key=self.prompt_cache_key or "",
-            retain_s=0.0 if self.cache_control is None else self.cache_control.seconds,
-        )
+        retain_s = 0.0 if self.cache_control is None else self.cache_control.seconds
+        prompt = replace(chat, breakpoints=self._breakpoints())
+        return self._request(request_id, [prompt], options, retain_s=retain_s)

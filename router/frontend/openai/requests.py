@@ -14,13 +14,14 @@ from pydantic_core import PydanticCustomError
 
 from engine.core.sampling_params import MinP, MinTokens, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 from router.errors import InvalidRequest
-from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
+from router.frontend.cache_hints import CacheRetention, retained_s
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.answers.completion_stream import StreamedUsage
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.prompting import PredictionBody, ReasoningEffort, prompt_end, with_effort
 from router.frontend.openai.structured_output import ConstrainedBody
 from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
+from router.frontend.scheduled_body import ScheduledBody
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.params.bounds import (
     Completions,
@@ -28,15 +29,13 @@ from router.processing.params.bounds import (
     Logprobs,
     MaxTokens,
     ModelName,
-    Priority,
     Seed,
     Served,
     StopStrings,
     StopTokenIds,
-    Timeout,
     TokenId,
 )
-from router.processing.params.sampling_options import OPTIONS, SamplingOptions
+from router.processing.params.sampling_options import OPTIONS
 from router.processing.params.validation import RequestModel
 
 _DEFAULT_COMPLETION_TOKENS: Final = 16
@@ -87,7 +86,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(ConstrainedBody):
+class GenerationBody(ConstrainedBody, ScheduledBody):
     """Fields of both endpoints."""
 
     model: ModelName | None = None
@@ -132,12 +131,6 @@ class GenerationBody(ConstrainedBody):
     """vLLM's. False: special tokens are part of the text."""
     best_of: int | None = None
     """The same as `n`; to get the best, rank the completions by their logprobs."""
-    priority: Priority | None = None
-    """With --schedule-policy priority; otherwise only 0."""
-    ttft_deadline: Timeout | None = None
-    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
-    timeout: Timeout | None = None
-    """Deadline of the whole request, in seconds."""
     prompt_logprobs: Logprobs | None = None
     """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
     return_token_ids: bool | None = None
@@ -148,8 +141,6 @@ class GenerationBody(ConstrainedBody):
     """OpenAI's Predicted Outputs: the answer as expected, which makes a similar one faster."""
     speculative: bool | None = None
     """False: draft no tokens for this request, whatever --speculative says."""
-    prompt_cache_key: CacheKey | None = None
-    """Names the session whose KV is retained."""
     prompt_cache_retention: CacheRetention | None = None
     """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
 
@@ -185,27 +176,19 @@ class GenerationBody(ConstrainedBody):
             return StreamedUsage.NONE
         return StreamedUsage.EVERY_EVENT if options.continuous_usage_stats else StreamedUsage.LAST_EVENT
 
-    def _options(self, **more: Any) -> SamplingOptions:
-        """Absent and null both mean the default."""
-        given = {name: getattr(self, name) for name in _SAME} | more
-        return SamplingOptions(**{name: value for name, value in given.items() if value is not None})
-
-    def _request(self, request_id: str, prompts: list[Prompt], options: SamplingOptions) -> GenerationRequest:
+    def _to_request(self, request_id: str, prompts: list[Prompt], **options: Any) -> GenerationRequest:
+        """`options`: those that are not fields of all bodies."""
         n = 1 if self.n is None else self.n
         if self.timings and len(prompts) * n != 1:
             raise InvalidRequest("timings is only for one prompt and n = 1.", param="timings")
-        return GenerationRequest(
-            id=request_id,
-            prompts=prompts,
-            options=options,
+        return self._request(
+            request_id,
+            prompts,
+            {name: getattr(self, name) for name in _SAME} | options,
             n=n,
-            priority=self.priority or 0,
-            ttft_deadline_s=self.ttft_deadline or 0.0,
-            timeout_s=self.timeout or 0.0,
             timings=bool(self.timings),
             prediction="" if self.prediction is None else self.prediction.text,
             speculative=self.speculative is not False,
-            cache_key=self.prompt_cache_key or "",
             retain_s=retained_s(self.prompt_cache_retention),
         )
 
@@ -229,8 +212,9 @@ class CompletionBody(GenerationBody):
     def to_request(self, request_id: str) -> GenerationRequest:
         scored = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
         max_tokens = _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
-        options = self._options(logprobs=self.logprobs, prompt_logprobs=scored, max_tokens=max_tokens)
-        return self._request(request_id, self.prompt, options)
+        return self._to_request(
+            request_id, self.prompt, logprobs=self.logprobs, prompt_logprobs=scored, max_tokens=max_tokens
+        )
 
 
 class ChatCompletionBody(GenerationBody):
@@ -275,15 +259,16 @@ class ChatCompletionBody(GenerationBody):
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs is only for logprobs: true.", param="top_logprobs")
         end = prompt_end(self.add_generation_prompt, self.continue_final_message)
-        options = self._options(
-            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            prompt_logprobs=self.prompt_logprobs,
-            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-        )
         chat = Chat(
             for_template(self.messages),
             with_effort(self.reasoning_effort) | (self.chat_template_kwargs or {}),
             tool_use(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False),
             end,
         )
-        return self._request(request_id, [chat], options)
+        return self._to_request(
+            request_id,
+            [chat],
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
+            max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+        )

@@ -8,23 +8,21 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from engine.core.sampling_params import Temperature, TopP
 from router.errors import InvalidRequest
-from router.frontend.cache_hints import CacheKey, CacheRetention, retained_s
+from router.frontend.cache_hints import CacheRetention, retained_s
 from router.frontend.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
 from router.frontend.openai.prompting import ReasoningEffort, with_effort
 from router.frontend.openai.requests import StreamOptions
 from router.frontend.openai.responses_api.items import InputItems, as_messages
 from router.frontend.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
 from router.frontend.openai.tools import ToolName, choose
+from router.frontend.scheduled_body import ScheduledBody
 from router.processing.generation_request import Chat, GenerationRequest
 from router.processing.params.bounds import (
     Logprobs,
     MaxTokens,
     ModelName,
-    Priority,
-    Timeout,
 )
 from router.processing.params.constraint import Constraint
-from router.processing.params.sampling_options import SamplingOptions
 from router.processing.params.validation import RequestModel
 from router.processing.tools import Tool, ToolUse
 
@@ -97,7 +95,7 @@ _ToolChoice: TypeAlias = Annotated[
 _Include: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
-class ResponsesBody(RequestModel):
+class ResponsesBody(ScheduledBody):
     """POST /v1/responses."""
 
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
@@ -134,18 +132,8 @@ class ResponsesBody(RequestModel):
     metadata: dict[str, str] | None = None
     """Repeated in the response."""
 
-    prompt_cache_key: CacheKey | None = None
-    """Names the session whose KV is retained."""
     prompt_cache_retention: CacheRetention | None = None
     """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
-
-    # Not OpenAI's, but as in chat completions.
-    priority: Priority | None = None
-    """With --schedule-policy priority; otherwise only 0."""
-    ttft_deadline: Timeout | None = None
-    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
-    timeout: Timeout | None = None
-    """Deadline of the whole request, in seconds."""
 
     store: Annotated[Any, Refused("nothing is kept between requests; send store: false", (False,))] = None
     previous_response_id: _Stateful = None
@@ -172,7 +160,7 @@ class ResponsesBody(RequestModel):
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only for stream: true.", param="stream_options")
         tool_use = self._tool_use()
-        given: dict[str, Any] = {
+        options = {
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -180,18 +168,8 @@ class ResponsesBody(RequestModel):
             # A format is that of the answer's text, and a forced call has none.
             "constraint": None if tool_use.forced else self._constraint(),
         }
-        options = SamplingOptions(**{name: value for name, value in given.items() if value is not None})
         chat = Chat(as_messages(self.input, self.instructions), with_effort(self.effort), tool_use)
-        return GenerationRequest(
-            id=request_id,
-            prompts=[chat],
-            options=options,
-            priority=self.priority or 0,
-            ttft_deadline_s=self.ttft_deadline or 0.0,
-            timeout_s=self.timeout or 0.0,
-            cache_key=self.prompt_cache_key or "",
-            retain_s=retained_s(self.prompt_cache_retention),
-        )
+        return self._request(request_id, [chat], options, retain_s=retained_s(self.prompt_cache_retention))
 
     @property
     def effort(self) -> ReasoningEffort | None:
