@@ -26,8 +26,8 @@ class Decay(nn.Module):
     def __init__(self, heads: int, ops: Ops) -> None:
         super().__init__()
         self._ops = ops
-        self.A_log = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
-        self.dt_bias = nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
+        self.A_log = weight(heads, dtype=torch.float32)
+        self.dt_bias = weight(heads, dtype=torch.float32)
 
     def forward(self, rates: Tensor) -> tuple[Tensor, Tensor]:
         """rates [T, 2 * heads] -> logarithms of decays, and learning rates: see `Ops.delta_rates`."""

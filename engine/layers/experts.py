@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.layers.linear.linear_layer import Linear, LinearMethod, Slot, float32, weight
+from engine.layers.linear.linear_layer import Linear, LinearMethod, Slot, weight
 from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes
 from engine.model_config.expert_spec import ExpertSpec
@@ -32,9 +32,9 @@ class Router(nn.Module):
 
     def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows) -> None:
         super().__init__()
-        self.weight = float32(spec.count, features)
-        self.bias = float32(spec.count) if spec.bias else None
-        self.e_score_correction_bias = float32(spec.count) if spec.score_bias else None
+        self.weight = weight(spec.count, features, dtype=torch.float32)
+        self.bias = weight(spec.count, dtype=torch.float32) if spec.bias else None
+        self.e_score_correction_bias = weight(spec.count, dtype=torch.float32) if spec.score_bias else None
         self._dtype = torch.get_default_dtype()
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.factory import Layers
-from engine.layers.linear.linear_layer import float32
+from engine.layers.linear.linear_layer import weight
 from engine.layers.modules import NoNorm
 from engine.layers.ops.ops import Rotation
 from engine.layers.rope import rope_table
@@ -180,7 +180,7 @@ class LlamaAttention(nn.Module):
         )
         self.q_norm = layers.head_norm(spec, spec.num_heads)
         self.k_norm = layers.head_norm(spec, spec.num_kv_heads)
-        self.sinks = float32(spec.num_heads) if spec.attention.sinks else None
+        self.sinks = weight(spec.num_heads, dtype=torch.float32) if spec.attention.sinks else None
 
     def forward(self, x: Tensor, rotation: Rotation | None, attn: Attention) -> Tensor:
         projected = self.qkv(x)

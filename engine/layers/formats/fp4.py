@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from engine.layers.formats.fp8 import FP8, has_kernels
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.codes import Codes
-from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 from engine.model_config.quantization import MXFP4_BLOCK, NVFP4_BLOCK, Nvfp4Names
 
 _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -20,19 +21,51 @@ _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5
 _EXPONENT_BIAS: Final = 127
 
 
-def _codes(blocks: Tensor) -> Tensor:
-    """[..., n] uint8, two codes in each, the first in the low bits -> [..., 2 n] uint8, 0 to 15."""
-    return torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+@dataclass(frozen=True, slots=True)
+class _Fp4(QuantizedWeight):
+    """`blocks` with two values in a byte, and `scales`, of a block each."""
 
+    @abstractmethod
+    def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """Of each block: float32 [..., out, blocks]."""
 
-def _scaled(codes: Tensor, scale: Tensor) -> Tensor:
-    """The values [..., out, in] of `codes`, times the `scale` [..., out, blocks] of their blocks."""
-    values = torch.tensor(_VALUES, device=codes.device)[codes.int()]
-    return (values.view(*scale.shape, -1) * scale.unsqueeze(-1)).flatten(-2)
+    def _factor(self, stored: Mapping[str, Tensor]) -> Tensor | None:
+        """By which `scales` are multiplied: float32 [..., out]; None: by nothing."""
+        return None
+
+    @abstractmethod
+    def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool: ...
+
+    def _codes(self, stored: Mapping[str, Tensor]) -> Tensor:
+        """uint8 [..., out, in], 0 to 15; the first of a byte is in its low bits."""
+        blocks = stored["blocks"]
+        return torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
+
+    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
+        codes, scale = self._codes(stored), self._scale(stored)
+        values = torch.tensor(_VALUES, device=codes.device)[codes.int()]
+        return (values.view(*scale.shape, -1) * scale.unsqueeze(-1)).flatten(-2).to(self.dtype)
+
+    def coded(self, stored: Mapping[str, Tensor]) -> Codes:
+        return Codes(self._codes(stored), self._scale(stored), None, _VALUES)
+
+    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
+        if not self._has_kernel(stored):
+            return None
+        from engine.layers.formats.fp4_gpu import Fp4OnGpu, packed
+
+        return Fp4OnGpu(packed(self._codes(stored), stored["scales"], self._factor(stored)))
+
+    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
+        if not self._has_kernel(stored):
+            return None
+        from engine.layers.formats.fp4_gpu import GroupedFp4, packed
+
+        return GroupedFp4(packed(self._codes(stored), stored["scales"], self._factor(stored)))
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4(QuantizedWeight):
+class Mxfp4(_Fp4):
     """As gpt-oss stores its experts: `blocks` [out, in / 32, 16], two values in a byte, and `scales`."""
 
     NAME: ClassVar[str] = "mxfp4"
@@ -41,8 +74,8 @@ class Mxfp4(QuantizedWeight):
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
         blocks = -(-in_features // MXFP4_BLOCK)
-        layer.blocks = _parameter(*stack, out_features, blocks * MXFP4_BLOCK // 2)
-        layer.scales = _parameter(*stack, out_features, blocks)
+        layer.blocks = weight(*stack, out_features, blocks * MXFP4_BLOCK // 2, dtype=torch.uint8)
+        layer.scales = weight(*stack, out_features, blocks, dtype=torch.uint8)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         return [
@@ -50,40 +83,16 @@ class Mxfp4(QuantizedWeight):
             Slot("scales", layer.get_parameter("scales"), (1, MXFP4_BLOCK)),
         ]
 
-    def codes(self, stored: Mapping[str, Tensor]) -> Tensor:
-        """uint8 [..., out, in], 0 to 15."""
-        return _codes(stored["blocks"])
-
-    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return _scaled(self.codes(stored), self._scale(stored)).to(self.dtype)
-
-    def coded(self, stored: Mapping[str, Tensor]) -> Codes:
-        return Codes(self.codes(stored), self._scale(stored), None, _VALUES)
-
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
         exponents = stored["scales"].int() - _EXPONENT_BIAS
         return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents)
-
-    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
-        if not self._has_kernel(stored):
-            return None
-        from engine.layers.formats.fp4_gpu import Fp4OnGpu, packed
-
-        return Fp4OnGpu(packed(self.codes(stored), stored["scales"]))
-
-    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
-        if not self._has_kernel(stored):
-            return None
-        from engine.layers.formats.fp4_gpu import GroupedFp4, packed
-
-        return GroupedFp4(packed(self.codes(stored), stored["scales"]))
 
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
         return stored["blocks"].is_cuda and self.dtype == torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
-class Nvfp4(QuantizedWeight):
+class Nvfp4(_Fp4):
     """`blocks` [out, in / 2], two values in a byte, times `scales` (e4m3) and a factor of the projection."""
 
     NAME: ClassVar[str] = "nvfp4"
@@ -92,9 +101,9 @@ class Nvfp4(QuantizedWeight):
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
-        layer.blocks = _parameter(*stack, out_features, -(-in_features // 2))
-        layer.scales = _parameter(*stack, out_features, -(-in_features // NVFP4_BLOCK), dtype=FP8)
-        layer.factor = _parameter(*stack, out_features, dtype=torch.float32)
+        layer.blocks = weight(*stack, out_features, -(-in_features // 2), dtype=torch.uint8)
+        layer.scales = weight(*stack, out_features, -(-in_features // NVFP4_BLOCK), dtype=FP8)
+        layer.factor = weight(*stack, out_features, dtype=torch.float32)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         blocks, scales, factor = self.names.value
@@ -104,35 +113,11 @@ class Nvfp4(QuantizedWeight):
             Slot(factor, layer.get_parameter("factor"), single=True),
         ]
 
-    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
-        return _scaled(_codes(stored["blocks"]), self._scale(stored)).to(self.dtype)
-
-    def coded(self, stored: Mapping[str, Tensor]) -> Codes:
-        return Codes(_codes(stored["blocks"]), self._scale(stored), None, _VALUES)
-
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
         return stored["scales"].float() * self._factor(stored).unsqueeze(-1)
 
     def _factor(self, stored: Mapping[str, Tensor]) -> Tensor:
         return 1 / stored["factor"] if self.names.divided else stored["factor"]
 
-    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
-        if not self._has_kernel(stored):
-            return None
-        from engine.layers.formats.fp4_gpu import Fp4OnGpu, packed
-
-        return Fp4OnGpu(packed(_codes(stored["blocks"]), stored["scales"], self._factor(stored)))
-
-    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
-        if not self._has_kernel(stored):
-            return None
-        from engine.layers.formats.fp4_gpu import GroupedFp4, packed
-
-        return GroupedFp4(packed(_codes(stored["blocks"]), stored["scales"], self._factor(stored)))
-
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:
         return has_kernels(stored["scales"]) and self.dtype == torch.bfloat16
-
-
-def _parameter(*shape: int, dtype: torch.dtype = torch.uint8) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)

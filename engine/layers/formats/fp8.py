@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
-from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 from engine.model_config.quantization import FP8_BLOCK
 
 FP8: Final = torch.float8_e4m3fn
@@ -25,10 +25,6 @@ def row_scales(rows: Tensor) -> Tensor:
 
 def _quantized(rows: Tensor) -> Tensor:
     return (rows.float() / row_scales(rows).unsqueeze(-1)).clamp_(-_LARGEST, _LARGEST).to(FP8)
-
-
-def _empty(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
 def has_kernels(weight: Tensor) -> bool:
@@ -49,8 +45,8 @@ class Fp8Rows(QuantizedWeight):
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
-        layer.weight = _empty(*stack, out_features, in_features, dtype=FP8)
-        layer.weight_scale = _empty(*stack, out_features, dtype=torch.float32)
+        layer.weight = weight(*stack, out_features, in_features, dtype=FP8)
+        layer.weight_scale = weight(*stack, out_features, dtype=torch.float32)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         weight, scale = layer.get_parameter("weight"), layer.get_parameter("weight_scale")
@@ -100,8 +96,8 @@ class Fp8Blocks(QuantizedWeight):
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
         blocks = -(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)
-        layer.weight = _empty(*stack, out_features, in_features, dtype=FP8)
-        layer.weight_scale = _empty(*stack, *blocks, dtype=torch.float32)
+        layer.weight = weight(*stack, out_features, in_features, dtype=FP8)
+        layer.weight_scale = weight(*stack, *blocks, dtype=torch.float32)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         scale = layer.get_parameter("weight_scale")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.codes import SIGNED4, Codes
-from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import Slot, weight
 
 _WIDE: Final = 32
 """Columns of the groups of most types. Where only some tensors have narrower ones, scales come in pairs."""
@@ -30,10 +30,10 @@ class GgufCodes(QuantizedWeight):
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
         groups = *stack, out_features, -(-in_features // self.group)
-        layer.codes = _parameter(*stack, out_features, in_features, dtype=torch.int8)
-        layer.scales = _parameter(*groups, dtype=torch.float32)
+        layer.codes = weight(*stack, out_features, in_features, dtype=torch.int8)
+        layer.scales = weight(*groups, dtype=torch.float32)
         if self.offsets:
-            layer.offsets = _parameter(*groups, dtype=torch.float32)
+            layer.offsets = weight(*groups, dtype=torch.float32)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         per_group = ["scales", "offsets"] if self.offsets else ["scales"]
@@ -58,16 +58,6 @@ class GgufCodes(QuantizedWeight):
             return Codes(codes + 8, scale, offset, SIGNED4)
         return Codes(codes, scale, offset)
 
-    def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
-        return None
-
-    def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
-        return None
-
 
 def _in_pairs(groups: Tensor) -> bool:
     return groups.shape[-1] % 2 == 0 and torch.equal(groups[..., ::2], groups[..., 1::2])
-
-
-def _parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.codes import SIGNED4, Codes
-from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot
+from engine.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 from engine.model_config.quantization import Packing
 
 _AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -68,10 +68,10 @@ class IntegerGroups(QuantizedWeight):
         by_row = (words, in_features), (out_features, -(-in_features // self._per_word))
         shape = by_row[0] if self.packing is Packing.AWQ else by_row[1]
         dtype = torch.int8 if self.packing is Packing.NONE else torch.int32
-        layer.words = _parameter(*stack, *shape, dtype=dtype)
-        layer.scale = _parameter(*stack, out_features, groups, dtype=torch.float32)
+        layer.words = weight(*stack, *shape, dtype=dtype)
+        layer.scale = weight(*stack, out_features, groups, dtype=torch.float32)
         if self.zero_points:
-            layer.zero_words = _parameter(*stack, words, groups, dtype=torch.int32)
+            layer.zero_words = weight(*stack, words, groups, dtype=torch.int32)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         words, zeros, scale = _NAMES[self.packing]
@@ -152,7 +152,3 @@ _NAMES: Final = {
     Packing.NONE: ("weight", "weight_zero_point", "weight_scale"),
 }
 """Of values, zero points and scales in checkpoints."""
-
-
-def _parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)

@@ -41,13 +41,13 @@ class QuantizedWeight(LinearMethod):
     def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
         """The weights [..., out, in] that the parameters of a layer stand for, in `dtype`."""
 
-    @abstractmethod
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         """The method that multiplies a layer's parameters as they are; None: no GPU kernels."""
+        return None
 
-    @abstractmethod
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         """The same for a stack."""
+        return None
 
     def coded(self, stored: Mapping[str, Tensor]) -> Codes | None:
         """The weights for CPU kernels; None: there are no kernels for the format."""

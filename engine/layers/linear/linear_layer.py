@@ -16,14 +16,10 @@ from engine.layers.linear.product import linear
 from engine.layers.routing import Routes
 
 
-def weight(*shape: int) -> nn.Parameter:
-    """An uninitialised parameter, in torch's current default dtype and device; the loader fills it."""
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
-
-
-def float32(*shape: int) -> nn.Parameter:
-    """The same in float32."""
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+def weight(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """An uninitialised parameter on torch's current device; the loader fills it. Without `dtype`: the current
+    default."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True)
