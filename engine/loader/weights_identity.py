@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from engine.loader.safetensors_reader import weight_files
+from engine.loader.safetensors_reader import stored_tensors, weight_files
 
 _SAMPLE_BYTES: Final = 4096
 _NUM_SAMPLES: Final = 3
-_HEADER_LENGTH: Final = struct.Struct("<Q")
+_LENGTH: Final = struct.Struct("<Q")
 _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 """Fields of config.json that differ between copies of one model."""
 
@@ -58,19 +58,14 @@ def _config(folder: Path) -> bytes:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and digest of each tensor of a safetensors file: an 8-byte length, a JSON header, the data."""
+    """Name and digest of each tensor of a safetensors file."""
     with file.open("rb") as opened:
-        (length,) = _HEADER_LENGTH.unpack(opened.read(_HEADER_LENGTH.size))
-        header: dict[str, dict[str, Any]] = json.loads(opened.read(length))
-        data = _HEADER_LENGTH.size + length
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                digest = hashlib.blake2b(digest_size=16)
-                _add(digest, json.dumps([tensor["dtype"], tensor["shape"]]).encode())
-                begin, end = tensor["data_offsets"]
-                for sample in _samples(opened, data + begin, data + end):
-                    _add(digest, sample)
-                yield name, digest.digest()
+        for tensor in stored_tensors(file):
+            digest = hashlib.blake2b(digest_size=16)
+            _add(digest, json.dumps([tensor.dtype, tensor.shape]).encode())
+            for sample in _samples(opened, tensor.begin, tensor.end):
+                _add(digest, sample)
+            yield tensor.name, digest.digest()
 
 
 def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
@@ -86,4 +81,4 @@ def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
 
 def _add(digest: Any, piece: bytes) -> None:
     """Add a piece with its length, so that different sequences of pieces have different digests."""
-    digest.update(_HEADER_LENGTH.pack(len(piece)) + piece)
+    digest.update(_LENGTH.pack(len(piece)) + piece)

@@ -91,6 +91,9 @@ class Shard:
         return range(min(whole, self.rank * part), min(whole, (self.rank + 1) * part))
 
 
+WHOLE: Final = Shard()
+
+
 def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]:
     """Those of `sizes`, numbers of ranks, that this model can be split over."""
     return [size for size in sizes if not _misfit(spec, size)]
