@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.checkpoints import quantize
+from benchmarks.checkpoints import gptq, grids, quantize
 from engine.loader.model_loader import load_model
 from tests.unit.engine.dense_attention import DenseAttention
 
@@ -30,10 +30,10 @@ def test_the_checkpoint_has_the_logits_of_the_model_that_was_quantized(
     format: str, symmetric: bool, method: str, tmp_path: Path
 ) -> None:
     model = random_llama()
-    integers = partial(quantize.integers, group=32, symmetric=symmetric)
+    integers = partial(grids.integers, group=32, symmetric=symmetric)
     ids = torch.randint(64, (4, 50))
 
-    tensors = quantize.quantize(model, ids, method, quantize.floats if format == "fp8" else integers)
+    tensors = quantize.quantize(model, ids, method, grids.floats if format == "fp8" else integers)
 
     quantized = {name.rpartition(".")[0] for name in tensors}
     left = {name: v for name, v in model.state_dict().items() if name.rpartition(".")[0] not in quantized}
@@ -48,15 +48,37 @@ def test_the_checkpoint_has_the_logits_of_the_model_that_was_quantized(
     torch.testing.assert_close(logits, model(ids[:1]).logits[0], atol=1e-3, rtol=1e-3)
 
 
-def test_fitted_scales_give_products_nearer_to_those_of_the_weights() -> None:
+def test_each_step_gives_products_nearer_to_those_of_the_weights() -> None:
     torch.manual_seed(0)
     weight, inputs = torch.randn(48, 64), torch.randn(500, 64) @ torch.randn(64, 64)
     moments = inputs.t() @ inputs
-    grid = quantize.integers(weight, moments, 32, symmetric=False)
-    errors = []
-    for method in (quantize.rounded, quantize.gptq):
-        codes = method(weight, moments, grid)
-        fitted = grid.fitted(weight, codes, moments)
-        errors += [float((inputs @ (one.dense(codes) - weight).t()).norm()) for one in (grid, fitted)]
+    grid: grids.Grid = grids.integers(weight, moments, 32, symmetric=False)
 
-    assert errors[3] < errors[2] < errors[1] < errors[0]
+    def error(grid: grids.Grid, codes: torch.Tensor) -> float:
+        return float((inputs @ (grid.dense(codes) - weight).t()).norm())
+
+    errors = [error(*gptq.rounded(weight, moments, grid))]
+    codes = gptq.in_order(weight, moments, grid)
+    errors.append(error(grid, codes))
+    grid = grid.fitted(weight, codes, moments)
+    errors.append(error(grid, codes))
+    codes = gptq.descended(weight, codes, moments, grid)
+    errors.append(error(grid, codes))
+
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == len(errors)
+
+
+def test_a_layer_mends_what_the_layers_before_it_have_got_wrong() -> None:
+    model = random_llama()
+    ids = torch.randint(64, (16, 64))
+    with torch.inference_mode():
+        exact = model.model(ids).last_hidden_state
+    errors = []
+    for method in ("round", "gptq"):
+        quantized = random_llama()
+        quantize.quantize(quantized, ids, method, partial(grids.integers, group=32, symmetric=False))
+        with torch.inference_mode():
+            errors.append(float((quantized.model(ids).last_hidden_state - exact).norm() / exact.norm()))
+
+    assert errors[1] < 0.7 * errors[0]
