@@ -242,7 +242,7 @@ class RequestHandler:
                 use = None if tiers is None else tiers.use_of(request)
                 self._answers.metrics.queue_seconds.observe(now - job.arrival)
                 self._answers.outbox.started(job, now - job.arrival, use)
-        self._answers.outbox.flush_early()
+        self._answers.outbox.flush()
 
     def on_computed(self, request: Request, upto: int) -> None:
         """KV of tokens [0, upto) is in the pool."""

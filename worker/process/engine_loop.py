@@ -115,7 +115,7 @@ class EngineLoop:
         self._handler.tick(began)
         self._settled = True
         if self._engine.has_work:
-            self._outbox.flush_early()  # tickets and arrivals must not wait for the step
+            self._outbox.flush()  # tickets and arrivals must not wait for the step
             if began >= self._engine.plan_at():
                 self._step(began)
             else:

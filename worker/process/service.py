@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -54,29 +55,23 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
         Heartbeats start at once, also during a long engine step.
         """
-        with self._router_watch.session():
-            await self._serve(request_iterator, context)
-
-    async def _serve(self, request_iterator: AsyncIterator[worker_pb2.Command], context: Context) -> None:
-        session = RouterSession(_router_of(context))
+        session, lease = RouterSession(_router_of(context)), Lease()
         self._sessions.add(session)
-        lease = Lease()
-        try:
+        with self._router_watch.session(), contextlib.ExitStack() as end:
+            end.callback(self._inbox.post, self._handler.close, session)
+            end.callback(self._sessions.discard, session)
             opened = self._inbox.ask(lambda: self._handler.open(session))
             opened.add_done_callback(partial(_fail_with, session))
-            reader = asyncio.create_task(self._read(request_iterator, session, lease))
-            watch = asyncio.create_task(self._watch(session, lease))
+            for task in (
+                asyncio.create_task(self._read(request_iterator, session, lease)),
+                asyncio.create_task(self._watch(session, lease)),
+            ):
+                end.callback(task.cancel)
             try:
                 async for batch in session.batches():
                     await context.write(batch)
             except SessionBroken as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            finally:
-                reader.cancel()
-                watch.cancel()
-        finally:
-            self._sessions.discard(session)
-            self._inbox.post(self._handler.close, session)
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context

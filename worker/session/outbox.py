@@ -85,13 +85,9 @@ class Outbox:
             for change in changes:
                 cache.add(stored=change.stored, blocks=change.blocks, below=change.below)
 
-    def flush(self, step: int) -> None:
-        """Send all collected events, as of `step`."""
-        self._step = step
-        self.flush_early()
-
-    def flush_early(self) -> None:
-        """Send collected events before the step ends."""
+    def flush(self, step: int | None = None) -> None:
+        """Send all collected events, as of the end of `step`; None: before the next step ends."""
+        self._step = self._step if step is None else step
         for session, batch in self._batches.items():
             batch.step = self._step
             batch.load.CopyFrom(self._load)

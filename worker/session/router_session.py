@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, TypeAlias
 
 from rpc.baton.v1 import worker_pb2
 from rpc.session import LEASE_S
@@ -17,6 +17,10 @@ _HEARTBEAT_S: Final = 0.2
 
 class SessionBroken(Exception):
     """The worker has ended the session; the message is the reason."""
+
+
+_Item: TypeAlias = worker_pb2.EventBatch | SessionBroken | None
+"""None: the session ends in order."""
 
 
 class RouterSession:
@@ -32,45 +36,42 @@ class RouterSession:
         self.without_ray = False
         """Whether Ray does not answer the router, by its last heartbeat. Of the engine thread."""
         self._loop = asyncio.get_running_loop()
-        self._unsent: asyncio.Queue[worker_pb2.EventBatch | SessionBroken | None] = asyncio.Queue()
+        self._unsent: asyncio.Queue[_Item] = asyncio.Queue()
         self._closed = False
 
     def tell(self, *, without_ray: bool) -> None:
         self.without_ray = without_ray
 
-    def send(self, batch: worker_pb2.EventBatch) -> None:
-        """From any thread, without blocking. Dropped if the session has ended."""
-        self._post(batch)
-
-    def close(self) -> None:
-        """From any thread: end `batches` after those already sent."""
-        self._post(None)
-
-    def fail(self, reason: str) -> None:
-        """From any thread: make `batches` raise SessionBroken after those already sent."""
-        self._post(SessionBroken(reason))
-
     async def batches(self) -> AsyncIterator[worker_pb2.EventBatch]:
         """The sent batches in order, with heartbeats in between, until `close`. Raises SessionBroken."""
-        while (item := await self._next()) is not None:
+        while True:
+            try:
+                async with asyncio.timeout(_HEARTBEAT_S):
+                    item = await self._unsent.get()
+            except TimeoutError:
+                item = worker_pb2.EventBatch()
+            if item is None:
+                return
             if isinstance(item, SessionBroken):
                 raise item
             yield item
 
-    async def _next(self) -> worker_pb2.EventBatch | SessionBroken | None:
-        try:
-            async with asyncio.timeout(_HEARTBEAT_S):
-                return await self._unsent.get()
-        except TimeoutError:
-            return worker_pb2.EventBatch()
+    def close(self) -> None:
+        """From any thread: end `batches` after those already sent."""
+        self.send(None)
 
-    def _post(self, item: worker_pb2.EventBatch | SessionBroken | None) -> None:
+    def fail(self, reason: str) -> None:
+        """From any thread: make `batches` raise SessionBroken after those already sent."""
+        self.send(SessionBroken(reason))
+
+    def send(self, item: _Item) -> None:
+        """From any thread, without blocking. Dropped if the session has ended."""
         try:
             self._loop.call_soon_threadsafe(self._put, item)
         except RuntimeError:  # the asyncio loop is closed, and the stream with it
             self._closed = True
 
-    def _put(self, item: worker_pb2.EventBatch | SessionBroken | None) -> None:
+    def _put(self, item: _Item) -> None:
         if self._closed:
             return
         if self._unsent.qsize() >= _MAX_UNSENT:

@@ -219,7 +219,7 @@ class WholeWorker(FakeSession):
             self.inbox.popleft()()
         handler, outbox = self.worker.handler, self.worker.outbox
         handler.tick(self._clock())
-        outbox.flush_early()
+        outbox.flush()
         if self.engine.has_work:
             output = self.engine.step(block=block)
             if not output.blocked:
