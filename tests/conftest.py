@@ -21,8 +21,8 @@ settings.load_profile("test")
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """Go on watching a test that failed. pytest and pytest-timeout stop their timers then, but the cleanup may
-    hang: an event loop that closes waits for its threads without limit."""
+    """Go on watching a test that failed. pytest and pytest-timeout stop their timers then, but the cleanup
+    may hang: an event loop that closes waits for its threads without limit."""
     timeout = float(node.config.getini("faulthandler_timeout") or 0)
     if timeout and isinstance(node, pytest.Item):
         stderr = node.config.stash[fault_handler_stderr_fd_key]
