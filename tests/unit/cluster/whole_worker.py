@@ -88,6 +88,7 @@ class _Stream:
     """The worker's end of the router's stream."""
 
     router = "the only one"
+    without_ray = False
 
     def __init__(self) -> None:
         self.batches: deque[worker_pb2.EventBatch] = deque()
