@@ -13,7 +13,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.speculation.kinds import DrafterKind
 from tests.gpu.driving import generate, gpu_config
-from tests.unit.engine.speculation.test_eagle_drafts import PROMPTS, Watched
+from tests.unit.engine.speculation.drafting import PROMPTS, Watched
 from tests.unit.engine.speculation.test_mtp_heads import FAMILIES, save
 
 SHAPE: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 4, "initializer_range": 0.1}
@@ -57,7 +57,7 @@ def test_heads_draft_by_the_formula(name: str, graphs: int | None, tmp_path: Pat
     while engine.has_work:
         engine.step()
     engine.close()
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft][::5]
+    drafted = watched.drafted[::5]
     assert len(drafted) > 5
     right = sum(draft[0] == model.draft(tokens, 1)[0] for tokens, draft in drafted)
     if graphs is None:

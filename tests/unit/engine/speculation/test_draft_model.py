@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,13 @@ from engine.config import SpeculationConfig
 from engine.core.draft_source import Wanted
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.errors import EngineError
 from engine.executor.draft_model import DraftModel, draft_engine_config
 from engine.executor.runner import ModelRunner
 from engine.speculation.kinds import DrafterKind, DraftHints
 from tests.faults.support.small_model import SmallModel, save_small_model
-from tests.unit.engine.speculation.test_speculation import answers
+from tests.unit.engine.speculation.drafting import MODEL_ONLY, SCHEDULES, answers, engine_with, requests
 from tests.unit.tiny import make_config
-
-PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]
-MODEL_ONLY = frozenset({DrafterKind.MODEL})
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +32,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     return save_small_model(tmp_path_factory.mktemp("other"), hidden_size=16)
 
 
-@pytest.fixture(scope="module", params=["greedy", "sampled"])
-def samplings(request: pytest.FixtureRequest) -> list[SamplingParams]:
-    greedy = SamplingParams(max_tokens=30, ignore_eos=True)
-    if request.param == "greedy":
-        return [greedy] * len(PROMPTS)
-    return [replace(greedy, temperature=1.0, top_p=0.9, seed=k) for k in range(len(PROMPTS))]
-
-
-def requests(samplings: list[SamplingParams], first: int = 0) -> list[Request]:
-    return [Request(first + k, p, s) for k, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
-
-
-def engine_with(target: Path, draft: Path | None, **changes: Any) -> Engine:
-    speculation = SpeculationConfig(drafters=MODEL_ONLY, num_draft_tokens=4, adaptive=False, model_path=draft)
-    changes = {"num_pages": 200, "max_model_len": 256, **changes}
-    return Engine(make_config(target, speculation=speculation if draft else None, **changes))
-
-
-@pytest.fixture(scope="module")
-def plain(model: SmallModel, samplings: list[SamplingParams]) -> Iterator[dict[int, list[Any]]]:
-    engine = engine_with(model.folder, None)
-    yield answers(engine, requests(samplings))
-    engine.close()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"overlap": True},
-        {"chunk_budget": 8},
-        {"num_pages": 40, "chunk_budget": 8},
-        {"radix_cache": False, "chunk_budget": None},
-    ],
-)
+@pytest.mark.parametrize("changes", SCHEDULES)
 def test_a_model_that_drafts_for_itself_is_right_and_changes_nothing(
     model: SmallModel, samplings: list[SamplingParams], plain: dict[int, list[Any]], changes: dict[str, Any]
 ) -> None:

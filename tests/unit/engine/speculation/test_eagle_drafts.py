@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,19 +14,11 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
 from benchmarks.lib.eagle_head import HeadShape, TrainableHead
-from engine.config import SpeculationConfig
-from engine.core.draft_source import Wanted
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.model_config.errors import UnsupportedModel, WeightsError
-from engine.speculation.kinds import DrafterKind
 from tests.faults.support.small_model import SmallModel, save_small_model
-from tests.unit.engine.speculation.test_speculation import answers
-from tests.unit.tiny import make_config
-
-PROMPTS = [list(range(5, 5 + n)) for n in (1, 9, 30, 57)]
-DRAFTS = 4
+from tests.unit.engine.speculation.drafting import SCHEDULES, Watched, answers, engine_with, greedy, requests
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +56,6 @@ def random_head(
     return head
 
 
-def engine_with(target: Path, head: Path | None, **changes: Any) -> Engine:
-    kinds = frozenset({DrafterKind.MODEL})
-    speculation = SpeculationConfig(drafters=kinds, num_draft_tokens=DRAFTS, adaptive=False, model_path=head)
-    changes = {"num_pages": 200, "max_model_len": 256, **changes}
-    return Engine(make_config(target, speculation=speculation if head else None, **changes))
-
-
 @torch.inference_mode()
 def by_formula(
     model: SmallModel,
@@ -104,55 +88,7 @@ def _last_layer(model: SmallModel, tokens: list[int]) -> torch.Tensor:
     return seen[0][0]
 
 
-class Watched:
-    """The engine's drafts, and what they were drafted behind."""
-
-    def __init__(self, engine: Engine) -> None:
-        assert engine.drafts is not None
-        assert engine.scheduler.speculator is not None
-        self.source = engine.drafts
-        self.seen: list[tuple[int, list[int], list[int]]] = []
-        engine.scheduler.speculator._model = self  # type: ignore[assignment]
-
-    def draft(self, wanted: list[Wanted]) -> list[list[int]]:
-        found = self.source.draft(wanted)
-        for want, tokens in zip(wanted, found, strict=True):
-            self.seen.append((want.request.id, list(want.request.tokens(0, want.request.num_known)), tokens))
-        return found
-
-    def ended(self, request: int) -> None:
-        self.source.ended(request)
-
-
-@pytest.fixture(scope="module", params=["greedy", "sampled"])
-def samplings(request: pytest.FixtureRequest) -> list[SamplingParams]:
-    greedy = SamplingParams(max_tokens=30, ignore_eos=True)
-    if request.param == "greedy":
-        return [greedy] * len(PROMPTS)
-    return [replace(greedy, temperature=1.0, top_p=0.9, seed=k) for k in range(len(PROMPTS))]
-
-
-def requests(samplings: list[SamplingParams], first: int = 0) -> list[Request]:
-    return [Request(first + k, p, s) for k, (p, s) in enumerate(zip(PROMPTS, samplings, strict=True))]
-
-
-@pytest.fixture(scope="module")
-def plain(model: SmallModel, samplings: list[SamplingParams]) -> Iterator[dict[int, list[Any]]]:
-    engine = engine_with(model.folder, None)
-    yield answers(engine, requests(samplings))
-    engine.close()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"overlap": True},
-        {"chunk_budget": 8},
-        {"num_pages": 40, "chunk_budget": 8},
-        {"radix_cache": False, "chunk_budget": None},
-    ],
-)
+@pytest.mark.parametrize("changes", SCHEDULES)
 def test_drafts_are_those_of_the_formula_and_change_nothing(
     model: SmallModel,
     head: tuple[TrainableHead, Path],
@@ -163,10 +99,9 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
     engine = engine_with(model.folder, head[1], **changes)
     watched = Watched(engine)
     assert answers(engine, requests(samplings)) == plain
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
-    assert len(drafted) > 20
+    assert len(watched.drafted) > 20
     if samplings[0].temperature == 0 and "num_pages" not in changes:
-        for tokens, draft in drafted[::5]:
+        for tokens, draft in watched.drafted[::5]:
             assert draft == by_formula(model, head[0], tokens, len(draft))
     engine.close()
 
@@ -182,14 +117,13 @@ def test_a_head_drafts_with_the_hidden_states_that_are_here(
     while engine.has_work:
         engine.step()
     watched.source._marks.clear()  # type: ignore[attr-defined]
-    watched.seen.clear()
+    watched.drafted.clear()
     engine.submit(again)
     while engine.has_work:
         engine.step()
     assert again.output == first.output
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
-    assert drafted
-    for tokens, draft in drafted:
+    assert watched.drafted
+    for tokens, draft in watched.drafted:
         assert draft == by_formula(model, head[0], tokens, len(draft), first=56)
     engine.close()
 
@@ -199,15 +133,14 @@ def test_a_cached_prefix_comes_with_its_rows(model: SmallModel, head: tuple[Trai
     watched = Watched(engine)
     sampling = SamplingParams(max_tokens=20, ignore_eos=True)
     for id in (1, 2):
-        watched.seen.clear()
+        watched.drafted.clear()
         request = Request(id, range(5, 62), sampling)
         engine.submit(request)
         while engine.has_work:
             engine.step()
     assert request.num_cached
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
-    assert drafted
-    for tokens, draft in drafted:
+    assert watched.drafted
+    for tokens, draft in watched.drafted:
         assert draft == by_formula(model, head[0], tokens, len(draft))
     engine.close()
 
@@ -245,15 +178,13 @@ def test_a_head_drafts_for_models_with_states_or_windows(
     head: tuple[TrainableHead, Path], tmp_path: Path, family: Callable[..., PreTrainedModel]
 ) -> None:
     model = save_small_model(tmp_path, family, num_hidden_layers=4)
-    greedy = [SamplingParams(max_tokens=30, ignore_eos=True)] * len(PROMPTS)
     without = engine_with(model.folder, None)
     engine = engine_with(model.folder, head[1])
     watched = Watched(engine)
-    assert answers(engine, requests(greedy)) == answers(without, requests(greedy))
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
-    assert len(drafted) > 20
+    assert answers(engine, requests(greedy(30))) == answers(without, requests(greedy(30)))
+    assert len(watched.drafted) > 20
     scale = 32**0.5 if family is _with_windows else 1.0  # heads take embeddings as they are stored
-    for tokens, draft in drafted[::9]:
+    for tokens, draft in watched.drafted[::9]:
         assert draft == by_formula(model, head[0], tokens, len(draft), scale=scale)
     for each in (engine, without):
         each.close()
@@ -312,8 +243,8 @@ def test_published_heads_draft_what_they_draft_in_specforges_format(
     for folder in (specforge, published):
         engine = engine_with(model.folder, folder)
         watched = Watched(engine)
-        answers(engine, requests([SamplingParams(max_tokens=12, ignore_eos=True)] * len(PROMPTS)))
-        seen.append([draft for _, _, draft in watched.seen if draft])
+        answers(engine, requests(greedy(12)))
+        seen.append([draft for _, draft in watched.drafted])
         engine.close()
     assert seen[0] == seen[1]
     assert len(seen[0]) > 20
@@ -329,15 +260,14 @@ def test_a_head_of_another_size_has_an_embedding_of_its_own(model: SmallModel, t
     tensors["fc.weight"] = torch.randn(own, 3 * target)
     config = shape.config() | {"target_hidden_size": target}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    greedy = [SamplingParams(max_tokens=12, ignore_eos=True)] * len(PROMPTS)
-    plain, seen = answers(engine_with(model.folder, None), requests(greedy)), []
+    plain, seen = answers(engine_with(model.folder, None), requests(greedy(12))), []
     for _ in range(2):
         tensors["embed_tokens.weight"] = torch.randn(shape.vocab_size, own)
         save_file(tensors, tmp_path / "model.safetensors")
         engine = engine_with(model.folder, tmp_path)
         watched = Watched(engine)
-        assert answers(engine, requests(greedy)) == plain
-        seen.append([draft for _, _, draft in watched.seen if draft])
+        assert answers(engine, requests(greedy(12))) == plain
+        seen.append([draft for _, draft in watched.drafted])
         engine.close()
     assert seen[0] != seen[1], "it drafts from its own embedding"
     del tensors["embed_tokens.weight"]

@@ -35,12 +35,10 @@ from engine.model_config.model_spec import ModelSpec
 from engine.models.mtp import MtpHead
 from engine.parallel.step_channel import StepChannel
 from engine.parallel.torch_communicator import TorchCommunicator
-from engine.speculation.kinds import DrafterKind
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.ranks import together
 from tests.unit.engine.loader.quantizing import FP8_FORMATS, rewrite
-from tests.unit.engine.speculation.test_eagle_drafts import DRAFTS, PROMPTS, Watched
-from tests.unit.engine.speculation.test_speculation import answers
+from tests.unit.engine.speculation.drafting import DRAFTS, MODEL_ONLY, PROMPTS, Watched, answers
 from tests.unit.tiny import make_config
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -187,8 +185,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def engine_config_of(folder: Path, *, mtp: bool, **changes: Any) -> EngineConfig:
-    kinds = frozenset({DrafterKind.MODEL})
-    speculation = SpeculationConfig(drafters=kinds, num_draft_tokens=DRAFTS, adaptive=False, mtp=True)
+    speculation = SpeculationConfig(drafters=MODEL_ONLY, num_draft_tokens=DRAFTS, adaptive=False, mtp=True)
     changes = {"num_pages": 200, "max_model_len": 256, **changes}
     return make_config(folder, speculation=speculation if mtp else None, **changes)
 
@@ -215,10 +212,9 @@ def test_drafts_are_those_of_the_formula_and_change_nothing(
     engine = engine_with(model.target.folder, mtp=True, **changes)
     watched = Watched(engine)
     assert answers(engine, requests(GREEDY)) == plain
-    drafted = [(tokens, draft) for _, tokens, draft in watched.seen if draft]
-    assert len(drafted) > 20
+    assert len(watched.drafted) > 20
     if "chunk_budget" not in changes:  # with which some prompts begin with pages without rows of the head
-        for tokens, draft in drafted[::7]:
+        for tokens, draft in watched.drafted[::7]:
             assert draft == model.draft(tokens, len(draft))
     engine.close()
 
@@ -268,7 +264,7 @@ def test_a_head_in_fp8_with_scales_of_blocks_is_what_its_values_are(tmp_path: Pa
         engine = engine_with(quantized, mtp=True)
         watched = Watched(engine)
         answers(engine, requests(GREEDY)[:2])
-        seen.append([draft for _, _, draft in watched.seen])
+        seen.append([draft for _, draft in watched.drafted])
         engine.close()
     assert seen[0] == seen[1]
     assert sum(map(len, seen[0])) > 10

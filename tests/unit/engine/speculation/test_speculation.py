@@ -23,6 +23,7 @@ from engine.speculation.kinds import DraftHints
 from tests.drafters import Random
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
+from tests.unit.engine.speculation.drafting import answers
 from tests.unit.tiny import make_config
 
 MAX_TOKENS = 40
@@ -83,24 +84,6 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
         return replace(sampling, grammar=grammar)
     ends = {"min_tokens": min(draw(st.sampled_from([0, 5])), sampling.max_tokens)}
     return replace(sampling, ignore_eos=draw(st.booleans()), **ends)
-
-
-def answers(engine: Engine, requests: list[Request]) -> dict[int, list[Any]]:
-    """By request, what each token came with; log-probabilities as far as rounding cannot show."""
-    told: dict[int, list[Any]] = {request.id: [] for request in requests}
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        output = engine.step()
-        for out in output.tokens:
-            told[out.request.id].append((out.token, out.position, out.finish, out.is_stop))
-            if out.logprobs is not None:
-                near = round(out.logprobs.logprob, 3)
-                told[out.request.id][-1] += (near, len(out.logprobs.top))
-        for request, error in output.failed:
-            told[request.id].append(type(error))
-    engine.check_pages()
-    return told
 
 
 @settings(max_examples=45, deadline=None)
