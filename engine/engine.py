@@ -139,7 +139,7 @@ class Engine:
                 return output
             self._in_flight.launched = None
             self._finish(verifying, output)
-        self.tend()
+        self._tend_tiers()
         began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
@@ -210,8 +210,15 @@ class Engine:
     def tend(self) -> None:
         """Take the results of copies between the KV pool and its tiers, and start others.
 
-        Call it, or `step`, whenever the tiers' copier has results.
+        Call it, or `step`, whenever the tiers' copier has results or a request has come: what tiers have of
+        its KV comes up while the step in flight is computed. O(tokens of the first waiting requests).
         """
+        if self.kv.tiers is not None:
+            self._tend_tiers()
+            self.scheduler.promote_ahead(self._clock())
+            self.kv.tiers.send(self._in_flight.may_write)
+
+    def _tend_tiers(self) -> None:
         if (tiers := self.kv.tiers) is not None:
             settled = self._in_flight.launched is None
             tiers.tend(self._clock(), settled=settled, prefill_rate=self.prefill_rate)

@@ -15,6 +15,7 @@ from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
+from engine.kv_manager.page_tiers import Comes
 from engine.kv_manager.peer_prefixes import SharedPrefix
 from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
@@ -98,7 +99,7 @@ class SharedPrefixes:
 
     def _advance(self, share: _Share, now: float) -> None:
         kv, request, ticket = self._engine.kv, share.request, share.ticket
-        if kv.tiers is not None and kv.tiers.holds_back(request, kv.num_available, now, is_first=True):
+        if kv.tiers is not None and kv.tiers.prospect(request, kv.num_available, now).comes is Comes.SOON:
             return
         share.prefix = self._engine.kv.peers.share(request, ticket.first_token, ticket.num_tokens)
         kv.stop_waiting(request)

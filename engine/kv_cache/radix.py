@@ -133,6 +133,13 @@ class RadixCache:
         """How many blocks of a match in the whole tree can be continued."""
         return self.windows.usable(known.pages, 0, 0)
 
+    def unlocked(self, match: Match) -> int:
+        """Blocks of a match in the whole tree that no request uses."""
+        node = match.node
+        while not node.locks and node.parent is not None:
+            node = node.parent
+        return max(0, match.blocks - node.depth)
+
     def _known(self, tokens: Sequence[int], top: RadixNode) -> Match:
         """The longest cached prefix below `top`, whose node may be deeper, whatever pages are missing."""
         node, blocks = top, 0

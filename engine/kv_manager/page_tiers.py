@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from weakref import WeakKeyDictionary
 
 from common.block_key import BlockKey, PageKey, block_keys, page_key
@@ -19,7 +20,7 @@ from engine.core.request_state import NO_SLOT
 from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool
-from engine.kv_cache.radix import Insertion, RadixCache
+from engine.kv_cache.radix import Insertion, Match, RadixCache
 from engine.kv_manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
 from engine.kv_manager.lacking import Lacking, lacking
 from engine.kv_manager.state_slots import StateSlots
@@ -42,6 +43,24 @@ class TierUse:
     """Since it waits for KV on a tier, until it is admitted."""
 
 
+class Comes(Enum):
+    """What becomes of KV that tiers have of a waiting request."""
+
+    NOTHING = auto()
+    """There is none, or the request has waited for it long enough: it computes what is not cached."""
+    SOON = auto()
+    """It is being copied."""
+    NO_ROOM = auto()
+    """The pool has no room for it now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    comes: Comes
+    takes: int
+    """Pages that the request will still take of those available, all its tokens counted."""
+
+
 @dataclass(slots=True)
 class PromotionWait:
     """A waiting request waits for KV that comes up from a tier."""
@@ -51,6 +70,8 @@ class PromotionWait:
     version: int = -1
     """`KVTiers.version` when `holds` was decided."""
     holds: bool = False
+    takes: int = 0
+    """As in `Prospect`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,35 +204,37 @@ class PageTiers:
         self.tiers.touch(touched + (self._state_keys(request, end) if end else []))
         return end * size - cached
 
-    def holds_back(self, request: Request, room: int, now: float, *, is_first: bool) -> bool:
-        """Whether a waiting request should wait for KV that comes up; orders what is missing.
+    def prospect(self, request: Request, room: int, now: float) -> Prospect:
+        """What tiers have of a waiting request; orders what is missing, if that fits.
 
-        `room`: pages that it could have now. `is_first`: no request before it is held back; else it waits
-        for room too, rather than compute what is on a tier. Costs O(tokens) when something has changed, else
-        O(1).
+        `room`: pages that it could have now. Costs O(tokens) when something has changed, else O(1).
         """
         use, version = self.use_of(request), self.tiers.version
         wait = use.wait
+        if wait is not None and wait.holds and wait.version == version and now < wait.until:
+            return Prospect(Comes.SOON, wait.takes)
+        found, known = self._lacking(request)
+        blocks = self._needs.blocks(request.num_tokens)
+        takes = self._needs.pages(blocks - known.blocks + self._cache.unlocked(known))
         if wait is not None and now >= wait.until:
             wait.holds = False
             self._arriving.let_go(request)
-            return False
-        if wait is not None and wait.holds and wait.version == version:
-            return True
-        found, known = self._lacking(request)
+            return Prospect(Comes.NOTHING, takes)
         holds, available = False, 0
         if found is not None:
-            blocks = self._needs.blocks(request.num_tokens)
-            if max(len(found.places), self._needs.pages(blocks - known)) > room:
-                return not is_first
-            holds = self._bring(request, found, known, now)
             available = max(1, found.end - found.first) * self._cache.page_size
+            lacks_room = max(len(found.places), self._needs.pages(blocks - known.blocks)) > room
+            if lacks_room and not self._is_coming(request, found):  # else it has its pages already
+                return Prospect(Comes.NO_ROOM, takes)
+            holds = self._bring(request, found, known.blocks, now)
+            arriving = (each.prefix for each in self._promotions.values())
+            takes -= sum(len(prefix.pages) for prefix in arriving if prefix.request is request)
         if wait is None:
             if not holds:
-                return False
+                return Prospect(Comes.NOTHING, takes)
             wait = use.wait = PromotionWait(now + patience_s(available, self._prefill_rate))
-        wait.version, wait.holds = self.tiers.version, holds
-        return holds
+        wait.version, wait.holds, wait.takes = self.tiers.version, holds, takes
+        return Prospect(Comes.SOON if holds else Comes.NOTHING, takes)
 
     # ------------------------------------------------------------------------------ copies
 
@@ -255,8 +278,8 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _lacking(self, request: Request) -> tuple[Lacking | None, int]:
-        """What tiers have of the longest prefix of a request, and how many blocks of it are cached.
+    def _lacking(self, request: Request) -> tuple[Lacking | None, Match]:
+        """What tiers have of the longest prefix of a request, and what of it is cached.
 
         O(tokens).
         """
@@ -276,22 +299,34 @@ class PageTiers:
             lambda block, part: page_key(keys[block], part) in self.tiers,
             len(self._state_parts),
         )
-        return found, known.blocks
+        return found, known
 
     def _bring(self, request: Request, found: Lacking, known: int, now: float) -> bool:
         """Order copies of what is lacking, as far as there is room. Whether the first of them comes."""
-        stride, keys = self._needs.stride, self._keys(request, found.end)
-        wanted = [page_key(keys[place // stride], place % stride) for place in found.places]
-        first = [key for key in wanted if key.startswith(wanted[0][:-2])]
-        if found.state:
-            wanted += self._state_keys(request, found.end)
+        stride, wanted = self._needs.stride, self._wanted(request, found)
         ready = self.tiers.ready(wanted)
         part = found if ready == len(wanted) else found.part(min(ready, len(found.places)), stride)
         if part.places or part.state:
             keys_of_part = wanted if part is found else wanted[: len(part.places)]
             self._promote(request, part, keys_of_part, known, found.end, now)
         self.tiers.load(wanted[ready:])  # last, since it may take the place of copies that nothing reads
-        return any(map(self.tiers.is_coming, first or wanted))
+        return self._is_coming(request, found)
+
+    def _wanted(self, request: Request, found: Lacking) -> list[PageKey]:
+        """Keys of what is lacking."""
+        stride, keys = self._needs.stride, self._keys(request, found.end)
+        wanted = [page_key(keys[place // stride], place % stride) for place in found.places]
+        return wanted + (self._state_keys(request, found.end) if found.state else [])
+
+    def _is_coming(self, request: Request, found: Lacking) -> bool:
+        """Whether a copy brings the first block that is lacking nearer to the pool."""
+        stride, places = self._needs.stride, found.places
+        if places:
+            key = self._keys(request, found.end)[places[0] // stride]
+            first = [page_key(key, p % stride) for p in places[:stride] if p // stride == places[0] // stride]
+        else:
+            first = self._state_keys(request, found.end)
+        return any(map(self.tiers.is_coming, first))
 
     def _promote(
         self, request: Request, part: Lacking, keys: Sequence[PageKey], known: int, end: int, now: float

@@ -28,7 +28,6 @@ from engine.sched.queue.queues import Queues
 from engine.sched.queue.waiting_queue import WaitingQueue
 from engine.speculation.counts import DraftCounts
 
-
 class Scheduler:
     """Keeps waiting and running requests, and plans one step at a time.
 
@@ -232,6 +231,10 @@ class Scheduler:
             self._chunks.tpot_controller.observe(cost, seconds)
         elif self._chunks.itl_controller is not None:
             self._chunks.itl_controller.observe(cost, seconds)
+
+    def promote_ahead(self, now: float) -> None:
+        """Order copies of what tiers have for the first waiting requests, before a step is planned."""
+        self._admission.promote_ahead(now)
 
     def plan(self, now: float = 0.0) -> StepPlan:
         """Plan the next step. `now` is when requests begin to wait, or to decode."""

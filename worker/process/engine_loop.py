@@ -120,6 +120,7 @@ class EngineLoop:
                 self._step(began)
             else:
                 self._settled = False  # a message arrived; others may, before the step is planned
+                self._engine.tend()  # if it is a request, KV that it has on a tier comes up meanwhile
         else:
             self._engine.tend()
             self._batch_log.rest()

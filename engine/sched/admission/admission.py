@@ -14,6 +14,7 @@ from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
 from engine.kv_manager.kv_manager import KVManager
+from engine.kv_manager.page_tiers import Comes
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress
@@ -53,13 +54,18 @@ class Admission:
             self.stopped_by = WaitReason.PAGES
             return []
         self.stopped_by = None
-        held_back = _HeldBack(self._kv, now)
-        for _, request in islice(self._queues.waiting.in_order(), _PROMOTED_AHEAD * held_back.is_possible):
-            held_back.decide(request)
+        held_back = self.promote_ahead(now)
         admitted: list[Request] = []
         if len(self._queues.waiting):
             self.stopped_by = self._in_order(step, now, num_decodes, held_back, admitted)
         return admitted
+
+    def promote_ahead(self, now: float) -> _HeldBack:
+        """Order copies of what tiers have for the first waiting requests."""
+        held_back = _HeldBack(self._kv, now)
+        for _, request in islice(self._queues.waiting.in_order(), _PROMOTED_AHEAD * held_back.is_possible):
+            held_back.decide(request)
+        return held_back
 
     @property
     def is_open(self) -> bool:
@@ -113,9 +119,13 @@ class Admission:
                 room.grant(_progress(before.popleft()))
             if request.awaits_token:
                 continue  # preempted; its last token comes with this step's results
-            if held_back.decide(request):
+            comes = held_back.decide(request)
+            if comes is Comes.SOON or (comes is Comes.NO_ROOM and passed is not None):
                 passed = WaitReason.PROMOTION
                 continue
+            if comes is Comes.NO_ROOM and queues.running and not self._preempts:
+                self._kv.let_all_go()
+                return WaitReason.PAGES  # rather than compute what is on a tier
             if room.left <= 0:
                 return WaitReason.BUDGET
             if not room.offer(Progress(0, request.num_tokens)):
@@ -183,21 +193,20 @@ class _HeldBack:
         self._kv = kv
         self._now = now
         self._room = kv.num_available
-        self._decided: dict[int, bool] = {}
+        self._decided: dict[int, Comes] = {}
 
     @property
     def is_possible(self) -> bool:
         return self._kv.tiers is not None
 
-    def decide(self, request: Request) -> bool:
+    def decide(self, request: Request) -> Comes:
         if self._kv.tiers is None or request.awaits_token:
-            return False
+            return Comes.NOTHING
         known = self._decided.get(request.scheduling.number)
         if known is None:
-            is_first = not any(self._decided.values())
-            known = self._kv.tiers.holds_back(request, self._room, self._now, is_first=is_first)
-            self._decided[request.scheduling.number] = known
-            self._room -= -(-request.num_tokens // self._kv.page_size)
+            prospect = self._kv.tiers.prospect(request, self._room, self._now)
+            known = self._decided[request.scheduling.number] = prospect.comes
+            self._room -= prospect.takes
         return known
 
 
