@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.draft_source import DraftSource
@@ -27,6 +28,11 @@ from engine.sched.queue.prefix_ranker import PrefixRanker
 from engine.sched.queue.queues import Queues
 from engine.sched.queue.waiting_queue import WaitingQueue
 from engine.speculation.counts import DraftCounts
+
+_STORED_TOKENS: Final = 64
+"""With tiers, an answer's KV is cached whenever its end is at a multiple of this. Otherwise it is cached at
+the end alone, and may be evicted before it is copied."""
+
 
 class Scheduler:
     """Keeps waiting and running requests, and plans one step at a time.
@@ -208,10 +214,12 @@ class Scheduler:
         if is_prompt:
             self.kv.store(request, chunk.end)
             self.kv.tables.pass_by(request, chunk.end)
-        elif self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
-            self.kv.tables.pass_by(
-                request, chunk.start + 1
-            )  # the tokens after the first may be rejected drafts
+            return
+        upto = chunk.start + 1  # the tokens after the first may be rejected drafts
+        if self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
+            self.kv.tables.pass_by(request, upto)
+        elif self.kv.tiers is not None and upto % _STORED_TOKENS == 0 and not self.kv.states.used:
+            self.kv.store(request, upto)
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
         """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.

@@ -193,3 +193,19 @@ def test_conversations_lose_nothing_to_evictions_while_copies_keep_up() -> None:
     assert tiered.tiers.counts.promoted[Tier.HOST] > 100
     assert tiered.tiers.counts.dropped == 0
     assert lacking == 0
+
+
+def test_kv_of_a_long_answer_goes_down_before_its_end() -> None:
+    tiered = Tiered(num_pages=40)
+    request = make_request(1, FIRST, 100)
+    tiered.engine.submit(request)
+    while len(request.output) < 80:
+        tiered.engine.step()
+        tiered.engine.check_pages()
+        tiered.copier.work(disk=False)
+    assert len(tiered.tiers.host) == 64 // 4
+    while tiered.engine.has_work:
+        tiered.engine.step()
+    assert request.output == reference(FIRST, 100)
+    tiered.copy_all()
+    assert len(tiered.tiers.host) == 123 // 4
