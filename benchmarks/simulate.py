@@ -26,7 +26,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster import main as cluster
+from benchmarks import simulated_cluster
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.chunk_engines import simulate
 from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
@@ -85,7 +85,7 @@ class _Case:
 
 def main() -> None:
     if "--cluster" in sys.argv[1:]:
-        cluster.main([argument for argument in sys.argv[1:] if argument != "--cluster"])
+        simulated_cluster.main([argument for argument in sys.argv[1:] if argument != "--cluster"])
         return
     options = _options()
     found = provenance()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chunked, compare, conversations, modes, simulate, speculation, start_up
-from benchmarks.cluster import main as cluster
+from benchmarks import simulated_cluster as cluster
 from benchmarks.frontier import __main__ as frontier
 from router.admin import client as admin
 from router.cli import drain_node, plan

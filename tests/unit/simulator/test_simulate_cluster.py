@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import benchmarks
-from benchmarks.cluster.scenario import LOADS
 from benchmarks.lib.load.workload import Fixed, LogNormal, Uniform, make_workload
 from benchmarks.lib.outcomes import Run
 from benchmarks.modes import WARM_UP_SEED
 from benchmarks.replay import deployment_of, replay
+from benchmarks.simulated_cluster import LOADS
 from router.config.choices import Mode
 from simulator.deployment import Deployment
 from simulator.objective import Objective

@@ -15,20 +15,45 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cluster.scenario import LOADS
 from benchmarks.lib.command import command
 from benchmarks.lib.report import figures_table
 from engine.config import PATIENCE
 from router.config.choices import Mode
 from router.placement import Targets
 from simulator.deployment import Deployment
+from simulator.lengths import LogNormal, Uniform
 from simulator.objective import Objective
 from simulator.outcome import GOOD, Outcome, result_of
-from simulator.traffic import Arrival, mooncake
+from simulator.traffic import Arrival, bursts, chats, day, merged, mooncake, poisson
+
+_TABLE: Final = (LogNormal(2048, 0.8, 16_384), Uniform(128, 512))
+_SUMMARY: Final = (LogNormal(4096, 0.7, 16_384), Uniform(32, 128))
+_STORY: Final = (LogNormal(256, 0.8, 2048), Uniform(512, 1024))
+_CHAT: Final = (LogNormal(512, 0.8, 4096), LogNormal(256, 0.7, 1024))
+
+
+def _mixed(rate: float, seconds: float, seed: int) -> list[Arrival]:
+    return merged(
+        poisson(rate / 2, seconds, *_SUMMARY, seed=2 * seed),
+        poisson(rate / 2, seconds, *_STORY, seed=2 * seed + 1),
+    )
+
+
+LOADS: Final[dict[str, Callable[[float, float, int], list[Arrival]]]] = {
+    "table": lambda rate, seconds, seed: poisson(rate, seconds, *_TABLE, seed=seed),
+    "long-in": lambda rate, seconds, seed: poisson(rate, seconds, *_SUMMARY, seed=seed),
+    "long-out": lambda rate, seconds, seed: poisson(rate, seconds, *_STORY, seed=seed),
+    "both": _mixed,
+    "shifting": lambda rate, seconds, seed: day(rate, seconds, (_SUMMARY, _TABLE, _STORY), seed),
+    "bursts": lambda rate, seconds, seed: bursts(rate, seconds, *_TABLE, seed=seed),
+    "chats": lambda rate, seconds, seed: chats(rate, seconds, LogNormal(128, 0.8, 2048), _CHAT[1], seed),
+}
+"""By name: (requests a second, seconds, seed) -> arrivals."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,8 +73,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _arrivals(options: argparse.Namespace, rate: float) -> list[list[Arrival]]:
     if options.trace is not None:
         return [mooncake(options.trace, speed=options.speed, most=options.most)]
-    make: Callable[[float, float, int], list[Arrival]] = LOADS[options.load]
-    return [make(rate, options.seconds, options.first_seed + seed) for seed in range(options.seeds)]
+    return [
+        LOADS[options.load](rate, options.seconds, options.first_seed + seed) for seed in range(options.seeds)
+    ]
 
 
 def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployment]:

@@ -28,9 +28,9 @@ from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
-from tests.unit.cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
 from tests.unit.engine.fake_runner import reference
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
+from tests.unit.whole_cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
 
 WORKERS = 3
 MOST_CLIENTS = 5

@@ -1,1 +1,0 @@
-"""Placements compared on a simulated cluster (`simulator`)."""
