@@ -23,7 +23,6 @@ _COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperti
 _MAX_UNIQUE: Final = 8
 """Different values of items that must be unique: their subsets are listed."""
 _MAX_BYTES: Final = 1 << 20
-_NO_STRING: Final = tuple(name for name in TYPES if name != "string")
 
 
 def rewritten(text: str) -> str:
