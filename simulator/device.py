@@ -44,6 +44,34 @@ _MATRICES: Final = (
 (`benchmarks.gpu.decode`), less the other terms of `DeviceCosts`."""
 
 
+_FP8_MATRICES: Final = (
+    (1.0, 1.7e-3),
+    (8.0, 2.35e-3),
+    (16.0, 2.4e-3),
+    (64.0, 3.05e-3),
+    (160.0, 3.4e-3),
+    (256.0, 4.0e-3),
+    (512.0, 7.3e-3),
+    (2048.0, 29.2e-3),
+    (16_384.0, 236.0e-3),
+)
+"""The same in FP8. Up to 64 rows: measured steps; 512 and more: offline throughput; 160 and 256 follow the
+curve of 16 bits."""
+
+_INT4_MATRICES: Final = (
+    (1.0, 2.45e-3),
+    (8.0, 2.75e-3),
+    (16.0, 3.4e-3),
+    (64.0, 6.0e-3),
+    (256.0, 13.7e-3),
+    (512.0, 27.4e-3),
+    (2048.0, 61.0e-3),
+    (16_384.0, 386.0e-3),
+)
+"""The same in 4 bits, groups of 128. Up to 256 rows: measured steps; 512: offline throughput; above, the time
+of 16 bits and of the weights' expansion, which does not grow."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
     """Seconds. Implements StepCosts. The defaults are Llama-3.1-8B's shape on an H200."""
@@ -105,6 +133,9 @@ class DeviceCosts:
 
 
 H200_8B: Final = DeviceCosts()
+H200_8B_FP8: Final = DeviceCosts(matrices=_FP8_MATRICES, step=1.0e-3)
+"""`step` has the quantization of activations too, and the starts and ends of its kernels."""
+H200_8B_INT4: Final = DeviceCosts(matrices=_INT4_MATRICES)
 
 ENGINE_H200_8B: Final = DeviceCosts(
     matrices=((1.0, 4.2e-3), (221.0, 4.2e-3), (16_384.0, 311.3e-3)),

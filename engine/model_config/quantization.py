@@ -115,11 +115,6 @@ class Quantization:
             return self.bits == 4
         return self.format is not WeightFormat.GGUF
 
-    @property
-    def arithmetic(self) -> float:
-        """Rate of products relative to that of 16-bit weights, where a device computes in the format."""
-        return 2.0 if self.format in (WeightFormat.FP8_ROWS, WeightFormat.FP8_BLOCKS) else 1.0
-
     def covers(self, module: str) -> bool:
         """Whether the checkpoint's linear layer `module` is quantized."""
         if self.experts_only:

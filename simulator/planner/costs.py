@@ -1,8 +1,9 @@
-"""Step times of a model on a GPU: measured for one pair, scaled by a roofline for all others.
+"""Step times of a model on a GPU: measured for one model and GPU, scaled by a roofline for all others.
 
-The steps of Llama-3.1-8B on an H200 are measured (`simulator.device`). For another model or GPU, the
-curve of matrix products is scaled: in time by the time to read the weights, in rows by the number of rows at
-which steps become compute-bound. The efficiency at each distance from that ridge point is kept.
+The steps of Llama-3.1-8B on an H200 are measured in 16 bits, FP8 and 4 bits (`simulator.device`). For another
+model or GPU, the curve of matrix products in its format is scaled: in time by the time to read the weights,
+in rows by the number of rows at which steps become compute-bound. The efficiency at each distance from that
+ridge point is kept.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Final
 from common.kv_groups import window_shares
 from engine.kv_cache.slot_count import wanted_slots
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import WeightFormat
 from router.placement import Reach
-from simulator.device import H200_8B, DeviceCosts
+from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
 from simulator.simulation import NVLINK, LinkCosts
 
@@ -39,6 +41,9 @@ LLAMA_8B: Final = ModelSpec(
 
 _BYTES: Final = 2
 """Bytes of a weight and of a KV value: bfloat16."""
+_FP8_BYTES: Final = 1.0
+_INT4_BYTES: Final = 0.5 + 3 / 128
+"""Of integers with a scale and a zero point per 128."""
 _MAX_RUNNING: Final = 512
 _FEW_ROWS: Final = (2, 4, 8, 16, 32)
 """Rows at which experts are reached that fewer rows do not reach."""
@@ -73,9 +78,11 @@ class WorkerCosts:
 
 def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
     """Costs of a worker with this many tensor-parallel ranks."""
+    format = None if model.quantization is None else model.quantization.format
     measured = (
         ranks == 1
         and gpu == H200
+        and format in (None, WeightFormat.FP8_ROWS)
         and _shape(model) == _shape(LLAMA_8B)
         and not window_shares(model.kv_groups)
     )
@@ -92,7 +99,8 @@ def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
         kv_bytes_per_token=kv_bytes,
         state_bytes=state_bytes,
     )
-    device = H200_8B if measured else _scaled(model, gpu, ranks, per_rank)
+    dense = _curve(model.bytes_per_dense_weight(_BYTES)).device
+    device = dense if measured else _scaled(model, gpu, ranks, per_rank)
     basis = Basis.MEASURED if measured else Basis.ESTIMATED
     return WorkerCosts(device, link, int(room / per_rank), max_running, slots, basis)
 
@@ -135,7 +143,7 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
         # Read and written once for each token, as fast as contexts are read.
         state=2 * _state_bytes(model) / ranks * H200_8B.context / kv_bytes_per_token(LLAMA_8B) * slower,
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
-        step=H200_8B.step * layers,
+        step=_curve(model.bytes_per_dense_weight(_BYTES)).device.step * layers,
         prompts=H200_8B.prompts * layers,
         host=H200_8B.host,
         host_prompts=H200_8B.host_prompts,
@@ -153,25 +161,47 @@ def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
 def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, float]]:
     """Rows of a step, and seconds of its matrix products.
 
-    Every matrix follows the measured curve. An expert is a matrix with its share of the rows, and those that
-    no row reaches are not read.
+    Every matrix follows the measured curve of its format. An expert is a matrix with its share of the rows,
+    and those that no row reaches are not read.
     """
-    size = model.bytes_per_weight(_BYTES) / _BYTES
-    faster = 1.0 if model.quantization is None else model.quantization.arithmetic
-    ridge = size * faster * (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
-    dense_size = model.bytes_per_dense_weight(_BYTES) / _BYTES
+    ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
     slower = H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
+    of_dense = _curve(model.bytes_per_dense_weight(_BYTES))
+    of_experts = _curve(model.bytes_per_weight(_BYTES))
     experts, of_expert = model.experts, model.expert_parameters
     of_all = model.active_parameters - (0 if experts is None else experts.per_token * of_expert)
-    knots = [rows for rows, _ in H200_8B.matrices]
-    for knot in knots if experts is None else sorted({*knots, *_FEW_ROWS}):
-        rows = max(1, round(knot * ridge))
-        seconds = of_all * dense_size * slower * H200_8B.of_matrices(knot)
+    knots = {rows for rows, _ in of_dense.device.matrices}
+    if experts is not None:
+        knots |= {*_FEW_ROWS, *(rows for rows, _ in of_experts.device.matrices)}
+    for rows in sorted({max(1, round(knot * ridge)) for knot in knots}):
+        knot = rows / ridge
+        seconds = of_all * slower * of_dense.seconds(knot)
         if experts is not None:
             reached = experts.reached(rows)
             share = rows * experts.per_token / reached
-            seconds += reached * of_expert * size * slower * H200_8B.of_matrices(share / ridge)
+            seconds += reached * of_expert * slower * of_experts.seconds(share / ridge)
         yield rows, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Matrix products of `LLAMA_8B` on an H200 in a format."""
+
+    device: DeviceCosts
+    size: float
+    """Bytes of a weight, relative to those that were measured."""
+
+    def seconds(self, rows: float) -> float:
+        return self.size * self.device.of_matrices(rows)
+
+
+def _curve(weight_bytes: float) -> _Curve:
+    """In the format of weights that take `weight_bytes` each on a GPU."""
+    if weight_bytes >= _BYTES:
+        return _Curve(H200_8B, weight_bytes / _BYTES)
+    if weight_bytes >= _FP8_BYTES:
+        return _Curve(H200_8B_FP8, weight_bytes / _FP8_BYTES)
+    return _Curve(H200_8B_INT4, weight_bytes / _INT4_BYTES)
 
 
 def _shape(model: ModelSpec) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import pytest
 
 from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import Quantization
 from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
@@ -78,6 +79,49 @@ def test_a_larger_model_takes_longer_in_proportion_to_its_weights() -> None:
     times = weight_bytes(LLAMA_70B) / weight_bytes(LLAMA_8B)
     device = costs_of(LLAMA_70B, H200, 1).device
     assert device.seconds(PROMPT) / H200_8B.seconds(PROMPT) == pytest.approx(times, rel=0.15)
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ}))
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "context", "milliseconds"),
+    [
+        (LLAMA_8B, 1, 1024, 4.0),
+        (LLAMA_8B.quantized("fp8"), 1, 1024, 2.72),
+        (LLAMA_8B.quantized("fp8"), 8, 1024, 3.6),
+        (LLAMA_8B.quantized("fp8"), 64, 1024, 6.1),
+        (
+            replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ})),
+            1,
+            1024,
+            3.0,
+        ),
+        (
+            replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ})),
+            64,
+            1024,
+            8.5,
+        ),
+        (LLAMA_70B.quantized("fp8"), 28, 640, 27.8),
+    ],
+)
+def test_decodes_in_each_format_take_what_was_measured(
+    model: ModelSpec, rows: int, context: int, milliseconds: float
+) -> None:
+    """By benchmarks.gpu.decode; the 70B in a chat at 4 requests/s, TPOT."""
+    decodes = StepWork(0, 0.0, rows, float(rows * context))
+    assert 1e3 * costs_of(model, H200, 1).device.seconds(decodes) == pytest.approx(milliseconds, rel=0.03)
+
+
+@pytest.mark.parametrize("gpu", sorted(GPUS))
+def test_more_rows_never_take_less_time_whatever_the_format(gpu: str) -> None:
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    for config in (QWEN3_30B_A3B, QWEN3_30B_A3B | {"quantization_config": blocks}):
+        device = costs_of(ModelSpec.from_config(config), GPUS[gpu], 1).device
+        seconds = [device.of_matrices(rows) for rows in range(1, 600)]
+        assert seconds == sorted(seconds)
 
 
 def test_two_ranks_are_faster_than_one_but_not_twice() -> None:
