@@ -55,6 +55,9 @@ class _Handle:
     async def stop(self) -> None:
         raise AssertionError("workers of the benchmark are not stopped")
 
+    async def drain(self, seconds: float) -> None:
+        raise AssertionError("workers of the benchmark are not drained through Ray")
+
     async def revive(self) -> None:
         raise AssertionError("workers of the benchmark are not stopped")
 

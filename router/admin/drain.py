@@ -155,6 +155,8 @@ class WorkerDrainer:
         member.wanted.clear()
         await self._registry.reconsider()
         if (session := member.session) is None:
+            if member.is_outdated:  # it may serve routers of its kind
+                await member.handle.drain(timeout_s)
             return 0
         worker_id = member.handle.worker_id
         _log.info("draining %s: %d requests have %g s to finish", worker_id, session.load.requests, timeout_s)

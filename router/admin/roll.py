@@ -24,10 +24,6 @@ class Workers(Protocol):
         """The routers that are connected to these workers."""
         ...
 
-    async def drain(self, worker_id: str, seconds: float) -> None:
-        """Have those routers move the worker's requests, for at most `seconds`."""
-        ...
-
 
 class Roll:
     """One pass over the workers that the router has found at its start.
@@ -89,8 +85,6 @@ class Roll:
     async def _restart(self, member: Member) -> None:
         worker_id = member.handle.worker_id
         _log.info("%s was started with other settings or code, and is restarted", worker_id)
-        if member.session is None:  # its requests are those of routers that it can serve
-            await self._workers.drain(worker_id, self._drain_timeout_s)
         await self._drainer.restart(
             worker_id, self._drain_timeout_s, self._startup_timeout_s, force=self._is_last(member)
         )

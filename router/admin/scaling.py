@@ -176,11 +176,12 @@ class Scaling:
             for name in sorted((names | left_over) - known):
                 await self._registry.add(self._supply.handle(name), self._supply.settings_digest(name))
             for member in self._registry.members():
-                if _name(member) in names or _name(member) in self._retiring:
+                name = _name(member)
+                # One that was added just now may have requests: the next look finds it connected.
+                if name in names or name in self._retiring or name not in known:
                     continue
                 if leads:
-                    retiring = asyncio.create_task(self._retire(member), name=f"retire {_name(member)}")
-                    self._retiring[_name(member)] = retiring
+                    self._retiring[name] = asyncio.create_task(self._retire(member), name=f"retire {name}")
                 elif member.session is None:
                     await self._forget(member)
         await self._registry.reconsider()

@@ -260,12 +260,6 @@ class Cluster:
         """The routers that are connected to these workers, or to any. Raises what Ray raises."""
         return await self._acting.call(partial(self._detached.routers, worker_ids))
 
-    async def drain(self, worker_id: str, seconds: float) -> None:
-        """See `RayWorker.drain`."""
-        await asyncio.gather(
-            *(worker.drain(seconds) for worker in self.workers if worker.worker_id == worker_id)
-        )
-
     async def end_workers(self) -> list[str]:
         """End all workers of the cluster, and give their room back. Returns their names."""
         actors = await self._acting.call(self._detached.actors)

@@ -179,14 +179,12 @@ class RayWorker:
             await self._thread.call(partial(self._record.keep_stopped, self.worker_id, False))
 
     async def drain(self, seconds: float) -> None:
-        """Have the routers that are connected to the worker move its requests, for at most `seconds`.
-
-        A worker that does not answer has none.
-        """
-        actor = self._actor or await self._thread.call(self._find)
+        """See `WorkerHandle`. A worker that does not answer has no requests."""
+        if self._actor is None:
+            return
         try:
             async with asyncio.timeout(seconds + _STOP_S):
-                await actor.drain.remote(seconds)
+                await self._actor.drain.remote(seconds)
         except (RayError, TimeoutError) as error:
             _log.debug("%s was not drained: %s", self.worker_id, first_line(error))
 

@@ -38,6 +38,10 @@ class WorkerHandle(Protocol):
         """Address of the current incarnation, once ready. Raises WorkerUnavailable, WorkerBroken."""
         ...
 
+    async def drain(self, seconds: float) -> None:
+        """Have the routers that are connected to the worker move its requests, for at most `seconds`."""
+        ...
+
     async def stop(self) -> None:
         """Stop the worker; its resources stay reserved."""
         ...

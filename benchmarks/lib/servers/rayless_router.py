@@ -40,6 +40,9 @@ class _Handle:
     async def stop(self) -> None:
         raise AssertionError("the benchmark has no operator")
 
+    async def drain(self, seconds: float) -> None:
+        raise AssertionError("the benchmark has no operator")
+
     async def revive(self) -> None:
         raise AssertionError("the benchmark has no operator")
 

@@ -35,7 +35,6 @@ class Cluster:
         self.workers = workers
         self._broken = broken
         self._users = users
-        self.drained: list[str] = []
         self.restarted: list[list[str]] = []
         """By turn: those that were out of service together."""
         self._out: list[str] = []
@@ -55,9 +54,6 @@ class Cluster:
         assert all(w.session is None for w in self.workers if w.handle.worker_id in worker_ids)
         self._users -= 1
         return ["old"] if self._users >= 0 else []
-
-    async def drain(self, worker_id: str, seconds: float) -> None:
-        self.drained.append(worker_id)
 
     async def restart(self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool) -> int:
         [worker] = [w for w in self.workers if w.handle.worker_id == worker_id]
@@ -116,7 +112,6 @@ async def test_workers_that_other_routers_use_are_restarted_one_by_one_and_the_l
         assert cluster.workers[2].session is None, "the last one was taken from the other router"
         await asyncio.sleep(0)
     assert await roll == [["a"], ["b"], ["c"]]
-    assert cluster.drained == ["a", "b", "c"], "requests of other routers were cut"
 
 
 async def test_the_only_worker_is_restarted_though_another_router_uses_it() -> None:

@@ -32,6 +32,10 @@ class Handle:
     async def endpoint(self) -> Endpoint:
         raise WorkerUnavailable("loading")
 
+    async def drain(self, seconds: float) -> None:
+        assert self.worker_id in self.supply.alive
+        self.supply.drained.append(self.worker_id)
+
     async def stop(self) -> None:
         if self.supply.is_silent:
             raise OSError("Ray does not answer")
@@ -48,6 +52,7 @@ class Supply:
     roles: tuple[WorkerRole, ...] = (DECODE,)
     alive: set[str] = field(default_factory=set)
     given_back: list[str] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
     is_silent: bool = False
     room: int = 100
 
@@ -128,8 +133,21 @@ async def test_a_worker_that_another_router_did_not_end_in_time_is_ended() -> No
     async with router(supply) as scaling:
         supply.alive.add("decode-7")
         await scaling.adjust()
+        assert not scaling._retiring, "it may have requests that could move, if it is connected first"
+        await scaling.adjust()
         await retired(scaling)
         assert supply.alive == names(scaling) == {"decode-0", "decode-1"}
+
+
+async def test_requests_of_other_routers_move_off_a_worker_of_another_version_before_it_ends() -> None:
+    supply = Supply()
+    async with router(supply) as scaling:
+        for member in scaling._registry.members():
+            member.is_outdated = True
+        await scaling.request(DECODE, 1)
+        await retired(scaling)
+        assert supply.alive == {"decode-0"}
+        assert supply.drained == ["decode-1"]
 
 
 async def test_an_end_that_fails_is_tried_again() -> None:
