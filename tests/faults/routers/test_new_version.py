@@ -60,7 +60,7 @@ async def test_a_new_version_replaces_the_old_one_without_a_failed_request(
                 await through_old.everybody_streams(since=time.monotonic())
                 async with Load(new.clients(CLIENTS), answers) as through_new:
                     await through_new.everybody_streams()
-                    through_old.stop()
+                    await through_old.ask_no_more()
                     old.running.process.send_signal(signal.SIGTERM)
                     assert await asyncio.to_thread(old.running.process.wait, 90) == 0
                     await new.says("decode-1 is ready again", 0, 90.0)

@@ -76,6 +76,15 @@ class Load:
         """No client asks again."""
         self._stopping = True
 
+    async def ask_no_more(self) -> None:
+        """As `stop`; returns when the last request of every client has been accepted."""
+        self.stop()
+        async with asyncio.timeout(_PATIENCE_S):
+            clients = zip(self._tasks, self._stories, strict=True)
+            waiting = [(task, stories[-1]) for task, stories in clients if stories]
+            while any(not (task.done() or last.times or last.refusal) for task, last in waiting):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
     @property
     def stories(self) -> list[Answered]:
         return [story for stories in self._stories for story in stories]
