@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
     pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Debian's package redis-server"),
 ]
+QUESTIONS = 40
 OTHER = "w1"
 """The node of the second router, which is the later one: of both, it decides for the cluster."""
 
@@ -212,21 +213,23 @@ def test_without_a_head_a_router_serves_until_it_gives_ray_up_and_comes_back_wit
     cluster.start_router(OTHER, PATIENCE)
     begun = len(cluster.log(OTHER))
     cluster.machines.switch_off("head")
-    off, number = time.monotonic(), 800
+    off, number = time.monotonic(), 0
 
     def says(words: str) -> bool:
         return words in cluster.log(OTHER)[begun:]
 
     while not says("the router ends"):
-        asked = question(small, number := number + 1)
+        # Always the same: of ever new ones, one has two tokens whose logits differ by rounding alone.
+        asked = question(small, 801 + number % QUESTIONS)
+        number += 1
         answer = cluster.ask(asked, OTHER)
         served = time.monotonic() - off
         if answer.error:
             cluster.wait_until(lambda: says("the router ends"), 10)
         else:
             expect(small, asked, answer)
-        assert number < 1000
-    show(served_without_the_head=f"{served:.0f} s", requests=number - 800)
+        assert number < 300
+    show(served_without_the_head=f"{served:.0f} s", requests=number)
     assert served > PATIENCE_S - ROUTER_TIMEOUT_S
     cluster.wait_until(lambda: says("the router ended with status 3"), 60)
     cluster.wait_until(lambda: not there(cluster), 60 + 3 * ROUTER_TIMEOUT_S)
