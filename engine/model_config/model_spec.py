@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from common.kv_groups import KVGroup, group_layers
 from engine.model_config.architectures import ARCHITECTURES, architecture_of
@@ -20,6 +20,9 @@ from engine.model_config.layer_options import Activation, Norms, QKNorm
 from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.rope_spec import RopeSpec
+
+_MODELOPT: Final = "hf_quant_config.json"
+"""Where NVIDIA's Model Optimizer described the weights before it did in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +274,7 @@ class ModelSpec:
 
     @classmethod
     def from_folder(cls, folder: Path) -> ModelSpec:
-        """Read config.json and, for the end-of-sequence ids, generation_config.json.
+        """Read config.json, generation_config.json and, in NVIDIA's older checkpoints, hf_quant_config.json.
 
         Raises:
             UnsupportedModel: Baton does not support this model; the message says why.
@@ -280,6 +283,8 @@ class ModelSpec:
         if config is None:
             raise UnsupportedModel(f"{folder} has no config.json: it is no Hugging Face model folder")
         generation = _read_json(folder / "generation_config.json") or {}
+        if "quantization_config" not in config and (beside := _read_json(folder / _MODELOPT)):
+            config = {**config, "quantization_config": {"quant_method": "modelopt", **beside["quantization"]}}
         return cls.from_config(config, generation)
 
     @classmethod
@@ -287,7 +292,7 @@ class ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
         architecture = architecture_of(config)
         known = ARCHITECTURES[architecture]
-        shape = {**known.defaults, **_of_the_text(config)}
+        shape = _Fields({**known.defaults, **_of_the_text(config)})
         try:
             return cls(
                 architecture=architecture,
@@ -299,6 +304,16 @@ class ModelSpec:
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
+
+
+class _Fields(dict[str, Any]):
+    """A config whose null fields are missing where a family needs them."""
+
+    def __getitem__(self, name: str) -> Any:
+        value = super().__getitem__(name)
+        if value is None:
+            raise KeyError(name)
+        return value
 
 
 def _of_the_text(config: Config) -> Config:

@@ -14,6 +14,7 @@ import pytest
 from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import WeightFormat
 from engine.model_config.rope_spec import RopeScaling
 
 LLAMA: dict[str, Any] = {
@@ -184,6 +185,24 @@ def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], name
 def test_a_config_that_lacks_a_field_is_refused_by_the_fields_name(field: str) -> None:
     with pytest.raises(UnsupportedModel, match=field):
         ModelSpec.from_config(without(field))
+
+
+def test_a_null_field_is_one_that_the_config_lacks() -> None:
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers"):
+        ModelSpec.from_config(LLAMA | {"num_hidden_layers": None})
+
+
+def test_quantization_is_read_from_the_file_of_nvidias_older_checkpoints(tmp_path: Path) -> None:
+    algorithm = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    beside = {"producer": {"name": "modelopt", "version": "0.17"}, "quantization": algorithm}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+
+    quantization = ModelSpec.from_folder(tmp_path).quantization
+
+    assert quantization is not None
+    assert (quantization.format, quantization.per_tensor) == (WeightFormat.FP8_ROWS, True)
+    assert not quantization.covers("lm_head")
 
 
 def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
