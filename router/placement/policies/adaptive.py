@@ -68,7 +68,9 @@ class AdaptivePlacement(PlacementPolicy):
         candidates = self._candidates(request, view, pairs)
         best = min(candidate.cost for candidate in candidates)
         equal = [i for i, c in enumerate(candidates) if c.cost <= best + _INDIFFERENT]
-        chosen = min(equal, key=lambda i: (_mismatch(*pairs[i]), candidates[i].cost))
+        chosen = min(
+            equal, key=lambda i: (_copied(request, *pairs[i]), _mismatch(*pairs[i]), candidates[i].cost)
+        )
         prefill_worker, decode_worker = pairs[chosen]
         exception = ""
         if prefill_worker is not decode_worker and not decode_worker.room.has_room(request.prompt_tokens):
@@ -135,6 +137,11 @@ def _decode_workers_for(
     if prefill_worker.id not in prefill_only:
         found[prefill_worker.id] = prefill_worker
     return list(found.values())
+
+
+def _copied(request: RequestView, prefill_worker: WorkerView, decode_worker: WorkerView) -> int:
+    """Tokens whose cached KV a handoff would copy: from then on it takes the room of other KV twice."""
+    return max(0, request.cached_on(prefill_worker) - request.cached_on(decode_worker))
 
 
 def _mismatch(prefill_worker: WorkerView, decode_worker: WorkerView) -> int:

@@ -73,7 +73,7 @@ class Estimates:
         if source is not None:
             tokens -= source.fresh_tokens
         before = [prompt.tokens for prompt in worker.prompts]
-        wait = self._slot_wait(worker, view)
+        wait = max(self._slot_wait(worker, view), self._page_wait(request, view, worker))
         times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
         in_flight = _in_flight(worker, pace)
         misses = delay = 0.0
@@ -109,13 +109,12 @@ class Estimates:
             misses, delay = misses + more, delay + longer
             moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
+            handoff += self._page_wait(request, view, decode_worker)
             tpot += handoff / max(request.expected_output - 1, 1)
         ttft = view.now - request.arrived + prefill.seconds
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.tpot_s
         own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
         misses += prefill.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
-        if not _fits(request, decode_worker):
-            misses += 1.0
         cost = misses + _DELAY_WEIGHT * (delay + prefill.delay + late + slow)
         return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, prefill.source)
 
@@ -155,9 +154,25 @@ class Estimates:
         return miss(tpot / self.targets.tpot_s, _TPOT_UNCERTAINTY if bounded else _UNBOUNDED_UNCERTAINTY)
 
     def _slot_wait(self, worker: WorkerView, view: ClusterView) -> float:
+        return slot_wait(worker, self._usual_tpot(worker), view.demand.output_tokens)
+
+    def _usual_tpot(self, worker: WorkerView) -> float:
         pace = self.pace(worker)
-        usual = min(1.0, worker.prompt_rate / pace.prefill_rate)
-        return slot_wait(worker, pace.tpot(usual), view.demand.output_tokens)
+        return pace.tpot(min(1.0, worker.prompt_rate / pace.prefill_rate))
+
+    def _page_wait(self, request: RequestView, view: ClusterView, worker: WorkerView) -> float:
+        """Seconds until a worker has pages for what its pool lacks of the request, behind those that wait
+        for some. Pages become free at a steady rate, all that are held in the time of an answer."""
+        room, cached = worker.room, request.cached_on(worker)
+        in_pool = max(0, cached - request.on_tiers.get(worker.id, 0))
+        pages = max(1, room.pages.of(request.prompt_tokens) - room.pages.of(in_pool))
+        lacking = (1 + room.starved) * pages + room.promised_pages - worker.available_pages
+        held = worker.total_pages - worker.available_pages
+        if lacking <= 0 or held <= 0:
+            return 0.0
+        demand = view.demand
+        length = demand.output_tokens if demand.requests_per_s else request.expected_output
+        return lacking / held * length * self._usual_tpot(worker)
 
     def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
@@ -202,8 +217,3 @@ def _in_flight(worker: WorkerView, pace: Pace) -> float:
         share = min(1.0, worker.prompt_tokens / pace.mixed_tokens)
         return 0.5 * (pace.plain_s + share * (pace.mixed_s - pace.plain_s))
     return 0.5 * pace.plain_s if worker.decodes else 0.0
-
-
-def _fits(request: RequestView, worker: WorkerView) -> bool:
-    pages = worker.room.pages.of(request.prompt_tokens + request.expected_output)
-    return pages <= worker.available_pages

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.kv_groups import RequestPages
 from router.placement import (
     AdaptivePlacement,
     ClusterModel,
@@ -129,6 +130,34 @@ def test_a_worker_without_pages_is_avoided() -> None:
     full = replace(worker("a"), available_pages=10)
     placement = AdaptivePlacement(TARGETS).place(request(), view(full, worker("b")))
     assert placement.decode_worker == "b"
+
+
+def test_a_conversation_waits_where_its_kv_is_if_pages_are_free_soon() -> None:
+    """What it lacks waits for less time than computing all of it takes."""
+    full = replace(worker("a"), total_pages=3000, available_pages=20, decodes=19, context_tokens=60_000)
+    full = replace(full, room=Room(pages=RequestPages(page_size=16)))
+    other = replace(full, id="b", available_pages=300)
+    placement = AdaptivePlacement(TARGETS).place(request(3400, a=3000), view(full, other))
+    assert pair(placement) == ("a", "a")
+
+
+def test_the_wait_for_pages_counts_the_requests_that_wait_already() -> None:
+    full = replace(worker("a"), available_pages=0, decodes=10, context_tokens=30_000)
+
+    def ttft(starved: int) -> float:
+        waiting = replace(full, room=Room(starved=starved))
+        return AdaptivePlacement(TARGETS).place(request(), view(waiting)).why.candidates[0].ttft_s
+
+    # 2,000 of 50,000 pages; these are held for 300 tokens.
+    tpot = AdaptivePlacement(TARGETS).place(request(), view(full)).why.candidates[0].tpot_s
+    assert ttft(4) - ttft(0) == pytest.approx(4 * 2000 / 50_000 * 300 * tpot, rel=0.1)
+
+
+def test_kv_of_a_conversation_is_copied_only_for_a_gain() -> None:
+    """Of pairs that are equal otherwise, and although the decode worker prefers to decode."""
+    policy = AdaptivePlacement(TARGETS)
+    assert pair(policy.place(request(3000, p=2900), view(P, D))) == ("p", "p")
+    assert pair(policy.place(request(3000, p=2900, d=2900), view(P, D))) == ("p", "d")
 
 
 def test_a_decode_worker_without_room_for_the_kv_gets_the_whole_request() -> None:
