@@ -9,10 +9,10 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from engine.layers.linear.onednn import packed
+from engine.layers.linear.onednn import onednn_product, packed
 from engine.layers.linear.panels import Panels, faster_panels
-from engine.layers.linear.product import linear
 from engine.layers.routing import Routes
 
 
@@ -97,6 +97,18 @@ class LinearMethod(ABC):
         None: there is no such kernel for `x`.
         """
         return None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out]."""
+    if weight.is_mkldnn:
+        return onednn_product(x, weight, bias)
+    if x.is_cuda and len(x) == 1:
+        from engine.kernels.matmul.matvec import matvec, suits  # Triton ships only with torch's CUDA builds
+
+        if suits(x, weight):
+            return matvec(x, weight, bias)
+    return functional.linear(x, weight, bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from typing import Any, Final
 
 import orjson
 
 from router.errors import RouterError
 from router.frontend.anthropic.errors import error_body
-from router.frontend.anthropic.input_usage import input_usage
-from router.frontend.anthropic.schemas import ContentBlock, Message, MessageUsage
+from router.frontend.anthropic.schemas import ContentBlock, InputUsage, Message, MessageUsage
+from router.frontend.cache_hints import HOUR_S
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run
@@ -129,6 +130,26 @@ class MessageWriter:
 
     def _delta(self, **delta: Any) -> bytes:
         return _event("content_block_delta", index=len(self._content) - 1, delta=delta)
+
+
+def input_usage(prompt: int, cached: int, prefixes: Sequence[tuple[int, float]]) -> InputUsage:
+    """How the input tokens of a message are divided: read from the prefix cache, retained in it, and others.
+
+    `cached`: tokens of a prompt that were in the prefix cache. `prefixes`: tokens of beginnings that are
+    retained, and for how many seconds: a token for the longest of its times.
+    """
+    end = max((tokens for tokens, _ in prefixes), default=0)
+    hour_end = max((tokens for tokens, seconds in prefixes if seconds >= HOUR_S), default=0)
+    created, for_an_hour = max(0, end - cached), max(0, hour_end - cached)
+    return {
+        "input_tokens": prompt - cached - created,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": created,
+        "cache_creation": {
+            "ephemeral_5m_input_tokens": created - for_an_hour,
+            "ephemeral_1h_input_tokens": for_an_hour,
+        },
+    }
 
 
 def _object(text: str) -> Any:

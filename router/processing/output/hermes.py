@@ -6,7 +6,7 @@ from enum import Enum, auto
 from typing import Final
 
 from router.processing.output.call_object import CallObject
-from router.processing.output.parts import Content, Part
+from router.processing.output.parts import Part, content
 from router.processing.output.scan import MarkerFinder, Prose
 
 _OPEN: Final = "<tool_call>"
@@ -35,7 +35,7 @@ class HermesParser:
             match self._state:
                 case _State.PROSE:
                     before, text = self._finder.feed(text)
-                    _say(parts, self._prose.feed(before))
+                    parts += content(self._prose.feed(before))
                     if self._finder.found:
                         self._state, self._call = _State.CALL, CallObject(self._calls)
                 case _State.CALL:
@@ -46,7 +46,7 @@ class HermesParser:
                         self._calls += 1
                         self._state, self._finder = _State.CLOSING, MarkerFinder(_CLOSE)
                     elif self._call.broken:
-                        _say(parts, self._prose.feed(_OPEN + self._call.text))
+                        parts += content(self._prose.feed(_OPEN + self._call.text))
                         self._state, self._finder = _State.PROSE, MarkerFinder(_OPEN)
                 case _State.CLOSING:
                     _, text = self._finder.feed(text)
@@ -60,14 +60,9 @@ class HermesParser:
     def finish(self) -> list[Part]:
         parts: list[Part] = []
         if self._state is _State.PROSE:
-            _say(parts, self._prose.feed(self._finder.flush()))
+            parts += content(self._prose.feed(self._finder.flush()))
         elif self._state is _State.CALL and not self._call.begun:
-            _say(parts, self._prose.feed(_OPEN + self._call.text))
+            parts += content(self._prose.feed(_OPEN + self._call.text))
         if not self._calls:
-            _say(parts, self._prose.flush())
+            parts += content(self._prose.flush())
         return parts
-
-
-def _say(parts: list[Part], text: str) -> None:
-    if text:
-        parts.append(Content(text))

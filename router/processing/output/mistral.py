@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from router.processing.output.call_object import CallObject, JsonValue
-from router.processing.output.parts import Arguments, Call, Content, Part
+from router.processing.output.parts import Arguments, Call, Part, content
 from router.processing.output.scan import MarkerFinder, Prose
 
 _CALLS: Final = "[TOOL_CALLS]"
@@ -73,7 +73,7 @@ class MistralParser:
                 case _State.PROSE | _State.AFTER:
                     before, text = self._finder.feed(text)
                     if self._state is _State.PROSE:
-                        _say(parts, self._prose.feed(before))
+                        parts += content(self._prose.feed(before))
                     if self._finder.found:
                         self._prose.drop()
                         self._state, self._name = _State.BEGIN, ""
@@ -85,7 +85,7 @@ class MistralParser:
                         self._calls += 1
                         self._state = _State.BETWEEN
                     elif self._call.broken:
-                        _say(parts, _CALLS + "[" + self._call.text)
+                        parts += content(_CALLS + "[" + self._call.text)
                         self._look_on()
                 case _State.ARGUMENTS:
                     text = self._arguments(text, parts)
@@ -98,11 +98,11 @@ class MistralParser:
         parts: list[Part] = []
         match self._state:
             case _State.PROSE:
-                _say(parts, self._prose.feed(self._finder.flush()) + self._prose.flush())
+                parts += content(self._prose.feed(self._finder.flush()) + self._prose.flush())
             case _State.CALL if not self._call.begun:
-                _say(parts, _CALLS + "[" + self._call.text)
+                parts += content(_CALLS + "[" + self._call.text)
             case _State.NAME:
-                _say(parts, _CALLS + self._name)
+                parts += content(_CALLS + self._name)
         return parts
 
     def _character(self, char: str, parts: list[Part]) -> None:
@@ -141,8 +141,3 @@ class MistralParser:
 
     def _look_on(self) -> None:
         self._state, self._finder = _State.AFTER, MarkerFinder(_CALLS)
-
-
-def _say(parts: list[Part], text: str) -> None:
-    if text:
-        parts.append(Content(text))

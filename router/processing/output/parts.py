@@ -35,6 +35,11 @@ class Arguments:
 Part: TypeAlias = Content | Reasoning | Call | Arguments
 
 
+def content(text: str) -> list[Part]:
+    """No part if there is no text."""
+    return [Content(text)] if text else []
+
+
 class OutputParser(Protocol):
     """Splits the text of one answer into parts.
 

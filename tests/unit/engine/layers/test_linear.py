@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from engine.layers.linear.linear_layer import linear
 from engine.layers.linear.onednn import packed
-from engine.layers.linear.product import linear
 
 
 @given(

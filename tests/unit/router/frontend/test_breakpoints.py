@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import InvalidRequest
-from router.frontend.anthropic.input_usage import input_usage
 from router.frontend.anthropic.requests import MessagesBody
+from router.frontend.anthropic.writer import input_usage
 from router.processing.generation_request import Chat
 from router.processing.text.breakpoints import block_end, common_length
 from router.processing.text.chat_template import ChatTemplate
