@@ -82,6 +82,16 @@ class Retentions:
     def sequences(self) -> list[Retained]:
         return [retained for sequences in self._sequences.values() for retained in sequences.values()]
 
+    def held_until(self) -> dict[tuple[str, str], Counter[float]]:
+        """Of each tenant and key: how many blocks are retained until when, each as long as any sequence of
+        the key retains it. O(blocks of all sequences)."""
+        ends: dict[tuple[str, str], dict[BlockHash, float]] = {}
+        for retained in self.sequences():
+            of_session = ends.setdefault((retained.tenant, retained.key), {})
+            for block in retained.blocks:
+                of_session[block] = max(retained.until, of_session.get(block, 0.0))
+        return {name: Counter(of_session.values()) for name, of_session in ends.items()}
+
     def blocks_of(self, key: str) -> set[BlockHash]:
         """What sessions of this key retain, of all tenants."""
         return {block for retained in self.sequences() if retained.key == key for block in retained.blocks}

@@ -63,13 +63,8 @@ def _report(engine: Engine, cleared: dict[str, int], now: float) -> worker_pb2.C
 
 
 def _retained(retentions: Retentions, page_size: int, now: float) -> Iterable[worker_pb2.RetainedSession]:
-    sessions: dict[tuple[str, str], set[BlockHash]] = {}
-    ends: dict[tuple[str, str], float] = {}
-    for retained in retentions.sequences():
-        name = retained.tenant, retained.key
-        sessions.setdefault(name, set()).update(retained.blocks)
-        ends[name] = max(ends.get(name, 0.0), retained.until)
-    for (tenant, key), blocks in sessions.items():
-        yield worker_pb2.RetainedSession(
-            tenant=tenant, key=key, tokens=len(blocks) * page_size, seconds=max(0.0, ends[tenant, key] - now)
-        )
+    for (tenant, key), ends in retentions.held_until().items():
+        for end, blocks in sorted(ends.items(), reverse=True):
+            yield worker_pb2.RetainedSession(
+                tenant=tenant, key=key, tokens=blocks * page_size, seconds=max(0.0, end - now)
+            )

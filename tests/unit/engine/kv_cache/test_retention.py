@@ -43,6 +43,13 @@ def test_what_is_retained_for_longer_than_a_later_turn_stays() -> None:
     assert [block in retentions for block in TURN] == [True] * 2 + [False] * 4
 
 
+def test_each_block_of_a_session_is_held_as_long_as_any_sequence_retains_it() -> None:
+    retentions = Retentions(10)
+    retentions.retain("a", "chat", [1, 2], 3600, now=0)
+    retentions.retain("a", "chat", [1, 2, 3, 4, 5], 300, now=0)
+    assert retentions.held_until() == {("a", "chat"): {3600: 2, 300: 3}}
+
+
 def test_what_two_sessions_share_is_retained_until_both_have_released_it() -> None:
     retentions = Retentions(10)
     retentions.retain("a", "one", [1, 2, 3], 5.0, now=0.0)
