@@ -68,6 +68,8 @@ class Scheduler:
         self._submitted = 0
         """Prompt tokens submitted so far, less those that were cached at that time."""
         self._prompts_were_last = False
+        self._promoted_at = (0, 0)
+        """Requests registered, and the tiers' version, at the last look ahead."""
         self.speculator: Speculator | None = None
         if config.speculation is not None:
             self.speculator = Speculator(
@@ -241,8 +243,15 @@ class Scheduler:
             self._chunks.itl_controller.observe(cost, seconds)
 
     def promote_ahead(self, now: float) -> None:
-        """Order copies of what tiers have for the first waiting requests, before a step is planned."""
-        self._admission.promote_ahead(now)
+        """Order copies of what tiers have for the first waiting requests, before a step is planned.
+
+        O(their tokens) if a request has come, or a copy has ended, since the last call.
+        """
+        assert self.kv.tiers is not None
+        seen = self._queues.num_registered, self.kv.tiers.tiers.version
+        if seen != self._promoted_at:
+            self._promoted_at = seen
+            self._admission.promote_ahead(now)
 
     def plan(self, now: float = 0.0) -> StepPlan:
         """Plan the next step. `now` is when requests begin to wait, or to decode."""

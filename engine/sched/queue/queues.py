@@ -31,7 +31,7 @@ class Queues:
         self._rules = rules
         self._slots = list(range(config.max_running_requests - 1, -1, -1))
         self._separate = config.batching is not Batching.MIXED
-        self._number = 0
+        self.num_registered = 0
 
     @property
     def has_slot(self) -> bool:
@@ -50,8 +50,8 @@ class Queues:
 
     def register(self, request: Request, now: float) -> None:
         """Register a new request, before it joins a queue."""
-        self._number += 1
-        request.scheduling.number = self._number
+        self.num_registered += 1
+        request.scheduling.number = self.num_registered
         request.scheduling.tokens_before = self.waiting.admitted_tokens
         request.scheduling.wait_mark = self.waits.mark(now)
 
