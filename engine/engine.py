@@ -143,8 +143,6 @@ class Engine:
         began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        output.describe(plan)
-        log_chunks(plan)
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
         if plan.started:
@@ -155,6 +153,7 @@ class Engine:
             self.kv.tiers.send((lambda _: True) if plan.preempted else self._in_flight.may_write)
         if not (waits or plan or self._in_flight.launched is None or self._in_flight.launched.step.done()):
             output.blocked = True
+            output.describe(plan)
             return output
         launched: Launched | None = None
         if plan:
@@ -164,6 +163,8 @@ class Engine:
                 self._times.prepared(plan, began, dry=before is not None and before.step.done())
             at = self._clock()
             launched = Launched(plan, self.runner.launch(step), at)
+        output.describe(plan)
+        log_chunks(plan)
         if self.config.overlap:
             launched, self._in_flight.launched = self._in_flight.launched, launched
         if launched is not None:

@@ -5,9 +5,10 @@
 
 An engine plans steps in which every request decodes, writes and builds their batches, plans their attention,
 and takes in synthetic tokens. With `--drafts`, every step verifies this many drafted tokens of each request,
-each right with the probability `--acceptance`; steps without drafts are measured beside it. CUDA calls are
-not included; `benchmarks.gpu.decode` and `benchmarks.gpu.speculation` measure those. Times are CPU times of
-the thread.
+each right with the probability `--acceptance`; steps without drafts are measured beside it. With `--apart`,
+the host sleeps before it takes in a step's tokens, as it waits for a GPU: code and data may have left its
+caches then. CUDA calls are not included; `benchmarks.gpu.decode` and `benchmarks.gpu.speculation` measure
+those. Times are CPU times of the thread.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.lib.report import Percentiles, figures_table
 from common.garbage_collection import tune_gc
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.attention.decode_planner import DecodePlanner
-from engine.batch.batch import BatchBuilder
+from engine.batch.batch import BatchBuilder, padded_rows
 from engine.batch.decode_plan import Decodes, PlanLayout
 from engine.batch.step_inputs import StepWriter
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
@@ -76,9 +77,10 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A step whose tokens are known. Implements `StepInFlight`."""
+    """A step whose tokens are known after a while. Implements `StepInFlight`."""
 
     answer: StepResult
+    seconds: float
 
     def proceed(self) -> bool:
         return False
@@ -92,6 +94,8 @@ class _Done:
     def wait(self) -> None: ...
 
     def result(self) -> StepResult:
+        if self.seconds:
+            time.sleep(self.seconds)
         return self.answer
 
 
@@ -101,8 +105,9 @@ class _HostRunner:
     num_pages = num_state_slots = 0
     spec = _Model()
 
-    def __init__(self, running: int, longest: int, rows: int, num_pages: int) -> None:
+    def __init__(self, running: int, longest: int, rows: int, num_pages: int, apart_s: float) -> None:
         self.cost = HostCost()
+        self._apart_s = apart_s
         self._scratch = num_pages
         self._writer = StepWriter(running)
         self._builder = BatchBuilder(
@@ -116,13 +121,15 @@ class _HostRunner:
             multiprocessors=_MULTIPROCESSORS, num_kv_heads=_KV_HEADS, page_size=_PAGE_SIZE
         )
         self._layout = PlanLayout(rows, self._planner.most_parts(rows))
+        self._rows = torch.zeros((3, padded_rows(rows)), dtype=torch.int64)
 
     def prepare(self, plan: StepPlan) -> StepPlan:
         long = sum(len(chunk.draft) * chunk.end for chunk in plan.chunks) > _READ_AGAIN
         with _timed(self.cost.write):
             inputs = self._writer.write(plan, by_rows=not long)
         with _timed(self.cost.build):
-            batch = self._builder.build(inputs)
+            fits = len(inputs.input_ids) <= self._rows.shape[1]
+            batch = self._builder.build(inputs, self._rows if fits else None)
         with _timed(self.cost.attention):
             if not batch.num_chunks:
                 group, missing = batch.groups[0], self._layout.requests - batch.num_requests
@@ -133,7 +140,7 @@ class _HostRunner:
 
     def launch(self, plan: StepPlan) -> _Done:
         sampled = sum(1 + len(chunk.draft) for chunk in plan.chunks if chunk.samples)
-        return _Done(StepResult([_TOKEN] * sampled, [None] * sampled))
+        return _Done(StepResult([_TOKEN] * sampled, [None] * sampled), self._apart_s)
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return ()
@@ -141,12 +148,19 @@ class _HostRunner:
     def close(self) -> None: ...
 
 
-def measure(running: int, context: int, steps: int, drafts: int = 0, acceptance: float = 0.0) -> HostCost:
+def measure(
+    running: int,
+    context: int,
+    steps: int,
+    drafts: int = 0,
+    acceptance: float = 0.0,
+    apart_s: float = 0.0,
+) -> HostCost:
     """`steps` steps in which `running` requests decode; their prompts had `context` tokens."""
     output = (steps + _SETTLING) * (1 + drafts) + 1
     longest = context + output + 1
     num_pages = (running + 1) * -(-longest // _PAGE_SIZE)
-    runner: Any = _HostRunner(running, longest, running * (1 + drafts), num_pages)
+    runner: Any = _HostRunner(running, longest, running * (1 + drafts), num_pages, apart_s)
     engine = Engine(
         EngineConfig(
             model_path=Path("none"),
@@ -204,11 +218,11 @@ def main() -> None:
     options = _parser().parse_args()
     tune_gc()
     title = f"Host, {options.running} requests of {options.context} tokens, on {describe_machine()}"
-    costs = {"decode": measure(options.running, options.context, options.steps)}
+    shape = options.running, options.context, options.steps
+    apart_s = options.apart / 1e3
+    costs = {"decode": measure(*shape, apart_s=apart_s)}
     if options.drafts:
-        costs[f"verify {options.drafts}"] = measure(
-            options.running, options.context, options.steps, options.drafts, options.acceptance
-        )
+        costs[f"verify {options.drafts}"] = measure(*shape, options.drafts, options.acceptance, apart_s)
     Console().print(_table(costs, title))
 
 
@@ -236,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=500, metavar="N")
     parser.add_argument("--drafts", type=int, default=0, metavar="N", help="drafted tokens per request")
     parser.add_argument("--acceptance", type=float, default=0.7, metavar="P")
+    parser.add_argument("--apart", type=float, default=0.0, metavar="MS", help="pause in each step")
     return parser
 
 

@@ -35,17 +35,17 @@ class GraphableAttention(AttentionBackend, Protocol):
     A captured `forward` reads the step's metadata from buffers with fixed addresses.
     """
 
-    def init_graphs(self, slots: torch.Tensor, max_model_len: int) -> None:
-        """Allocate the buffers that captured graphs of up to B decodes read.
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
+        """Allocate the buffers that captured graphs of up to this many decodes read."""
 
-        `slots` [G, B] is one of them, which the caller fills: where keys and values go in each group.
+    def prepare_capture(self, slots: torch.Tensor) -> None:
+        """Point `forward` at those buffers while a graph of B decodes is captured.
+
+        `slots` [G, B]: where keys and values go in each group; the caller fills it before a replay.
         """
 
-    def prepare_capture(self, batch_size: int) -> None:
-        """Point `forward` at those buffers while a decode graph of this size is captured."""
-
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
-        """Fill the others with `batch`, padded to `batch_size` decodes."""
+        """Fill the buffers with `batch`, padded to `batch_size` decodes."""
 
 
 @runtime_checkable

@@ -8,7 +8,8 @@ unless one is so long that it would run alone at the end. (Splitting contexts: F
 
 from __future__ import annotations
 
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,17 @@ _FEW: Final = 32
 """Contexts of which a loop in Python takes less time than one in numpy."""
 _ALONE: Final = 2.5
 """How much faster a thread block reads when no other one is running."""
+_KEPT: Final = 8
+"""Splits of the last batches: contexts reach a new page in one step of many."""
+
+
+class _Parts(NamedTuple):
+    """Fields of `DecodePlan`."""
+
+    first_parts: Ints
+    owners: Ints
+    indices: Ints
+    part_tokens: Ints
 
 
 class DecodePlanner:
@@ -37,6 +49,7 @@ class DecodePlanner:
         self._page_size = page_size
         self._at_once = max(1, _BLOCKS_PER_MULTIPROCESSOR * multiprocessors // num_kv_heads)
         self._smallest = max(1, _SMALLEST_TOKENS // page_size)
+        self._parts = lru_cache(_KEPT)(self._split)
 
     def most_parts(self, num_requests: int) -> int:
         """Upper bound of the number of parts in a plan for this many requests."""
@@ -50,17 +63,30 @@ class DecodePlanner:
     def plan(self, decodes: Decodes) -> DecodePlan[Ints]:
         """Every request has at least one page."""
         tables = decodes.block_tables
-        part_pages = self._part_pages(tables.counts)
-        first_parts, owners, indices = _split(tables.counts, part_pages)
+        counts = tables.counts
+        parts = self._parts(counts.tobytes())
         return DecodePlan(
             page_indptr=tables.indptr,
-            last_page_lens=decodes.context_lens - (tables.counts - 1) * self._page_size,
-            first_parts=first_parts,
-            owners=owners,
-            indices=indices,
-            part_tokens=np.array([part_pages * self._page_size]),
+            last_page_lens=decodes.context_lens - (counts - 1) * self._page_size,
+            first_parts=parts.first_parts,
+            owners=parts.owners,
+            indices=parts.indices,
+            part_tokens=parts.part_tokens,
             pages=tables.pages,
         )
+
+    def _split(self, counts: bytes) -> _Parts:
+        """Of contexts with these `BlockTables.counts`: their parts, the longest first."""
+        pages = np.frombuffer(counts, dtype=np.int64)
+        part_pages = self._part_pages(pages)
+        numbers = -(-pages // part_pages)
+        first_parts = starts_of(numbers)
+        owners = np.repeat(np.arange(len(pages)), numbers)
+        indices = np.arange(len(owners)) - first_parts[owners]
+        lengths = np.minimum(pages[owners] - indices * part_pages, part_pages)
+        order = np.argsort(-lengths, kind="stable")
+        tokens = np.array([part_pages * self._page_size])
+        return _Parts(first_parts, owners[order], indices[order], tokens)
 
     def _room(self, num_requests: int) -> int:
         """How many parts to split contexts of even length into."""
@@ -94,14 +120,3 @@ class DecodePlanner:
     def _is_uneven(longest_part: int, total: int, room: int) -> bool:
         """Whether the longest part would still run when all others are done."""
         return longest_part * room > _ALONE * total
-
-
-def _split(pages: Ints, part_pages: int) -> tuple[Ints, Ints, Ints]:
-    """`first_parts`, `owners` and `indices` of a plan whose parts have `part_pages`, the longest first."""
-    counts = -(-pages // part_pages)
-    first_parts = starts_of(counts)
-    owners = np.repeat(np.arange(len(pages)), counts)
-    indices = np.arange(len(owners)) - first_parts[owners]
-    lengths = np.minimum(pages[owners] - indices * part_pages, part_pages)
-    order = np.argsort(-lengths, kind="stable")
-    return first_parts, owners[order], indices[order]

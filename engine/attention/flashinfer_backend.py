@@ -125,7 +125,6 @@ class FlashInferAttention:
         self._num_decodes = 0
         self._slots: list[torch.Tensor] = []
         """Of each group: where keys and values go."""
-        self._graph_slots = torch.empty((0, 0), dtype=torch.int64, device=device)
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_chunks
@@ -169,27 +168,25 @@ class FlashInferAttention:
 
     # -------------------------------------------------------------------------------------- graphs
 
-    def init_graphs(self, slots: torch.Tensor, max_model_len: int) -> None:
-        max_batch = slots.shape[1]
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         pages = max_batch * -(-max_model_len // self._pool.page_size)
         for rule in self._rules:
             rule.decodes.init_graphs(max_batch, pages, len(rule.groups))
-        self._graph_slots = slots
 
-    def prepare_capture(self, batch_size: int) -> None:
+    def prepare_capture(self, slots: torch.Tensor) -> None:
         none = Decodes(np.empty(0, dtype=np.int64), BlockTables.of([]))
-        self._enter_graph([none] * len(self._pool.groups), batch_size)
+        self._plan_for_graph([none] * len(self._pool.groups), slots.shape[1])
+        self._num_chunk_rows = 0
+        self._num_decodes = slots.shape[1]
+        self._slots = [*slots]
 
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
         decodes = [Decodes(group.context_lens, group.block_tables) for group in batch.groups]
-        self._enter_graph(decodes, batch_size)
+        self._plan_for_graph(decodes, batch_size)
 
-    def _enter_graph(self, decodes: Sequence[Decodes], batch_size: int) -> None:
+    def _plan_for_graph(self, decodes: Sequence[Decodes], batch_size: int) -> None:
         """`decodes`: of each group, at most `batch_size`."""
         missing = batch_size - len(decodes[0].context_lens)
         padded = [of_group.padded(missing, self._pool.scratch_page) for of_group in decodes]
         for rule in self._rules:
             rule.decodes.plan_for_graph([padded[number] for number in rule.groups])
-        self._num_chunk_rows = 0
-        self._num_decodes = batch_size
-        self._slots = [slots[:batch_size] for slots in self._graph_slots]

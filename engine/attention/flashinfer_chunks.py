@@ -23,7 +23,7 @@ from engine.attention.flashinfer_kernels import (
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints
-from engine.device.staging import send
+from engine.device.staging import Staging
 from engine.kernels.attention.gather import gather_kv
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
@@ -98,6 +98,7 @@ class ChunkAttention:
         if workspace.hopper:
             dtypes = pool.dtype, pool.dtype
             self._ragged = RaggedKernel(Kernel.FA3, heads, 1, dtypes, workspace.partial_results, rule)
+        self._staging = Staging(torch.int32, pool.tensor.device)
         self._gathering: _Gathering | None = None
         self._tables: list[Tables] = []
 
@@ -151,10 +152,9 @@ class ChunkAttention:
     ) -> None:
         first = block_tables[0]
         batch = Ragged(_int32(query_indptr), _int32(first.indptr), _int32(context_lens))
-        last_fills = _int32(context_lens - (first.counts - 1) * self._pool.page_size)
-        pages = [_int32(tables.pages) for tables in block_tables]
-        query_rows, kv_rows, fills, *sent = send(
-            [batch.query_indptr, batch.kv_indptr, last_fills, *pages], self._pool.tensor.device
+        last_fills = context_lens - (first.counts - 1) * self._pool.page_size
+        query_rows, kv_rows, fills, *sent = self._staging.send(
+            [batch.query_indptr, batch.kv_indptr, last_fills, *(tables.pages for tables in block_tables)]
         )
         self._paged.plan(batch)
         self._tables = [Tables(query_rows, kv_rows, of_group, fills) for of_group in sent]
@@ -174,10 +174,10 @@ class ChunkAttention:
         index = np.arange(first[-1]) - first[owner]
         fills = np.clip(context_lens[owner] - index * page_size, 0, page_size)
         at = block_tables[0].indptr[owner] + np.where(fills > 0, index, 0)
-        sources = [_int32(tables.pages[at]) for tables in block_tables]
+        sources = [tables.pages[at] for tables in block_tables]
         batch = Ragged(_int32(query_indptr), _int32(first * page_size), _int32(context_lens))
-        query_rows, kv_rows, sent_fills, *sent = send(
-            [batch.query_indptr, batch.kv_indptr, _int32(fills), *sources], self._pool.tensor.device
+        query_rows, kv_rows, sent_fills, *sent = self._staging.send(
+            [batch.query_indptr, batch.kv_indptr, fills, *sources]
         )
         ragged.plan(batch, query_rows, kv_rows)
         self._gathering = _Gathering(sent, sent_fills, int(first[-1]) * page_size)

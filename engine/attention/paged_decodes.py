@@ -15,6 +15,7 @@ from engine.attention.decode_planner import DecodePlanner
 from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
 from engine.batch.step_inputs import Ints
 from engine.device.small_copies import copy, to_device
+from engine.device.staging import Staging
 from engine.kernels.attention.decode_attention import DecodeWorkspace, attend
 from engine.layers.layer_attention import LayerAttention
 
@@ -72,6 +73,7 @@ class DecodeAttention:
         self._planner = planner
         self._kernel = kernel
         self._device = device
+        self._staging = Staging(torch.int32, device)
         self._plans: list[DecodePlan[torch.Tensor]] = []
         self._graph_ints: list[torch.Tensor] = []
         """Of each table: the plan that graphs of all sizes read; each size has its own layout."""
@@ -90,8 +92,7 @@ class DecodeAttention:
         """
         plans = self._planned(decodes)
         layout = PlanLayout(len(decodes[0].context_lens), len(plans[0].owners))
-        packed = [_pinned(layout, plan) for plan in plans]
-        self._plans = [_views(layout, to_device(ints, self._device)) for ints in packed]
+        self._plans = [_views(layout, to_device(self._packed(layout, plan), self._device)) for plan in plans]
 
     def plan_for_graph(self, decodes: Sequence[Decodes]) -> None:
         """The same for a graph of exactly this number of requests."""
@@ -101,7 +102,7 @@ class DecodeAttention:
             self._graph_plans[requests] = layout, [_views(layout, ints) for ints in self._graph_ints]
         layout, self._plans = self._graph_plans[requests]
         for plan, ints in zip(self._planned(decodes), self._graph_ints, strict=True):
-            packed = _pinned(layout, plan)
+            packed = self._packed(layout, plan)
             copy(ints[: len(packed)], packed)
 
     def run(
@@ -124,11 +125,10 @@ class DecodeAttention:
         first = self._planner.plan(decodes[0])
         return [first, *(first._replace(pages=other.block_tables.pages) for other in decodes[1:])]
 
-
-def _pinned(layout: PlanLayout, plan: DecodePlan[Ints]) -> torch.Tensor:
-    packed = torch.empty(layout.ints(plan), dtype=torch.int32, pin_memory=True)
-    layout.pack(plan, packed.numpy())
-    return packed
+    def _packed(self, layout: PlanLayout, plan: DecodePlan[Ints]) -> torch.Tensor:
+        packed, ints = self._staging.take(layout.ints(plan))
+        layout.pack(plan, ints)
+        return packed
 
 
 def _views(layout: PlanLayout, ints: torch.Tensor) -> DecodePlan[torch.Tensor]:

@@ -16,7 +16,8 @@ from engine.batch.verified_rows import VerifiedRows
 from engine.core.largest_step import Span
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
-from engine.device.staging import send
+from engine.device.small_copies import copy, to_device
+from engine.device.staging import Staging, send
 
 _SHORT_TABLE: Final = 256
 """Pages."""
@@ -119,18 +120,38 @@ class Batch:
 class _Shape:
     """What does not depend on how far the requests of a step are. Fields of the same name: see `Batch`."""
 
-    key: bytes
+    parts: tuple[Ints, ...]
+    """`slots`, `lengths`, `samples` and `scored` of `StepInputs`."""
     indptr: Ints
-    num_chunks: int
     owner: Ints | None
     """[T]: the request of each row; None: each has one."""
     place: Ints
     """[T]: of a row among those of its request."""
     slot_of: Ints
     """[T]"""
+    zeros: Ints
+    """[R]"""
     sample_rows: torch.Tensor
     sample_slots: torch.Tensor
     scored_rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Where a batch's rows are on the device, and views of it."""
+
+    memory: torch.Tensor
+    """[2 + G, W]"""
+    flat: torch.Tensor
+    rows: torch.Tensor
+    """[2 + G, T]"""
+    slots: list[torch.Tensor]
+    """G of them, [T]."""
+
+    @classmethod
+    def of(cls, memory: torch.Tensor, length: int) -> _Placed:
+        rows = memory[:, :length]
+        return cls(memory, memory.view(-1), rows, [*rows[2:]])
 
 
 class BatchBuilder:
@@ -157,45 +178,45 @@ class BatchBuilder:
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._shape: _Shape | None = None
         """Of the last batch."""
+        self._pending: tuple[_Shape | None, bytes, list[torch.Tensor]] = (None, b"", [])
+        """Of the last batch with pending rows: its shape and these rows; they and their slots as tensors."""
+        self._last: _Placed | None = None
+        """The last batch in memory of the caller."""
+        self._staging = Staging(torch.int64, device)
         shape = (len(groups), max_requests, -(-max_model_len // page_size))
         self._tables = np.full(shape, scratch_page, dtype=np.int64)
 
-    def build(self, inputs: StepInputs) -> Batch:
-        page_size, slots, starts = self._page_size, inputs.slots, inputs.starts
-        shape = self._shape_of(inputs)
-        indptr, slot_of, num_rows = shape.indptr, shape.slot_of, len(inputs.input_ids)
-        context_lens = starts + inputs.lengths
-
-        self._refresh_tables(inputs)
+    def build(self, inputs: StepInputs, into: torch.Tensor | None = None) -> Batch:
+        """`into` [2 + G, W], on the device: where `Batch.rows` go. The W - T columns behind them become
+        padding, which writes to the scratch page. None: in memory of their own."""
+        shape, starts = self._shape_of(inputs), inputs.starts
+        indptr, context_lens = shape.indptr, starts + inputs.lengths
+        if len(inputs.moved):
+            self._refresh_tables(inputs)
         positions = starts if shape.owner is None else shape.place + starts[shape.owner]
-        block, offset = np.divmod(positions, page_size)
-        skipped = [self._skipped(group, starts) for group in self._groups]
-        ends = -(-context_lens // page_size)
-        tables = [self._block_tables(number, slots, first, ends) for number, first in enumerate(skipped)]
-        slot_mappings = [table[slot_of, block] * page_size + offset for table in self._tables]
-
+        block, offset = np.divmod(positions, self._page_size)
+        ends = (block if shape.owner is None else block[indptr[1:] - 1]) + 1
         input_ids = inputs.input_ids
-        pending = np.flatnonzero(input_ids == PENDING)
-        input_ids[pending] = 0
-        rows = _aligned(input_ids, positions, *slot_mappings)
+        (pending,) = (input_ids == PENDING).nonzero()
+        pending_rows, pending_slots = self._none, self._none
         if len(pending):
-            on_device, pending_rows, pending_slots = send([rows, pending, slot_of[pending]], self._device)
-        else:
-            (on_device,), pending_rows, pending_slots = send([rows], self._device), self._none, self._none
-        on_device = on_device[:, :num_rows]
+            input_ids[pending] = 0
+            pending_rows, pending_slots = self._sent(pending, shape)
+        slot_mappings = [table[shape.slot_of, block] * self._page_size + offset for table in self._tables]
+        placed = self._placed([input_ids, positions, *slot_mappings], into)
         states, verified = StateBatch.of(inputs.states), None
         if states is not None:
             firsts = states.verified  # each row of which samples
             samples = np.repeat(np.cumsum(inputs.samples), inputs.lengths)
             verified = VerifiedRows.of(indptr[firsts], states.runs[firsts], samples, self._device)
         return Batch(
-            rows=on_device,
-            num_chunks=shape.num_chunks,
+            rows=placed.rows,
+            num_chunks=inputs.num_chunks,
             query_indptr=indptr,
             context_lens=context_lens,
             groups=[
-                GroupTables(slot_mapping, lists, context_lens - first * page_size)
-                for slot_mapping, lists, first in zip(on_device[2:], tables, skipped, strict=True)
+                self._group(number, slot_mapping, shape, starts, ends, context_lens)
+                for number, slot_mapping in enumerate(placed.slots)
             ],
             sample_rows=shape.sample_rows,
             sample_slots=shape.sample_slots,
@@ -206,15 +227,39 @@ class BatchBuilder:
             verified=verified,
         )
 
+    def _placed(self, arrays: Sequence[Ints], into: torch.Tensor | None) -> _Placed:
+        """`Batch.rows` of these arrays [T] each. Each row begins at a multiple of 16 bytes: see `send`."""
+        length = len(arrays[0])
+        columns = padded_rows(length) if into is None else into.shape[1]
+        host, ints = self._staging.take(len(arrays) * columns)
+        table = ints.reshape(len(arrays), columns)
+        for row, array in zip(table, arrays, strict=True):
+            row[:length] = array
+        table[:2, length:] = 0
+        table[2:, length:] = self._scratch * self._page_size
+        if into is None:
+            on_device = host if self._device.type == "cpu" else to_device(host, self._device)
+            return _Placed.of(on_device.view(len(arrays), columns), length)
+        if self._last is None or self._last.memory is not into or self._last.rows.shape[1] != length:
+            self._last = _Placed.of(into, length)
+        copy(self._last.flat, host)
+        return self._last
+
+    def _sent(self, pending: Ints, shape: _Shape) -> list[torch.Tensor]:
+        """`pending_rows` and `pending_slots`. Decodes have the same ones in step after step."""
+        key = pending.tobytes()
+        if self._pending[0] is not shape or self._pending[1] != key:
+            self._pending = shape, key, self._staging.send([pending, shape.slot_of[pending]])
+        return self._pending[2]
+
     def _shape_of(self, inputs: StepInputs) -> _Shape:
         """Made anew only where a step differs from the one before."""
         parts = (inputs.slots, inputs.lengths, inputs.samples, inputs.scored)
-        key = b"".join([part.tobytes() for part in parts])
-        if self._shape is None or self._shape.key != key:
-            self._shape = self._new_shape(key, *parts)
+        if self._shape is None or not all(map(_are_equal, parts, self._shape.parts)):
+            self._shape = self._new_shape(*parts)
         return self._shape
 
-    def _new_shape(self, key: bytes, slots: Ints, lengths: Ints, samples: Ints, scored: Ints) -> _Shape:
+    def _new_shape(self, slots: Ints, lengths: Ints, samples: Ints, scored: Ints) -> _Shape:
         indptr = starts_of(lengths)
         num_rows, owner, place, slot_of = int(indptr[-1]), None, indptr[:-1], slots
         if num_rows != len(slots):
@@ -222,14 +267,27 @@ class BatchBuilder:
             place, slot_of = np.arange(num_rows) - indptr[:-1][owner], slots[owner]
         sampled = _last_rows(indptr[1:], samples), np.repeat(slots, samples)
         sent = send([*sampled, _last_rows(indptr[1:] - samples, scored)], self._device)
-        chunks = int(np.count_nonzero(lengths > 1))
-        return _Shape(key, indptr, chunks, owner, place, slot_of, *sent)
+        parts = slots, lengths, samples, scored
+        return _Shape(parts, indptr, owner, place, slot_of, np.zeros_like(slots), *sent)
 
-    def _skipped(self, group: KVGroup, starts: Ints) -> Ints:
-        """[R]: blocks behind the window of the first token."""
-        if group.window is None:
-            return np.zeros_like(starts)
-        return np.maximum(starts + 1 - group.window, 0) // self._page_size
+    def _group(
+        self,
+        number: int,
+        slot_mapping: torch.Tensor,
+        shape: _Shape,
+        starts: Ints,
+        ends: Ints,
+        context_lens: Ints,
+    ) -> GroupTables:
+        """`starts`, `ends` [R]: the first token of each chunk, and the end of its last block."""
+        window, slots = self._groups[number].window, shape.parts[0]
+        if window is None:
+            return GroupTables(
+                slot_mapping, self._block_tables(number, slots, shape.zeros, ends), context_lens
+            )
+        firsts = np.maximum(starts + 1 - window, 0) // self._page_size  # blocks behind the window are skipped
+        tables = self._block_tables(number, slots, firsts, ends)
+        return GroupTables(slot_mapping, tables, context_lens - firsts * self._page_size)
 
     def _block_tables(self, group: int, slots: Ints, firsts: Ints, ends: Ints) -> BlockTables:
         tables, counts = self._tables[group], ends - firsts
@@ -258,13 +316,13 @@ def _last_rows(ends: Ints, counts: Ints) -> Ints:
     return np.arange(counts.sum()) + np.repeat(ends - np.cumsum(counts), counts)
 
 
-def _aligned(*arrays: Ints) -> Ints:
-    """Of equal lengths, as rows of one array, each of which begins at a multiple of 16 bytes: see `send`."""
-    length = len(arrays[0])
-    rows = np.empty((len(arrays), length + length % 2), dtype=np.int64)
-    for row, array in zip(rows, arrays, strict=True):
-        row[:length] = array
-    return rows
+def _are_equal(one: Ints, other: Ints) -> bool:
+    return one is other or np.array_equal(one, other)
+
+
+def padded_rows(count: int) -> int:
+    """Columns of `Batch.rows` in memory, so that each row begins at a multiple of 16 bytes."""
+    return count + count % 2
 
 
 def scratch_batch(
@@ -283,7 +341,9 @@ def scratch_batch(
     context_lens = np.array([span.start + span.length for span in spans], dtype=np.int64)
     positions = np.concatenate([np.arange(start, start + length) for start, length in spans])
     slots = scratch_page * page_size + positions % page_size
-    rows, none = send([_aligned(np.zeros_like(positions), positions, slots), positions[:0]], device)
+    table = np.zeros((3, padded_rows(len(positions))), dtype=np.int64)
+    table[1, : len(positions)], table[2, : len(positions)] = positions, slots
+    rows, none = send([table, positions[:0]], device)
     rows = rows[:, : len(positions)]
     counts = -(-context_lens // page_size)
     tables = BlockTables(np.full(counts.sum(), scratch_page, dtype=np.int64), starts_of(counts))

@@ -28,7 +28,7 @@ class BlockTables:
     @property
     def counts(self) -> Ints:
         """[R]."""
-        return np.diff(self.indptr)
+        return self.indptr[1:] - self.indptr[:-1]
 
     def part(self, begin: int, end: int) -> BlockTables:
         """The tables of requests [begin, end)."""
@@ -53,5 +53,5 @@ class BlockTables:
 def starts_of(lengths: Ints) -> Ints:
     """[R + 1]: exclusive prefix sum of `lengths` [R], with the total at the end."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
+    lengths.cumsum(out=starts[1:])
     return starts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,7 @@ from engine.core.request_state import NO_SLOT, Save
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_STARTS, _LENGTHS, _SAMPLES = 1, 2, 3
-"""Places of fields of `StepInputs`."""
+_NONE: Final[Ints] = np.empty(0, dtype=np.int64)
 HEADER_INTS: Final = 5
 """Length of a packed step's header."""
 
@@ -48,6 +47,11 @@ class StepInputs:
     rows of one request that follow one another singly: those of a verify chunk at its first one, 0 at its
     others, 1 elsewhere."""
 
+    @property
+    def num_chunks(self) -> int:
+        """Of those with more than one token, which come first."""
+        return int(np.count_nonzero(self.lengths > 1))
+
     def header(self) -> Ints:
         """R, T, U, P and the length of `states`. R is never 0."""
         counts = (
@@ -78,12 +82,53 @@ def _lengths(header: Ints) -> list[int]:
     return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, states]
 
 
+class _Shape(NamedTuple):
+    """Of a plan's chunks, how far they are aside. All but `slots` in the order of `StepInputs`."""
+
+    slots: tuple[int, ...]
+    lengths: tuple[int, ...]
+    samples: tuple[bool, ...]
+    scored: tuple[int, ...]
+    drafted: tuple[int, ...]
+    """Tokens of their drafts."""
+    by_rows: bool
+
+
+class _Layout:
+    """What steps of one shape have in common. Their arrays are the same objects, which nothing changes."""
+
+    def __init__(self, shape: _Shape) -> None:
+        self.shape = shape
+        table, drafted = np.array(shape[:4], dtype=np.int64), _ints(shape.drafted)
+        self.rows_of: tuple[Ints, Ints] | None = None
+        """[R] each: the chunk of a row, and its place there; None: each chunk is written as it is."""
+        if shape.by_rows and any(shape.drafted):  # as `StepPlan.rows`
+            counts = 1 + drafted
+            owners = np.repeat(np.arange(len(counts)), counts)
+            self.rows_of = owners, np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]
+            table[1, drafted > 0] = 1
+            table = table[:, owners]
+        else:
+            table[2] += drafted
+        self.slots, self.lengths, self.samples, self.scored = table
+
+    def starts(self, starts: Sequence[int]) -> Ints:
+        """[R]: from those of the chunks."""
+        begins = _ints(starts)
+        if self.rows_of is None:
+            return begins
+        owners, places = self.rows_of
+        return begins[owners] + places
+
+
 class StepWriter:
     """Converts plans to arrays. Costs O(requests) of Python and one list comparison per request and step."""
 
     def __init__(self, max_requests: int) -> None:
         self._pages: list[list[int]] = [[] for _ in range(max_requests)]
         """The pages last written for each slot."""
+        self._layout: _Layout | None = None
+        """Of the last step: most are like the one before."""
 
     def write(self, plan: StepPlan, *, by_rows: bool = True) -> StepInputs:
         """`by_rows`: a verify chunk is written as one decode for each of its tokens, else as it is."""
@@ -96,42 +141,26 @@ class StepWriter:
         ]
         for slot, pages in moved:
             self._pages[slot] = pages
-        samples = [place is not None for place in outputs]
-        table = np.array((slots, starts, lengths, samples, scored), dtype=np.int64)
-        if plan.num_drafted:
-            drafted = _ints([len(draft) for draft in drafts])
-            if by_rows:
-                table = _by_rows(table, drafted)
-            else:
-                table[_SAMPLES] += drafted
-        slots_of, starts_of, lengths_of, samples_of, scored_of = table
+        samples = tuple([place is not None for place in outputs])
+        shape = _Shape(slots, lengths, samples, scored, tuple(map(len, drafts)), by_rows)
+        layout = self._layout
+        if layout is None or layout.shape != shape:
+            layout = self._layout = _Layout(shape)
         return StepInputs(
-            slots=slots_of,
-            starts=starts_of,
-            lengths=lengths_of,
-            samples=samples_of,
-            scored=scored_of,
+            slots=layout.slots,
+            starts=layout.starts(starts),
+            lengths=layout.lengths,
+            samples=layout.samples,
+            scored=layout.scored,
             input_ids=_input_ids(chunks),
             moved=_ints([slot for slot, _ in moved]),
             page_counts=_ints([len(pages) for _, pages in moved]),
             pages=_ints([page for _, pages in moved for page in pages]),
             # All requests of a model have a state, or none.
-            states=_ints(
-                []
-                if requests[0].state is None
-                else [number for chunk in chunks for row in states_of(chunk) for number in row]
-            ),
+            states=_NONE
+            if requests[0].state is None
+            else _ints([number for chunk in chunks for row in states_of(chunk) for number in row]),
         )
-
-
-def _by_rows(table: Ints, drafted: Ints) -> Ints:
-    """`StepPlan.rows`, from the first fields of `StepInputs` [5, R] and the drafted tokens of each chunk."""
-    counts = 1 + drafted
-    table[_LENGTHS, drafted > 0] = 1
-    table[_STARTS] -= np.cumsum(counts) - counts
-    table = np.repeat(table, counts, axis=1)
-    table[_STARTS] += np.arange(table.shape[1])
-    return table
 
 
 def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
@@ -146,7 +175,7 @@ def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
 
 
 def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
+    return np.array(values, dtype=np.int64) if values else _NONE
 
 
 def _input_ids(chunks: Sequence[Chunk]) -> Ints:

@@ -17,6 +17,7 @@ from engine.attention.base import GraphableAttention
 from engine.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
+from engine.executor.graph_rows import GraphRows
 from engine.models.base import CausalLM
 
 GRAPH_BYTES: Final = 1 << 30
@@ -54,38 +55,33 @@ class DecodeGraphs:
         self._model = model
         self._attention = attention
         self._sizes = graph_sizes(largest)
-        rows = torch.zeros((2 + num_groups, largest + largest % 2), dtype=torch.int64, device=device)
-        self._rows = rows[:, :largest]
-        """As in `Batch`, each aligned to 16 bytes."""
-        self._slots = self._rows[2:].fill_(scratch_slot)
-        self._scratch_slot = scratch_slot
+        self._rows = GraphRows(
+            num_groups=num_groups, largest=largest, scratch_slot=scratch_slot, device=device
+        )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
-        attention.init_graphs(self._slots, max_model_len)
+        attention.init_graphs(largest, max_model_len)
         self._capture(reversed(self._sizes), device, progress)
 
-    def fits(self, batch: Batch) -> bool:
-        return not batch.num_chunks and batch.num_requests <= self._sizes[-1]
+    def fits(self, num_chunks: int, num_rows: int) -> bool:
+        return not num_chunks and num_rows <= self._sizes[-1]
+
+    def place(self, num_rows: int) -> torch.Tensor:
+        return self._rows.place(self._size_for(num_rows))
 
     def prepare(self, batch: Batch) -> None:
-        n = batch.num_requests
-        size = self._size_for(n)
-        # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
-        self._rows[:, :n].copy_(batch.rows)
-        if n < size:
-            self._slots[:, n:size].fill_(self._scratch_slot)
-        self._attention.prepare_replay(batch, size)
-        self._model.expect(n)
+        self._attention.prepare_replay(batch, self._size_for(batch.num_rows))
+        self._model.expect(batch.num_rows)
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
-        size = self._size_for(batch.num_requests)
+        size = self._size_for(batch.num_rows)
         self._graphs[size].replay()
         yield
         return self._hidden[size]
 
-    def _size_for(self, num_requests: int) -> int:
-        return self._sizes[bisect_left(self._sizes, num_requests)]
+    def _size_for(self, num_rows: int) -> int:
+        return self._sizes[bisect_left(self._sizes, num_rows)]
 
     def _capture(self, sizes: Iterable[int], device: torch.device, progress: Progress) -> None:
         """Largest first, so that smaller graphs reuse its memory pool."""
@@ -100,18 +96,19 @@ class DecodeGraphs:
         progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
 
     def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        self._attention.prepare_capture(size)
+        rows = self._rows.padding(size)
+        self._attention.prepare_capture(rows[2:])
         self._model.expect(size)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
-            self._forward(size)  # load all kernels: loading is not allowed during capture
+            self._forward(rows)  # load all kernels: loading is not allowed during capture
         torch.cuda.current_stream(stream.device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile, such as a KV transport that registers memory.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._hidden[size] = self._forward(size)
+            self._hidden[size] = self._forward(rows)
         return graph
 
-    def _forward(self, size: int) -> torch.Tensor:
-        hidden: torch.Tensor = self._model(self._rows[0, :size], self._rows[1, :size], self._attention)
+    def _forward(self, rows: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self._model(rows[0], rows[1], self._attention)
         return hidden

@@ -19,10 +19,13 @@ Yields where enough is enqueued for the host to do other work meanwhile.
 
 
 class Forward(Protocol):
-    """One forward pass: `prepare`, then `run`, with the same batch and nothing between them."""
+    """One forward pass: `place`, `prepare`, then `run`, for one batch and with no other between them."""
 
-    def fits(self, batch: Batch) -> bool:
-        """Whether this forward can compute `batch`."""
+    def fits(self, num_chunks: int, num_rows: int) -> bool:
+        """Whether this forward can compute a batch with so many rows, of which `Batch.num_chunks`."""
+
+    def place(self, num_rows: int) -> torch.Tensor | None:
+        """Where such a batch is to be built; None: anywhere. See `BatchBuilder.build`."""
 
     def prepare(self, batch: Batch) -> None:
         """Plan attention and enqueue the copies that come before the first kernel."""
@@ -38,8 +41,11 @@ class Eager:
         self._model = model
         self._attention = attention
 
-    def fits(self, batch: Batch) -> bool:
+    def fits(self, num_chunks: int, num_rows: int) -> bool:
         return True
+
+    def place(self, num_rows: int) -> None:
+        return None
 
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)

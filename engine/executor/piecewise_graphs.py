@@ -21,6 +21,7 @@ from engine.attention.base import PiecewiseAttention
 from engine.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
+from engine.executor.graph_rows import GraphRows
 from engine.layers.ops.ops import Rotation
 from engine.models.base import CausalLM
 from engine.parallel.communicator import Communicator
@@ -43,18 +44,11 @@ def token_sizes(largest: int) -> list[int]:
 class _Buffers:
     """Inputs and outputs of the graphs of all sizes, at fixed addresses. T is the largest size."""
 
-    rows: torch.Tensor
-    """[2 + G, T]: as in `Batch`, each aligned to 16 bytes. Keys and values of padding go to the scratch
-    page."""
+    rows: GraphRows
     queries: torch.Tensor
     """[T, heads, features of a query]: from a graph to the attention behind it."""
     attended: torch.Tensor
     """[T, heads, features of a value]: from the attention to the graph behind it."""
-
-    @property
-    def slots(self) -> torch.Tensor:
-        """[G, T]"""
-        return self.rows[2:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,31 +85,29 @@ class PiecewiseGraphs:
         self._model = model
         self._attention = attention
         self._communicator = communicator
-        self._scratch_slot = scratch_slot
         self._groups = groups
         weight, part = model.embed.weight, model.part
         queries, attended = (
             torch.zeros(largest, part.num_heads, features, dtype=weight.dtype, device=weight.device)
             for features in (part.query_dim, part.value_dim)
         )
-        shape = (3 + max(groups), largest + largest % 2)
-        rows = torch.zeros(shape, dtype=torch.int64, device=weight.device)
-        self._buffers = _Buffers(rows[:, :largest], queries, attended)
-        self._buffers.slots.fill_(scratch_slot)
+        rows = GraphRows(
+            num_groups=1 + max(groups), largest=largest, scratch_slot=scratch_slot, device=weight.device
+        )
+        self._buffers = _Buffers(rows, queries, attended)
         self._chains: dict[int, _Chain] = {}
         self._capture(token_sizes(largest)[::-1], progress)
         self._sizes = sorted(self._chains)
 
-    def fits(self, batch: Batch) -> bool:
-        return batch.num_rows <= self._sizes[-1]
+    def fits(self, num_chunks: int, num_rows: int) -> bool:
+        return num_rows <= self._sizes[-1]
+
+    def place(self, num_rows: int) -> torch.Tensor:
+        return self._buffers.rows.place(self._size_for(num_rows))
 
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
-        n, buffers = batch.num_rows, self._buffers
-        # Rows past n keep valid ids and positions of an earlier step; their results are ignored.
-        buffers.rows[:, :n].copy_(batch.rows)
-        buffers.slots[:, n : self._size_for(n)].fill_(self._scratch_slot)
-        self._model.expect(n)
+        self._model.expect(batch.num_rows)
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states of the batch's tokens, padding rows last; valid until the next run."""
@@ -136,7 +128,7 @@ class PiecewiseGraphs:
 
     def _capture(self, sizes: Sequence[int], progress: Progress) -> None:
         """Largest first, so that smaller graphs reuse its memory pool."""
-        device = self._buffers.slots.device
+        device = self._buffers.queries.device
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -156,17 +148,17 @@ class PiecewiseGraphs:
 
     def _captured(self, size: int, pool: Any) -> _Chain:
         self._model.expect(size)
-        self._forward(size, _Storing(self._attention, self._buffers, self._groups))  # loads every kernel
-        torch.cuda.synchronize(self._buffers.slots.device)
-        cutter = _Cutter(self._attention, self._buffers, self._groups, pool)
+        rows = self._buffers.rows.padding(size)
+        self._forward(rows, _Storing(self._attention, self._buffers, rows[2:], self._groups))  # loads kernels
+        torch.cuda.synchronize(rows.device)
+        cutter = _Cutter(self._attention, self._buffers, rows[2:], self._groups, pool)
         cutter.begin()
-        hidden = self._forward(size, cutter)
+        hidden = self._forward(rows, cutter)
         cutter.end()
         return _Chain(cutter.graphs, hidden)
 
-    def _forward(self, size: int, attention: _Storing) -> torch.Tensor:
-        ids, positions = self._buffers.rows[:2, :size]
-        hidden: torch.Tensor = self._model(ids, positions, attention)
+    def _forward(self, rows: torch.Tensor, attention: _Storing) -> torch.Tensor:
+        hidden: torch.Tensor = self._model(rows[0], rows[1], attention)
         return hidden
 
 
@@ -186,14 +178,22 @@ def _microseconds(chain: _Chain) -> int:
 class _Storing:
     """Replaces attention in a chain: stores keys and values in the pool, and queries in the buffers."""
 
-    def __init__(self, attention: PiecewiseAttention, buffers: _Buffers, groups: Sequence[int]) -> None:
+    def __init__(
+        self,
+        attention: PiecewiseAttention,
+        buffers: _Buffers,
+        slots: torch.Tensor,
+        groups: Sequence[int],
+    ) -> None:
+        """`slots` [G, size]: where keys and values of a group go. `groups`: of each layer, its number."""
         self._attention = attention
         self._buffers = buffers
+        self._slots = slots
         self._groups = groups
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         n, buffers = len(qkv), self._buffers
-        slots = buffers.slots[self._groups[layer], :n]
+        slots = self._slots[self._groups[layer]]
         self._attention.store(layer, qkv, rotation, slots, buffers.queries[:n])
         return buffers.attended[:n]
 
@@ -202,9 +202,14 @@ class _Cutter(_Storing):
     """The same during capture: ends the current graph and begins the next."""
 
     def __init__(
-        self, attention: PiecewiseAttention, buffers: _Buffers, groups: Sequence[int], pool: Any
+        self,
+        attention: PiecewiseAttention,
+        buffers: _Buffers,
+        slots: torch.Tensor,
+        groups: Sequence[int],
+        pool: Any,
     ) -> None:
-        super().__init__(attention, buffers, groups)
+        super().__init__(attention, buffers, slots, groups)
         self._pool = pool
         self.graphs: list[torch.cuda.CUDAGraph] = []
 

@@ -227,12 +227,13 @@ class ModelRunner:
             self._states.keep(batch.verified.accepted(batch.input_ids, tokens))
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
-        batch = self._batches.build(inputs)
+        num_rows = len(inputs.input_ids)
+        forward = next(path for path in self._forwards if path.fits(inputs.num_chunks, num_rows))
+        batch = self._batches.build(inputs, forward.place(num_rows))
         if len(batch.pending_rows):
             batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
         if self._hidden_states is not None:
             self._hidden_states.before(batch)
-        forward = next(path for path in self._forwards if path.fits(batch))
         forward.prepare(batch)
         return forward, batch
 

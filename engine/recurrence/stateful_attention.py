@@ -76,14 +76,15 @@ class GraphableStateful(StatefulAttention):
         super().__init__(attention, recurrence)
         self._graphable = attention, recurrence
 
-    def init_graphs(self, slots: torch.Tensor, max_model_len: int) -> None:
+    def init_graphs(self, max_batch: int, max_model_len: int) -> None:
         attention, recurrence = self._graphable
-        attention.init_graphs(slots, max_model_len)
-        recurrence.init_graphs(slots.shape[1])
+        attention.init_graphs(max_batch, max_model_len)
+        recurrence.init_graphs(max_batch)
 
-    def prepare_capture(self, batch_size: int) -> None:
-        for part in self._graphable:
-            part.prepare_capture(batch_size)
+    def prepare_capture(self, slots: torch.Tensor) -> None:
+        attention, recurrence = self._graphable
+        attention.prepare_capture(slots)
+        recurrence.prepare_capture(slots.shape[1])
 
     def prepare_replay(self, batch: Batch, batch_size: int) -> None:
         for part in self._graphable:

@@ -30,6 +30,8 @@ class Prompts:
     def admit(self, step: StepPlan, now: float, num_decodes: int) -> list[Request]:
         """Admit requests. Returns prompts of which the cache may hold all but the last token."""
         candidates = self._admission.admit(step, now, num_decodes)
+        if not candidates and not self._queues.prefilling:
+            return []
         if self._shares_prefixes:
             candidates += self._queues.prefilling
             for request in self._queues.prefilling:
@@ -40,6 +42,8 @@ class Prompts:
 
     def plan(self, num_decodes: int) -> list[Chunk]:
         """Size the next chunks of the prompts in progress, beside this many decodes."""
+        if not self._queues.prefilling:
+            return []
         prompts: list[Request] = []
         planned = PrefixesInFlight(self._kv.page_size, self._kv.node_of)
         for request in self._admission.in_turn():

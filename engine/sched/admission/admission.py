@@ -54,9 +54,9 @@ class Admission:
             self.stopped_by = WaitReason.PAGES
             return []
         self.stopped_by = None
-        held_back = self.promote_ahead(now)
         admitted: list[Request] = []
         if len(self._queues.waiting):
+            held_back = self.promote_ahead(now)
             self.stopped_by = self._in_order(step, now, num_decodes, held_back, admitted)
         return admitted
 

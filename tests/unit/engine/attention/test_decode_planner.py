@@ -80,3 +80,11 @@ def test_a_long_context_is_shared(others: int) -> None:
 
 def test_a_short_context_stays_whole() -> None:
     assert len(planner().plan(decodes([8])).owners) == 1
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=20))
+def test_plans_that_are_kept_are_those_of_the_same_contexts(batches: list[list[int]]) -> None:
+    kept = planner()
+    for pages in batches:
+        for one, other in zip(kept.plan(decodes(pages)), planner().plan(decodes(pages)), strict=True):
+            assert np.array_equal(one, other)

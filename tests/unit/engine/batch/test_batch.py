@@ -33,8 +33,8 @@ class Builder:
             device=torch.device("cpu"),
         )
 
-    def build(self, plan: StepPlan) -> Batch:
-        return self._batches.build(self._writer.write(plan))
+    def build(self, plan: StepPlan, into: torch.Tensor | None = None) -> Batch:
+        return self._batches.build(self._writer.write(plan), into)
 
 
 def make_request(slot: int, prompt: int, output: tuple[int, ...] = ()) -> Request:
@@ -108,6 +108,41 @@ def test_block_tables_follow_pages_that_grow_shrink_or_change() -> None:
         assert table() == pages[:5]
     request.pages = [1, 2, 3]
     assert table() == [1, 2, 3, SCRATCH, SCRATCH]
+
+
+def test_rows_go_where_a_graph_reads_them_with_padding_behind() -> None:
+    plan = StepPlan([Chunk(make_request(slot, 9), slot, 8, 1, 0) for slot in (1, 2, 3)])
+    into = torch.full((3, 6), -7)
+    builder = Builder()
+    for built in (builder.build(plan, into), builder.build(plan, into)):
+        assert built.rows.data_ptr() == into.data_ptr()
+        assert torch.equal(built.rows, Builder().build(plan).rows)
+        assert torch.equal(built.groups[0].slot_mapping, built.rows[2])
+        assert into[:, 3:].tolist() == [[0] * 3, [0] * 3, [SCRATCH * PAGE_SIZE] * 3]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=3), max_size=6)
+)
+def test_what_is_kept_from_step_to_step_changes_no_batch(steps: list[list[tuple[int, int]]]) -> None:
+    """Steps of requests with so many drafts, each of which is in one of two places."""
+    kept = Builder()
+    for decodes in steps:
+        chunks = []
+        for slot, (drafted, output) in enumerate(sorted(decodes, key=lambda decode: decode[0] == 0)):
+            request = make_request(slot, 5, output=(7, 7, PENDING)[: 1 + 2 * output])
+            kind = ChunkKind.VERIFY if drafted else ChunkKind.DECODE
+            draft, place = (8,) * drafted, len(request.output)
+            chunks.append(Chunk(request, slot, 4 + place, 1 + drafted, place, kind=kind, draft=draft))
+        plan = StepPlan(chunks, num_drafted=sum(drafted for drafted, _ in decodes))
+        one, other = kept.build(plan), Builder().build(plan)
+        for name in ("rows", "sample_rows", "sample_slots", "pending_rows", "pending_slots"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+        for name in ("query_indptr", "context_lens"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+        tables, others = one.groups[0].block_tables, other.groups[0].block_tables
+        assert np.array_equal(tables.pages, others.pages)
+        assert np.array_equal(tables.indptr, others.indptr)
 
 
 def test_a_step_survives_its_journey_to_another_rank() -> None:
