@@ -53,7 +53,7 @@ def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...
     from engine.recurrence.triton_recurrence import TritonRecurrence
 
     batch = batch_of(requests)
-    batch = replace(batch, input_ids=batch.input_ids.cuda())
+    batch = replace(batch, rows=batch.rows.cuda())
     rows = len(batch.input_ids)
     mixed = torch.randn(rows, SPEC.mixed_size + 64, device="cuda").bfloat16()[:, : SPEC.mixed_size]
     decays = -torch.rand(rows, SPEC.value_heads, device="cuda") * 0.2
