@@ -58,7 +58,7 @@ class Comes(Enum):
 class Prospect:
     comes: Comes
     takes: int
-    """Pages that the request will still take of those available, all its tokens counted."""
+    """Pages that the request takes of those that were available before, all its tokens counted."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class PromotionWait:
     """`KVTiers.version` when `holds` was decided."""
     holds: bool = False
     takes: int = 0
-    """As in `Prospect`."""
+    """Pages that it will still take, beside those into which copies are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +214,8 @@ class PageTiers:
         if wait is not None and wait.holds and wait.version == version and now < wait.until:
             return Prospect(Comes.SOON, wait.takes)
         found, known = self._lacking(request)
-        blocks = self._needs.blocks(request.num_tokens)
-        takes = self._needs.pages(blocks - known.blocks + self._cache.unlocked(known))
+        new = self._needs.pages(self._needs.blocks(request.num_tokens) - known.blocks)
+        takes = new + self._needs.pages(self._cache.unlocked(known)) - self._set_aside_for(request)
         if wait is not None and now >= wait.until:
             wait.holds = False
             self._arriving.let_go(request)
@@ -223,17 +223,16 @@ class PageTiers:
         holds, available = False, 0
         if found is not None:
             available = max(1, found.end - found.first) * self._cache.page_size
-            lacks_room = max(len(found.places), self._needs.pages(blocks - known.blocks)) > room
+            lacks_room = max(len(found.places), takes) > room
             if lacks_room and not self._is_coming(request, found):  # else it has its pages already
                 return Prospect(Comes.NO_ROOM, takes)
             holds = self._bring(request, found, known.blocks, now)
-            arriving = (each.prefix for each in self._promotions.values())
-            takes -= sum(len(prefix.pages) for prefix in arriving if prefix.request is request)
         if wait is None:
             if not holds:
                 return Prospect(Comes.NOTHING, takes)
             wait = use.wait = PromotionWait(now + patience_s(available, self._prefill_rate))
-        wait.version, wait.holds, wait.takes = self.tiers.version, holds, takes
+        wait.version, wait.holds = self.tiers.version, holds
+        wait.takes = new - self._set_aside_for(request)  # what is cached is locked from now on
         return Prospect(Comes.SOON if holds else Comes.NOTHING, takes)
 
     # ------------------------------------------------------------------------------ copies
@@ -317,6 +316,11 @@ class PageTiers:
         stride, keys = self._needs.stride, self._keys(request, found.end)
         wanted = [page_key(keys[place // stride], place % stride) for place in found.places]
         return wanted + (self._state_keys(request, found.end) if found.state else [])
+
+    def _set_aside_for(self, request: Request) -> int:
+        """Pages into which copies for a request are under way."""
+        arriving = (promotion.prefix for promotion in self._promotions.values())
+        return sum(len(prefix.pages) for prefix in arriving if prefix.request is request)
 
     def _is_coming(self, request: Request, found: Lacking) -> bool:
         """Whether a copy brings the first block that is lacking nearer to the pool."""

@@ -191,3 +191,18 @@ class TierMachine(RuleBasedStateMachine):
 
 TestTierMachine = TierMachine.TestCase
 TestTierMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_conversations_do_not_evict_for_ever_what_has_come_up_for_each_other() -> None:
+    """Each has room beside the other's KV only without the cached prefix that it would begin with."""
+    first, second = [0] * 9 + [1] * 9, [1] * 18
+    machine = TierMachine()
+    machine.start(
+        overlap=True, states=0, slots=23, batch=2, below=Tier.OBJECT, pages=10, groups=ONE_GROUP, files=0
+    )
+    machine.ask(prompts=[(first, [0, 1]), (first, [0])], steps=2, copies=3)
+    machine.ask(prompts=[(second, [1, 0, 1, 0])], steps=1, copies=3)
+    machine.run(steps=4, device=0, disk=4)
+    machine.run(steps=10, device=1, disk=1)
+    machine.ask(prompts=[(first, [0]), (second, [0]), (second, [0, 0, 0, 1])], steps=0, copies=0)
+    machine.teardown()
