@@ -5,15 +5,12 @@ python -m benchmarks.checkpoints.quantize --model smollm2 --format fp8 --output 
 python -m benchmarks.checkpoints.perplexity --model smollm2 /tmp/smollm2-gptq /tmp/smollm2-fp8
 
 Layer by layer, on a text: the standard library's docstrings, or --text. The inputs of a matrix are those that
-the quantized layers before it give, and its wanted outputs those of the model as it was, so that it mends
-what went wrong before it too (as in GPTAQ, arXiv 2504.02692, with the residual stream). Scales of 4 bits
-minimise a group's error, with each column's by the mean square of its input; `gptq` has the choice of codes.
-For models with the layers of Llama.
+the quantized matrices before it give. Scales of 4 bits minimise a group's error, with each column's by the
+mean square of its input; `gptq` has the choice of codes. For models with the layers of Llama.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import sys
@@ -44,17 +41,12 @@ def quantize(
     """
     tensors: dict[str, Tensor] = {}
     hidden, settings = calibration.inputs(model, ids)
-    right = hidden  # of the model as it was
     for number, layer in enumerate(model.model.layers):
-        targets, right = calibration.wanted(copy.deepcopy(layer), right, settings)
         for stage in calibration.STAGES:
-            moments = calibration.moments(layer, stage, hidden, targets, settings)
+            moments = calibration.moments(layer, stage, hidden, settings)
             for name in stage:
                 linear = layer.get_submodule(name)
-                of_inputs, weight = damped(moments[name].inputs), linear.weight
-                if method != "round":
-                    missing = moments[name].products - weight @ moments[name].inputs
-                    weight = weight + torch.linalg.solve(of_inputs, missing, left=False)
+                of_inputs, weight = damped(moments[name]), linear.weight
                 grid, codes = METHODS[method](weight, of_inputs, grid_of(weight, of_inputs))
                 linear.weight.copy_(grid.dense(codes))
                 prefix = f"model.layers.{number}.{name}"

@@ -28,7 +28,7 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16
 _STAGE: Final = "Loading weights"
 _NAMES_SHOWN: Final = 5
 _COPYING: Final = 4
-"""Threads that copy mapped files to a GPU: one copies at half of a fast disk's rate."""
+"""Threads that copy mapped files to a GPU, which the driver does through a buffer for each."""
 
 
 def load_model(

@@ -69,7 +69,7 @@ def test_each_step_gives_products_nearer_to_those_of_the_weights() -> None:
     assert len(set(errors)) == len(errors)
 
 
-def test_a_layer_mends_what_the_layers_before_it_have_got_wrong() -> None:
+def test_a_model_by_gptq_is_nearer_to_the_one_that_was_quantized_than_by_rounding() -> None:
     model = random_llama()
     ids = torch.randint(64, (16, 64))
     with torch.inference_mode():
@@ -81,4 +81,4 @@ def test_a_layer_mends_what_the_layers_before_it_have_got_wrong() -> None:
         with torch.inference_mode():
             errors.append(float((quantized.model(ids).last_hidden_state - exact).norm() / exact.norm()))
 
-    assert errors[1] < 0.7 * errors[0]
+    assert errors[1] < 0.8 * errors[0]
