@@ -22,9 +22,10 @@ class PrefillRate:
         """A step completed `seconds` after the one before it, computed this many prompt tokens, and left
         others.
 
-        Steps with room for more tokens are not counted: they do not show the achievable rate.
+        Steps with room for more tokens are not counted: they do not show the achievable rate. Nor do steps
+        without any, whose prompts waited for something else: a rate of zero would be no rate.
         """
-        if seconds <= 0:
+        if tokens <= 0 or seconds <= 0:
             return
         self._tokens += _WEIGHT * (tokens - self._tokens) if self._seconds else tokens
         self._seconds += _WEIGHT * (seconds - self._seconds) if self._seconds else seconds
