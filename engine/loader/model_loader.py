@@ -27,8 +27,6 @@ from engine.parallel.communicator import SINGLE_RANK, Communicator
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STAGE: Final = "Loading weights"
 _NAMES_SHOWN: Final = 5
-_COPYING: Final = 4
-"""Threads that copy mapped files to a GPU, which the driver does through a buffer for each."""
 
 
 def load_model(
@@ -142,9 +140,8 @@ def _copied(
                     model.check_ignored(source, tensor)
                 yield name, tensor, filled
 
-    if next(model.parameters()).device.type == "cpu":
-        return in_parallel(fill, placed())
-    return in_parallel(fill, placed(), threads=_COPYING)
+    on_host = next(model.parameters()).device.type == "cpu"
+    return in_parallel(fill, placed()) if on_host else map(fill, placed())
 
 
 def _listing(what: str, names: list[str]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -17,7 +16,6 @@ from engine.model_config.shard import Cut
 from engine.models.base import CausalLM
 from engine.models.weight_table import ParamSlice
 
-_CONVERTING: Final = Lock()
 _FILLING: Final = Lock()
 """Held while merged projections, on several threads, fill the same target."""
 
@@ -58,8 +56,8 @@ class Place:
             return
         for target, part in self._parts(value):
             if self.slot.convert is not None:
-                _fill_converted(target, part.to(target.device), self.slot.convert)
-            elif self.slot.tile[0] is None:
+                part = self.slot.convert(part.to(target.device))
+            if self.slot.tile[0] is None:
                 _fill_once(target, part, name)
             else:
                 target.copy_(part)
@@ -89,12 +87,6 @@ class Place:
                 shape[1:] = value.shape[1:]
         if list(value.shape) != shape:
             raise WeightsError(f"{name} has shape {list(value.shape)}, but config.json asks for {shape}")
-
-
-def _fill_converted(target: Tensor, value: Tensor, convert: Callable[[Tensor], Tensor]) -> None:
-    """One after the other on a GPU, whose memory would hold the intermediate values of all threads."""
-    with _CONVERTING if target.is_cuda else nullcontext():
-        target.copy_(convert(value))
 
 
 def _fill_once(target: Tensor, value: Tensor, name: str) -> None:
