@@ -83,8 +83,9 @@ def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
 def load(
     cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head", answers: int = 6
 ) -> tuple[list[Question], list[Stream]]:
-    """Long answers, all of them being written, through the router on `node`."""
-    questions = [question(small, seed + i, max_tokens=600) for i in range(answers)]
+    """Long answers, all of them being written, through the router on `node`: they take longer than
+    `router workers` does on a quiet machine."""
+    questions = [question(small, seed + i, max_tokens=800) for i in range(answers)]
     streams = [stream for _, stream in cluster.watch(questions, node)]
     cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
     return questions, streams
