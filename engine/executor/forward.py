@@ -22,7 +22,7 @@ class Forward(Protocol):
     """One forward pass: `place`, `prepare`, then `run`, for one batch and with no other between them."""
 
     def fits(self, num_chunks: int, num_rows: int) -> bool:
-        """Whether this forward can compute a batch with so many rows, of which `Batch.num_chunks`."""
+        """Whether this forward can compute a batch of `num_rows`; `num_chunks`: see `Batch`."""
 
     def place(self, num_rows: int) -> torch.Tensor | None:
         """Where such a batch is to be built; None: anywhere. See `BatchBuilder.build`."""

@@ -125,7 +125,7 @@ def test_rows_go_where_a_graph_reads_them_with_padding_behind() -> None:
     st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=3), max_size=6)
 )
 def test_what_is_kept_from_step_to_step_changes_no_batch(steps: list[list[tuple[int, int]]]) -> None:
-    """Steps of requests with so many drafts, each of which is in one of two places."""
+    """`steps`: of each request, how many tokens are drafted, and whether its answer has begun."""
     kept = Builder()
     for decodes in steps:
         chunks = []
