@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from router.processing.text.tokenizer import Tokenizer
@@ -49,15 +50,21 @@ class SmallModel:
     folder: Path
     model: PreTrainedModel
     tokenizer: Tokenizer
+    _answers: dict[Question, list[int]] = field(default_factory=dict, compare=False)
 
     def question(self, seed: int, *, length: int, max_tokens: int, sampled: bool = False) -> Question:
         draw = random.Random(seed)
         prompt = tuple(draw.randrange(2, self.model.config.vocab_size) for _ in range(length))
         return Question(prompt, max_tokens, seed if sampled else None)
 
-    @torch.inference_mode()
     def answer(self, question: Question) -> list[int]:
         """Greedy, whatever comes: requests to compare with it must say ignore_eos."""
+        if question not in self._answers:
+            self._answers[question] = self._generate(question)
+        return self._answers[question]
+
+    @torch.inference_mode()
+    def _generate(self, question: Question) -> list[int]:
         assert question.seed is None
         tokens = torch.tensor([question.prompt])
         output: Any = self.model.generate(  # type: ignore[operator]
@@ -70,13 +77,22 @@ class SmallModel:
         ids: list[int] = output[0, len(question.prompt) :].tolist()
         return ids
 
-    @torch.inference_mode()
     def says(self, question: Question, answer: Sequence[int]) -> bool:
         """Whether `answer` is what it says greedily: in one pass, where `answer` takes one a token."""
         assert question.seed is None
-        logits = self.model(torch.tensor([[*question.prompt, *answer]])).logits[0]
-        most_likely = logits.argmax(-1)[len(question.prompt) - 1 : -1].tolist()
+        most_likely = self._logits(question, answer).argmax(-1).tolist()
         return len(answer) == question.max_tokens and most_likely == list(answer)
+
+    def margin(self, question: Question) -> float:
+        """Between the two largest logits, where they are closest in the answer to `question`."""
+        first, second = self._logits(question, self.answer(question)).topk(2).values.unbind(-1)
+        return float((first - second).min())
+
+    @torch.inference_mode()
+    def _logits(self, question: Question, answer: Sequence[int]) -> Tensor:
+        """[tokens of the answer, vocabulary]: those that choose each of them."""
+        logits: Tensor = self.model(torch.tensor([[*question.prompt, *answer]])).logits[0]
+        return logits[len(question.prompt) - 1 : -1]
 
     def text(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(ids)
