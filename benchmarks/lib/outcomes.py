@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from benchmarks.lib.load.client import Record
-from benchmarks.lib.report import Percentiles, Summary
+from benchmarks.lib.report import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,30 +92,3 @@ def arrival_rate(sent: Sequence[float]) -> float:
     """Requests a second: those after the first, over the time in which they were sent; 0 for a single one."""
     span = max(sent) - min(sent) if sent else 0.0
     return (len(sent) - 1) / span if span else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Interruption:
-    """Running requests and the long prompt that arrived among them, as the clients saw them."""
-
-    chunk: int | None
-    """Tokens a step may compute; None: chunking off."""
-    decodes: Sequence[Record]
-    long: Record
-
-    @property
-    def name(self) -> str:
-        return f"chunks of {self.chunk}" if self.chunk else "chunking off"
-
-    @property
-    def itl(self) -> Percentiles:
-        """Of the running answers, from the long prompt's arrival on."""
-        return Percentiles.of(
-            after - before
-            for record in self.decodes
-            for before, after in pairwise(record.arrivals)
-            if after > self.long.sent
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        return {"chunk": self.chunk, "itl": asdict(self.itl), "long_ttft": self.long.ttft}

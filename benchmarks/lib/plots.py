@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.lib.outcomes import Interruption, Point, Run
+from benchmarks.lib.outcomes import Point, Run
 from benchmarks.lib.servers.systems import Outcome
 
 _COLORS: Final = ("#2563eb", "#0d9488", "#d97706", "#94a3b8")
@@ -37,27 +37,6 @@ def plot_comparison(outcomes: Sequence[Outcome], title: str, path: Path) -> None
         ax.margins(y=0.15)
         ax.tick_params(axis="x", labelrotation=20)
         _plain(ax)
-    _save(figure, title, path)
-
-
-def plot_long_prefill(outcomes: Sequence[Interruption], title: str, path: Path) -> None:
-    """One panel a setting: every token of every running answer as a dot, over the time of its arrival."""
-    figure, axes = plt.subplots(
-        len(outcomes), 1, figsize=(11, 1.9 * len(outcomes)), layout="constrained", sharex=True
-    )
-    for ax, outcome, color in zip(axes, outcomes, _COLORS, strict=False):
-        origin = outcome.long.sent
-        ax.axvspan(0, outcome.long.ttft, color="#fde68a", alpha=0.5, lw=0)
-        for row, record in enumerate(outcome.decodes):
-            arrivals = [arrival - origin for arrival in record.arrivals]
-            ax.scatter(arrivals, [row] * len(arrivals), s=5, color=color)
-        ax.set_title(
-            f"{outcome.name}: longest wait for a token {outcome.itl.max:.2f} s", fontsize=10, loc="left"
-        )
-        ax.set_ylabel("answer")
-        ax.set_yticks([])
-        _plain(ax)
-    axes[-1].set_xlabel("seconds since the long prompt arrived; shaded until its first token")
     _save(figure, title, path)
 
 

@@ -16,9 +16,7 @@ import pytest
 from benchmarks.lib.load.client import Api, Record, Target, open_client, send
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.workload import Fixed, Work, make_workload
-from benchmarks.lib.outcomes import Interruption
 from benchmarks.lib.report import summarize
-from benchmarks.long_prefill import interrupt
 from tests.integration.fake_openai_server import FakeServer, running
 
 
@@ -126,29 +124,3 @@ def test_the_command_line_finds_the_model_and_writes_its_results(tmp_path: Path)
     assert "6 answered, 0 failed" in done.stdout
     assert json.loads(results.read_text())["summary"]["succeeded"] == 6
     assert all(body["ignore_eos"] and body["temperature"] == 0.0 for body in server.bodies)
-
-
-async def test_the_long_prompt_is_sent_when_every_answer_streams() -> None:
-    async def until_the_long_prompt_is_here(number: int) -> None:
-        while number == 20 and len(server.bodies) < 4:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-    server = FakeServer(hold=until_the_long_prompt_is_here)
-    decodes = [Work(0.0, [1, 2, 3], max_tokens=40) for _ in range(3)]
-    with running(server):
-        answers, long = await interrupt(Target(server.url, "fake"), decodes, Work(0.0, [5] * 1000, 1))
-    for answer in answers:
-        before = [arrival for arrival in answer.arrivals if arrival < long.sent]
-        assert 8 <= len(before) <= 20
-        assert len(answer.arrivals) == 40
-
-
-def test_only_pauses_after_the_long_prompt_was_sent_are_counted() -> None:
-    decodes = [Record(arrivals=[0.0, 5.0, 7.0, 8.0]), Record(arrivals=[0.0, 6.0, 9.0])]
-    itl = Interruption(None, decodes, Record(sent=6.5)).itl
-    assert (itl.mean, itl.max) == (pytest.approx(2.0), 3.0)
-
-
-async def test_answers_that_fail_end_the_measurement() -> None:
-    with running(FakeServer()) as server, pytest.raises(SystemExit, match="no model other"):
-        await interrupt(Target(server.url, "other"), [Work(0.0, [1], 20)], Work(0.0, [1], 1))

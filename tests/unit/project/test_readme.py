@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chunked, compare, conversations, modes, simulate, speculation, start_up
+from benchmarks import chunked, compare, conversations, modes, offline, simulate, speculation, start_up
 from benchmarks import simulated_cluster as cluster
 from benchmarks.frontier import __main__ as frontier
 from router.admin import client as admin
@@ -37,7 +37,8 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
-        *(chunked, cluster, simulate, compare, conversations, frontier, modes, speculation, start_up),
+        *(chunked, cluster, simulate, compare, conversations, frontier, modes, offline),
+        *(speculation, start_up),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
