@@ -340,8 +340,8 @@ class Attempt(ABC):
                 delta.rejected_predicted += tokens.drafted - tokens.accepted
         if not self._has_tokens:
             self._has_tokens = True
-            delta.prompt_logprobs = self._prompt_logprobs
             if tokens.position == 0:
+                delta.prompt_logprobs = self._prompt_logprobs
                 delta.cached_tokens = tokens.cached_tokens
             self.on_first_token()
         if tokens.finish:
