@@ -109,7 +109,8 @@ class PrefixRanker:
         return [-lookup.pages if lookup is not None else 0 for lookup in known]
 
     def _depth_first(self, requests: Sequence[Request]) -> list[int]:
-        """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight)."""
+        """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight); among equal ones
+        that of the first request."""
         root = self._cache.root
         known = [self._lookups.get(request.scheduling.number) for request in requests]
         nodes = [lookup.deepest if lookup is not None else root for lookup in known]
@@ -119,8 +120,9 @@ class PrefixRanker:
         for node, path in paths.items():
             for at in path:
                 weights[at] += requests_at[node]
+        found = {node: number for number, node in enumerate(weights)}  # in the order of the requests
         last = (1, 0)  # a node's own requests are ordered after those of its children
-        keys = {node: [*((-weights[at], id(at)) for at in path), last] for node, path in paths.items()}
+        keys = {node: [*((-weights[at], found[at]) for at in path), last] for node, path in paths.items()}
         ranks = {node: rank for rank, node in enumerate(sorted(keys, key=keys.__getitem__))}
         return [ranks[node] for node in nodes]
 

@@ -75,6 +75,14 @@ def test_requests_below_one_node_stay_together(prompts: list[list[int]], cached:
         assert not below or below == list(range(below[0], below[-1] + 1))
 
 
+def test_requests_below_nodes_with_as_many_requests_keep_their_order() -> None:
+    cache = RadixCache(PAGE)
+    for token in range(30):
+        cache.insert([token] * PAGE, [token])
+    requests = waiting([[11 * number % 30] * (PAGE + 1) for number in range(30)])
+    assert PrefixRanker(cache, depth_first=True).order(requests, lambda request: request) == requests
+
+
 def above(cache: RadixCache, request: Request) -> list[object]:
     node = cache.match(request.tokens(0, request.num_tokens - 1), touch=False).node
     path: list[object] = []
