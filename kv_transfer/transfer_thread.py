@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from kv_transfer.errors import TransferError
 from kv_transfer.handoff.endpoint import KVEndpoint
@@ -18,10 +18,14 @@ from kv_transfer.ticket import HandoffState, Peer, Ticket
 _Post: TypeAlias = Callable[[Callable[[float], None]], None]
 """Queues a command, which the transfer thread calls with the current time."""
 
+_POLL_INTERVAL_S: Final = 0.0002
+"""While the endpoint is busy, and for `_LINGER_S` after."""
+_LINGER_S: Final = 0.1
+_IDLE_INTERVAL_S: Final = 0.02
+
 
 class TransferThread:
-    """Runs a KVEndpoint: polls it every `poll_interval_s` while it is busy and for `linger_s` after,
-    otherwise every `idle_interval_s`. The transports make progress only when polled.
+    """Runs a KVEndpoint and polls it, often while it is busy: transports make progress only when polled.
 
     `on_event` is called on this thread, in order, and must not block. `on_fatal` is called once if the
     endpoint itself fails, which no peer can cause; the thread then ends, and the worker should exit.
@@ -32,10 +36,6 @@ class TransferThread:
         endpoint: KVEndpoint,
         on_event: Callable[[EndpointEvent], None],
         on_fatal: Callable[[BaseException], None],
-        *,
-        poll_interval_s: float = 0.0002,
-        idle_interval_s: float = 0.02,
-        linger_s: float = 0.1,
     ) -> None:
         self.peer: Peer = endpoint.peer
         """This worker as its peers reach it, until a Reopened event."""
@@ -44,9 +44,6 @@ class TransferThread:
         self._endpoint = endpoint
         self._on_event = on_event
         self._on_fatal = on_fatal
-        self._poll_interval_s = poll_interval_s
-        self._idle_interval_s = idle_interval_s
-        self._linger_s = linger_s
         self._commands: queue.SimpleQueue[Callable[[float], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
 
@@ -83,7 +80,7 @@ class TransferThread:
         busy_until = 0.0
         while True:
             busy = time.monotonic() < busy_until
-            command = self._next(self._poll_interval_s if busy else self._idle_interval_s)
+            command = self._next(_POLL_INTERVAL_S if busy else _IDLE_INTERVAL_S)
             while command is not _NOTHING:
                 if command is None:
                     return
@@ -93,7 +90,7 @@ class TransferThread:
             for event in self._endpoint.poll(now):
                 self._on_event(event)
             if self._endpoint.is_busy(now):
-                busy_until = now + self._linger_s
+                busy_until = now + _LINGER_S
 
     def _next(self, timeout_s: float) -> Callable[[float], None] | None:
         try:

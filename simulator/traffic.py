@@ -17,6 +17,11 @@ from simulator.lengths import Lengths
 
 _BLOCK: Final = 512
 """Tokens per hash id in Mooncake's format."""
+_TURNS: Final = 5.0
+"""Turns of a chat, on average."""
+_SYSTEM_TOKENS: Final = 1024
+_SYSTEMS: Final = 4
+"""Different system prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,23 +93,20 @@ def chats(
     answers: Lengths,
     seed: int,
     *,
-    turns: float = 5.0,
     think_s: float = 10.0,
-    system_tokens: int = 1024,
-    systems: int = 4,
 ) -> list[Arrival]:
     """Multi-turn chats, `rate` requests a second in the long run.
 
-    Each chat begins with one of `systems` shared system prompts and has `turns` turns on average; every
-    turn's prompt holds all before it. Whole blocks of the history are shared with the next turn.
+    Each chat begins with one of a few shared system prompts and has several turns; every turn's prompt holds
+    all before it. Whole blocks of the history are shared with the next turn.
     """
     rng = np.random.default_rng(seed)
-    begin, arrivals, names = 0.0, list[Arrival](), iter(range(systems * system_tokens, 1 << 60))
-    while (begin := begin + float(rng.exponential(turns / rate))) < seconds:
-        system = int(rng.integers(systems))
-        blocks = [system * system_tokens + i for i in range(system_tokens // _BLOCK)]
-        history, at = system_tokens, begin
-        for _ in range(int(rng.geometric(1 / turns))):
+    begin, arrivals, names = 0.0, list[Arrival](), iter(range(_SYSTEMS * _SYSTEM_TOKENS, 1 << 60))
+    while (begin := begin + float(rng.exponential(_TURNS / rate))) < seconds:
+        system = int(rng.integers(_SYSTEMS))
+        blocks = [system * _SYSTEM_TOKENS + i for i in range(_SYSTEM_TOKENS // _BLOCK)]
+        history, at = _SYSTEM_TOKENS, begin
+        for _ in range(int(rng.geometric(1 / _TURNS))):
             question, answer = questions.draw(rng, 1)[0], answers.draw(rng, 1)[0]
             history += question
             while len(blocks) < history // _BLOCK:

@@ -6,7 +6,6 @@ neighbouring ranks hold the same head, as in `kv_transfer.layout`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -94,9 +93,9 @@ class Shard:
 WHOLE: Final = Shard()
 
 
-def sizes_for(spec: ModelSpec, sizes: Iterable[int] = _USUAL_SIZES) -> list[int]:
-    """Those of `sizes`, numbers of ranks, that this model can be split over."""
-    return [size for size in sizes if not _misfit(spec, size)]
+def sizes_for(spec: ModelSpec) -> list[int]:
+    """Usual numbers of ranks that this model can be split over."""
+    return [size for size in _USUAL_SIZES if not _misfit(spec, size)]
 
 
 def _misfit(spec: ModelSpec, size: int) -> str:

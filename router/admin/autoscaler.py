@@ -77,7 +77,7 @@ class LoadReader:
 
     def _latency(self, window: QuantileWindow) -> float:
         """Of most requests of the window; 0 if there are too few."""
-        now = self._recent.clock()
+        now = time.monotonic()
         found = window.quantiles([_LEVEL], now)
         return found[0] if found is not None and window.count(now) >= _ENOUGH else 0.0
 

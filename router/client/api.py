@@ -18,6 +18,7 @@ from router.config.table import SETTINGS
 
 _DEFAULT_URL: Final = f"http://127.0.0.1:{SETTINGS['http_port'].default}"
 _KEY_VARIABLE: Final = "OPENAI_API_KEY"
+_TIMEOUT_S: Final = 600.0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -43,10 +44,9 @@ class ApiError(Exception):
 class Api:
     """Safe to use from several threads."""
 
-    def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
+    def __init__(self, url: str, key: str | None = None) -> None:
         self.url: Final = url.rstrip("/").removesuffix("/v1")
         self._key = key
-        self._timeout_s = timeout_s
         self._opener = _opener(self.url)
 
     def get(self, path: str) -> Any:
@@ -85,7 +85,7 @@ class Api:
 
     def _open(self, request: Request) -> Any:
         try:
-            return self._opener.open(request, timeout=self._timeout_s)
+            return self._opener.open(request, timeout=_TIMEOUT_S)
         except HTTPError as error:
             with error:
                 raise ApiError(

@@ -74,19 +74,21 @@ _STAGES: Final = (
     ("first_decode_s", "green"),
 )
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
+_SPARK_WIDTH: Final = 14
+_SHOWN_REQUESTS: Final = 10
 _BAR: Final = 12
 _REQUEST_BAR: Final = 24
 _ID: Final = 8
 """Last characters of a request's id: enough to find it among those shown."""
 
 
-def top_screen(status: Mapping[str, Any], max_requests: int = 10) -> RenderableType:
+def top_screen(status: Mapping[str, Any]) -> RenderableType:
     """Figures, workers, links and the last requests, below each other."""
     parts: list[RenderableType] = [_head(status), _figures(status), Text(), _workers(status["workers"])]
     if status["links"]:
         parts += [Text(), _links(status["links"])]
     if status["ended"]:
-        parts += [Text(), _requests(status["ended"][:max_requests])]
+        parts += [Text(), _requests(status["ended"][:_SHOWN_REQUESTS])]
     return Group(*parts)
 
 
@@ -204,8 +206,8 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _spark(values: Sequence[float], width: int = 14) -> str:
-    shown = values[-width:]
+def _spark(values: Sequence[float]) -> str:
+    shown = values[-_SPARK_WIDTH:]
     top = max(shown, default=0.0) or 1.0
     return "".join(_SPARKS[round((len(_SPARKS) - 1) * value / top)] for value in shown)
 

@@ -89,9 +89,8 @@ class StepTimes:
     Every method costs O(1).
     """
 
-    def __init__(self, prior: StepTime = PRIOR) -> None:
-        """`prior`: of all workers together."""
-        self._all = StepTimeFit(prior)
+    def __init__(self) -> None:
+        self._all = StepTimeFit(PRIOR)
         self._workers: dict[WorkerId, _Worker] = {}
 
     def add(self, worker_id: WorkerId, prior: StepTime) -> None:

@@ -17,13 +17,11 @@ FRONT_S: Final = 7e-3
 _POOL_TOKENS: Final = 960_000
 
 
-def simulated_config(
-    preset: Preset = Preset.BATON, chunk_budget: int = CHUNK_BUDGET, itl_target_s: float | None = None
-) -> EngineConfig:
+def simulated_config(preset: Preset = Preset.BATON, itl_target_s: float | None = None) -> EngineConfig:
     settings = PRESETS[preset]
     scheduler = settings.scheduler
     if scheduler.chunk_budget is not None:
-        scheduler = replace(scheduler, chunk_budget=chunk_budget)
+        scheduler = replace(scheduler, chunk_budget=CHUNK_BUDGET)
     return EngineConfig(
         model_path=Path("none"),
         page_size=settings.page_size,

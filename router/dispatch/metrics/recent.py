@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,7 +98,7 @@ class EndedRequest:
     id: str
     outcome: str
     ended: float
-    """Time of the end, on the clock of `Recent`."""
+    """Time of the end, on time.monotonic()."""
     prompt_tokens: int
     output_tokens: int
     timings: router_pb2.Timings
@@ -117,9 +117,8 @@ class Handoffs:
 class Recent:
     """Constant memory; each call costs O(1)."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock: Final = clock
-        now = clock()
+    def __init__(self) -> None:
+        now = time.monotonic()
         self.since: Final = now
         self.prompt_tokens: Final = RateWindow(now)
         """Tokens of prompts whose first token was produced."""
@@ -134,21 +133,21 @@ class Recent:
         """By (prefill worker, decode worker). Bounded, since worker ids are fixed."""
 
     def first_token(self, ttft_s: float) -> None:
-        self.ttft.add(ttft_s, self.clock())
+        self.ttft.add(ttft_s, time.monotonic())
 
     def served(self, prompt_tokens: int) -> None:
         """The first token of a prompt was produced."""
-        self.prompt_tokens.add(prompt_tokens, self.clock())
+        self.prompt_tokens.add(prompt_tokens, time.monotonic())
 
     def gaps(self, seconds: float, count: int) -> None:
         """`count` tokens had this inter-token latency."""
-        self.itl.add(seconds, self.clock(), count)
+        self.itl.add(seconds, time.monotonic(), count)
 
     def sent(self, tokens: int) -> None:
-        self.output_tokens.add(tokens, self.clock())
+        self.output_tokens.add(tokens, time.monotonic())
 
     def handed_off(self, prefill_worker: str, decode_worker: str, size: int) -> None:
-        now = self.clock()
+        now = time.monotonic()
         link = self.links.setdefault((prefill_worker, decode_worker), Handoffs(now))
         link.count += 1
         link.bytes += size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -192,7 +193,7 @@ class RouterMetrics(Observer):
             self._per_token.observe(decode_s / (tokens - 1))
 
     def _rate(self, window: RateWindow) -> float:
-        return window.rate(self.recent.clock())
+        return window.rate(time.monotonic())
 
     def counted(self, outcome: str) -> None:
         """Count a sequence that was not admitted; for others see `finished`."""

@@ -51,9 +51,8 @@ class WorkerFigures:
 class WorkerStatsReader:
     """Reads the statistics of workers. Answers are cached for half a second, for any number of readers."""
 
-    def __init__(self, registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._clock = clock
         self._figures: dict[str, WorkerFigures] = {}
         self._read_at = -_FRESH_S
         self._reading = asyncio.Lock()
@@ -61,10 +60,10 @@ class WorkerStatsReader:
     async def read(self) -> dict[str, WorkerFigures]:
         """Figures by worker id. A worker that does not answer within a second keeps its latest figures."""
         async with self._reading:
-            if self._clock() - self._read_at >= _FRESH_S:
+            if time.monotonic() - self._read_at >= _FRESH_S:
                 found = await asyncio.gather(*map(self._ask, self._registry.sessions()))
                 self._figures = {name: figures for name, figures in found if figures is not None}
-                self._read_at = self._clock()
+                self._read_at = time.monotonic()
             return self._figures
 
     async def _ask(self, session: WorkerSession) -> tuple[str, WorkerFigures | None]:
@@ -76,7 +75,7 @@ class WorkerStatsReader:
         except RpcError:
             return session.worker_id, figures  # the worker's state shows the failure
         figures = figures or WorkerFigures(session.info.epoch)
-        figures.samples.append((self._clock(), stats))
+        figures.samples.append((time.monotonic(), stats))
         return session.worker_id, figures
 
 
@@ -106,7 +105,7 @@ class StatusReader:
     async def read(self) -> Status:
         """Rates are per second, over the last 5 s; percentiles over the last minute; durations in seconds."""
         figures = await self._stats.read()
-        recent, now = self._recent, self._recent.clock()
+        recent, now = self._recent, time.monotonic()
         return {
             "time": time.time(),
             "uptime_s": now - recent.since,
