@@ -17,7 +17,6 @@ from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
 from engine.presets import PRESETS, Preset
-from prefill_worker.preferences import prefill_engine_config
 from router.config.choices import KVCacheDtype, Mode, Quantization
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError, on_accelerator
@@ -55,7 +54,8 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     if config.mode is Mode.DISAGG:
-        engines[WorkerRole.PREFILL] = prefill_engine_config(engines[WorkerRole.PREFILL])
+        # No graphs of decode batches: every step of these workers has prompts.
+        engines[WorkerRole.PREFILL] = replace(engines[WorkerRole.PREFILL], cuda_graph_max_batch=0)
     ports = config.cluster.worker_ports
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []

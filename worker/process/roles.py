@@ -9,7 +9,7 @@ from worker.process.actor import WorkerActor
 
 
 class PrefillWorker(WorkerActor):
-    """Executes every command, like all workers; `prefill_worker.preferences` configures it."""
+    """Executes every command, like all workers; it captures no CUDA graphs of decode batches."""
 
 
 class DecodeWorker(WorkerActor):
