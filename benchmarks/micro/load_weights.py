@@ -1,94 +1,40 @@
 """Time to load a checkpoint beside the time to read its files, from the disk and from the page cache.
 
 python -m benchmarks.micro.load_weights --config FOLDER --write /tmp/checkpoint
-python -m benchmarks.micro.load_weights --model /tmp/checkpoint --device cuda
+python -m benchmarks.micro.load_weights --model /tmp/checkpoint --device cuda --tensor-parallel-size 2
 
 --write makes the checkpoint: FP8 with a scale per output feature (compressed-tensors), random values, in the
 shape of the config.json in FOLDER, for models with the tensors of Llama. Reading is by blocks of 16 MiB on
 --threads threads into memory that is not kept. Files leave the page cache before each cold figure, on file
-systems that follow posix_fadvise; "GB/s" says whether they did.
+systems that follow posix_fadvise; "GB/s" says whether they did. The ranks of a model load at the same time,
+each in a process of its own, whose device has been started before.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from types import SimpleNamespace
+from typing import Final, cast
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from benchmarks.checkpoints.quantize import quantization_config
+from benchmarks.checkpoints.random_weights import write_checkpoint
 from benchmarks.lib.command import command
+from engine.device.current import enter_device
 from engine.loader.model_loader import load_model
 from engine.loader.safetensors_reader import weight_files
+from engine.model_config.shard import Shard
+from engine.parallel.communicator import Communicator
 
 _BLOCK: Final = 16 << 20
-_FILE_BYTES: Final = 1 << 30
-_FP8: Final = torch.float8_e4m3fn
-
-
-def write_checkpoint(source: Path, folder: Path) -> None:
-    """Random weights in files of a gibibyte."""
-    config = json.loads((source / "config.json").read_text())
-    folder.mkdir(parents=True)
-    more = {"quantization_config": quantization_config("fp8", 0, symmetric=True)}
-    (folder / "config.json").write_text(json.dumps(config | more))
-    places: dict[str, str] = {}
-    held: dict[str, Tensor] = {}
-    for name, tensor in _tensors(config):
-        held[name] = tensor
-        if sum(one.nbytes for one in held.values()) >= _FILE_BYTES:
-            _write(folder, held, places)
-    _write(folder, held, places)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-
-
-def _write(folder: Path, held: dict[str, Tensor], places: dict[str, str]) -> None:
-    file = f"model-{len(set(places.values())):05}.safetensors"
-    save_file(held, folder / file)
-    places |= dict.fromkeys(held, file)
-    held.clear()
-
-
-def _tensors(config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    hidden, inner, heads = (
-        config[f"{name}"] for name in ("hidden_size", "intermediate_size", "num_attention_heads")
-    )
-    dim = config.get("head_dim") or hidden // heads
-    wide, narrow = heads * dim, config["num_key_value_heads"] * dim
-    noise = torch.randint(0, 120, (64 << 20,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    shapes = {
-        "self_attn.q_proj": (wide, hidden),
-        "self_attn.k_proj": (narrow, hidden),
-        "self_attn.v_proj": (narrow, hidden),
-        "self_attn.o_proj": (hidden, wide),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-
-    def filled(*shape: int) -> Tensor:
-        count = torch.Size(shape).numel()
-        return noise.repeat(-(-count // len(noise)))[:count].view(shape)
-
-    embeddings = config["vocab_size"], hidden
-    yield "model.embed_tokens.weight", filled(*embeddings).bfloat16().div_(1000)
-    for layer in range(config["num_hidden_layers"]):
-        for name, shape in shapes.items():
-            yield f"model.layers.{layer}.{name}.weight", filled(*shape).view(_FP8)
-            yield f"model.layers.{layer}.{name}.weight_scale", torch.full((shape[0], 1), 1e-4)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            yield f"model.layers.{layer}.{norm}.weight", torch.ones(hidden, dtype=torch.bfloat16)
-    yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
-    if not config.get("tie_word_embeddings"):
-        yield "lm_head.weight", filled(*embeddings).bfloat16().div_(1000)
 
 
 def drop(files: list[Path]) -> None:
@@ -126,57 +72,89 @@ class _Stages:
         return {stage: starts[at + 1] - starts[at] for at, stage in enumerate(self.began)}
 
 
-def load(folder: Path, device: str, dtype: str) -> str:
-    """Loads and forgets; how long each stage took."""
+def load(folder: Path, device: str, dtype: str, shard: Shard) -> dict[str, float]:
+    """Loads a rank's part and forgets it; seconds of each stage."""
     stages = _Stages()
-    model = load_model(folder, device=device, dtype=dtype, progress=stages)
+    communicator = cast(Communicator, SimpleNamespace(shard=shard))  # nothing is computed
+    model = load_model(folder, device=device, dtype=dtype, progress=stages, communicator=communicator)
     if device != "cpu":
         torch.cuda.synchronize()
-    text = ", ".join(
-        f"{stage.lower()} {took:.2f}" for stage, took in stages.seconds(time.perf_counter()).items()
-    )
+    end = time.perf_counter()
     del model
-    return text
+    return stages.seconds(end)
 
 
-def _timed(work: Callable[[], object]) -> tuple[float, object]:
+def _start(device: str) -> None:
+    if enter_device(device).type == "cuda":
+        torch.zeros(1, device=device)
+
+
+class Ranks:
+    """Processes that load the parts of a model at the same time."""
+
+    def __init__(self, device: str, size: int, stack: ExitStack) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._devices = [device if device == "cpu" else f"{device}:{rank}" for rank in range(size)]
+        self._processes = [stack.enter_context(ProcessPoolExecutor(1, spawn)) for _ in self._devices]
+        for started in [
+            process.submit(_start, own) for process, own in zip(self._processes, self._devices, strict=True)
+        ]:
+            started.result()
+
+    def load(self, folder: Path, dtype: str) -> dict[str, float]:
+        """Seconds of each stage of the slowest rank."""
+        loads = [
+            process.submit(load, folder, device, dtype, Shard(rank, len(self._processes)))
+            for rank, (process, device) in enumerate(zip(self._processes, self._devices, strict=True))
+        ]
+        return max((one.result() for one in loads), key=lambda stages: sum(stages.values()))
+
+
+def seconds(work: Callable[[], object]) -> float:
     began = time.perf_counter()
-    result = work()
-    return time.perf_counter() - began, result
+    work()
+    return time.perf_counter() - began
 
 
-def measure(options: argparse.Namespace) -> None:
+def measure(options: argparse.Namespace, ranks: Ranks) -> None:
     files = weight_files(options.model)
     total = sum(file.stat().st_size for file in files)
-    if options.device != "cpu":
-        load(options.model, options.device, options.dtype)  # the device's own start
     print(f"{total / 1e9:.2f} GB in {len(files)} files")
     for state, before in (("cold", drop), ("cached", lambda _: None)):
         fastest = float("inf")
         for threads in dict.fromkeys((1, options.threads)):
             before(files)
-            took, _ = _timed(lambda: read(files, threads))  # noqa: B023
+            took = seconds(lambda: read(files, threads))  # noqa: B023
             fastest = min(fastest, took)
             print(f"{state:7} read, {threads:2} threads {took:8.2f} s {total / took / 1e9:7.2f} GB/s")
         before(files)
-        took, stages = _timed(lambda: load(options.model, options.device, options.dtype))
+        stages = ranks.load(options.model, options.dtype)
+        took = sum(stages.values())
         rate = f"{total / took / 1e9:7.2f} GB/s"
-        print(f"{state:7} load             {took:8.2f} s {rate}  {took / fastest:.2f} x  ({stages})")
+        text = ", ".join(f"{stage.lower()} {part:.2f}" for stage, part in stages.items())
+        print(f"{state:7} load             {took:8.2f} s {rate}  {took / fastest:.2f} x  ({text})")
 
 
 def main() -> None:
     parser = command("micro.load_weights", __doc__)
     parser.add_argument("--config", type=Path, help="with --write: folder of a config.json")
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write a checkpoint, and load it")
+    parser.add_argument("--layers", type=int, help="with --write: in place of those of config.json")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--threads", type=int, default=8, help="besides one thread")
     options = parser.parse_args()
     if options.write is not None:
-        write_checkpoint(options.config, options.write)
+        config = json.loads((options.config / "config.json").read_text())
+        if options.layers is not None:
+            config["num_hidden_layers"] = options.layers
+        took = seconds(lambda: write_checkpoint(config, options.write, threads=options.threads))
+        print(f"written in {took:.1f} s")
         options.model = options.write
-    measure(options)
+    with ExitStack() as stack:
+        measure(options, Ranks(options.device, options.tensor_parallel_size, stack))
 
 
 if __name__ == "__main__":
