@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import chunked, compare, conversations, modes, offline, simulate, speculation, start_up
 from benchmarks import simulated_cluster as cluster
+from benchmarks.checkpoints import perplexity
 from benchmarks.frontier import __main__ as frontier
 from router.admin import client as admin
 from router.cli import drain_node, plan
@@ -38,7 +39,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
         *(chunked, cluster, simulate, compare, conversations, frontier, modes, offline),
-        *(speculation, start_up),
+        *(perplexity, speculation, start_up),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
