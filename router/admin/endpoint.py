@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 from starlette.applications import Starlette
@@ -34,6 +34,8 @@ from router.workers.member import Member
 from router.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from worker.config import WorkerRole
+
+_Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 LOOPBACK: Final = "127.0.0.1"
 _ROLES: Final = {"prefill": ROLE_PREFILL, "decode": ROLE_DECODE}
@@ -66,52 +68,72 @@ def admin_app(
     stop: Callable[[bool], None] = lambda _: None,
     num_siblings: int = 0,
 ) -> Starlette:
-    """The admin API. With several models, requests for a worker or a role have the query parameter `model`:
+    """The admin API. With several models, requests for a worker or a role have the query parameter `model`.
 
-    * GET /workers: those of `model`, or of all
-    * GET /requests/{id}: a running or recent request, as `ManagedModel.explain` returns it
-    * POST /workers/{name}/drain, /workers/{name}/restart: query parameters `timeout` in seconds (default:
-      --drain-timeout) and `force=1`
-    * POST /workers/{name}/role: query parameters `role=prefill` or `role=decode`, and `force=1`
-    * POST /scale/{role}: query parameter `workers`, the number of workers of that role, `prefill` or
-      `decode`
-    * GET /cache: what the workers have cached, as `manage_caches` returns it; query parameter `worker`
-    * POST /cache/clear: query parameters `place` (pool, host, disk, object; repeated; default: all), `key`
-      (only what sessions of this key retain) and `worker`. Answered with what is cached then
-    * POST /stop: drain and end this router; with `workers=1` its workers too, which `force=1` takes from
-      other routers. Answered before the router ends
-
-    Other POST requests are answered when the operation is complete. `stop(workers)` begins the end, also
-    of the `num_siblings` other front ends of this command.
+    POST requests are answered when the operation is complete, except that to stop. `stop(workers)` begins the
+    end, also of the `num_siblings` other front ends of this command.
     """
+    operations = _Operations(models, stop, num_siblings)
+    get: dict[str, _Endpoint] = {
+        "/requests/{id:path}": operations.explain,
+        "/workers": operations.workers,
+        "/cache": operations.cache,
+    }
+    post: dict[str, _Endpoint] = {
+        "/cache/clear": operations.clear_cache,
+        "/scale/{role}": operations.scale,
+        "/stop": operations.stop_router,
+        "/workers/{name}/drain": operations.drain,
+        "/workers/{name}/restart": operations.restart,
+        "/workers/{name}/role": operations.assign_role,
+    }
+    return Starlette(
+        routes=[
+            Route(path, _finishing(endpoint), methods=[method])
+            for method, endpoints in (("GET", get), ("POST", post))
+            for path, endpoint in endpoints.items()
+        ],
+        exception_handlers={HTTPException: _refused},
+        middleware=[Middleware(RequireLocalName)],
+    )
 
-    def asked_model(request: Request) -> ManagedModel:
-        name = request.query_params.get("model")
-        if name is None and len(models) == 1:
-            return next(iter(models.values()))
-        if name is None or name not in models:
-            which = "give a model" if name is None else f"there is no model {name}"
-            raise HTTPException(404 if name else 400, f"{which}: {', '.join(models)}")
-        return models[name]
 
-    async def workers(request: Request) -> Response:
+@dataclass(frozen=True, slots=True)
+class _Operations:
+    """The endpoints, each with its query parameters. `force=1` overrides what an operation refuses to do."""
+
+    models: Mapping[str, ManagedModel]
+    stop: Callable[[bool], None]
+    num_siblings: int
+
+    async def explain(self, request: Request) -> Response:
+        """A running or recent request, as `ManagedModel.explain` returns it."""
+        for name, model in self.models.items():
+            if (found := model.explain(request.path_params["id"])) is not None:
+                return _json({"model": name, **found})
+        raise HTTPException(404, "no running or recent request has this id; see --explain-requests")
+
+    async def workers(self, request: Request) -> Response:
+        """The workers of `model`, or of all models."""
         only = request.query_params.get("model")
         if only is not None:
-            asked_model(request)
-        chosen = models if only is None else [only]
+            self._model(request)
+        chosen = self.models if only is None else [only]
         return _json(
-            [_described(name, member) for name in chosen for member in models[name].registry.members()]
+            [_described(name, member) for name in chosen for member in self.models[name].registry.members()]
         )
 
-    async def drain(request: Request) -> Response:
-        model = asked_model(request)
+    async def drain(self, request: Request) -> Response:
+        """`timeout`: seconds, by default --drain-timeout."""
+        model = self._model(request)
         moved = await model.drainer.drain(
             request.path_params["name"], _timeout(request, model.drain_timeout_s), force=_forced(request)
         )
         return _json({"moved": moved})
 
-    async def restart(request: Request) -> Response:
-        model = asked_model(request)
+    async def restart(self, request: Request) -> Response:
+        """`timeout`: as for `drain`."""
+        model = self._model(request)
         moved = await model.drainer.restart(
             request.path_params["name"],
             _timeout(request, model.drain_timeout_s),
@@ -120,18 +142,20 @@ def admin_app(
         )
         return _json({"moved": moved})
 
-    async def role(request: Request) -> Response:
+    async def assign_role(self, request: Request) -> Response:
+        """`role`: prefill or decode."""
         asked = _ROLES.get(request.query_params.get("role", ""))
         if asked is None:
             raise HTTPException(400, f"role={request.query_params.get('role')}: use prefill or decode")
-        drainer = asked_model(request).drainer
+        drainer = self._model(request).drainer
         await drainer.assign(request.path_params["name"], asked, force=_forced(request))
         return _json({})
 
-    async def scale(request: Request) -> Response:
+    async def scale(self, request: Request) -> Response:
+        """`workers`: the number of workers of the role in the path, prefill or decode."""
         names = [role.value for role in WorkerRole]
         asked, text = request.path_params["role"], request.query_params.get("workers", "")
-        model = asked_model(request)
+        model = self._model(request)
         if model.scaling is None or asked not in names:
             raise HTTPException(404, f"there is no role {asked}: use {' or '.join(names)}")
         if not text.isdecimal():
@@ -139,46 +163,45 @@ def admin_app(
         scaled = await model.scaling.scale(WorkerRole(asked), int(text), model.startup_timeout_s)
         return _json({"workers": scaled})
 
-    async def cache(request: Request) -> Response:
-        return _json(await manage_caches(asked_model(request).registry, request.query_params.get("worker")))
+    async def cache(self, request: Request) -> Response:
+        """What the workers have cached, as `manage_caches` returns it. `worker`: only this one."""
+        registry = self._model(request).registry
+        return _json(await manage_caches(registry, request.query_params.get("worker")))
 
-    async def clear_cache(request: Request) -> Response:
+    async def clear_cache(self, request: Request) -> Response:
+        """Answers with what is cached then.
+
+        `place`: pool, host, disk, object; repeated; by default all. `key`: only what sessions of this key
+        retain. `worker`: only this one.
+        """
         query = request.query_params
         places = query.getlist("place") or PLACES
         if unknown := [place for place in places if place not in PLACES]:
             raise HTTPException(400, f"place={unknown[0]}: use {', '.join(PLACES)}")
-        registry = asked_model(request).registry
+        registry = self._model(request).registry
         return _json(await manage_caches(registry, query.get("worker"), places, query.get("key")))
 
-    async def stopped(request: Request) -> Response:
+    async def stop_router(self, request: Request) -> Response:
+        """Drain and end this router; answered before it ends.
+
+        `workers=1`: its workers too, unless other routers use them.
+        """
         workers = request.query_params.get("workers") == "1"
-        others = sorted({name for model in models.values() for name in model.registry.other_routers()})
-        if workers and len(others) > num_siblings and not _forced(request):
+        others = sorted({name for model in self.models.values() for name in model.registry.other_routers()})
+        if workers and len(others) > self.num_siblings and not _forced(request):
             raise HTTPException(409, f"{', '.join(others)} uses these workers too; --force overrides this")
-        stop(workers)
+        self.stop(workers)
         return _json({"others": others})
 
-    async def explained(request: Request) -> Response:
-        for name, model in models.items():
-            if (found := model.explain(request.path_params["id"])) is not None:
-                return _json({"model": name, **found})
-        raise HTTPException(404, "no running or recent request has this id; see --explain-requests")
-
-    return Starlette(
-        routes=[
-            Route("/requests/{id:path}", _finishing(explained), methods=["GET"]),
-            Route("/workers", _finishing(workers), methods=["GET"]),
-            Route("/cache", _finishing(cache), methods=["GET"]),
-            Route("/cache/clear", _finishing(clear_cache), methods=["POST"]),
-            Route("/scale/{role}", _finishing(scale), methods=["POST"]),
-            Route("/stop", _finishing(stopped), methods=["POST"]),
-            Route("/workers/{name}/drain", _finishing(drain), methods=["POST"]),
-            Route("/workers/{name}/restart", _finishing(restart), methods=["POST"]),
-            Route("/workers/{name}/role", _finishing(role), methods=["POST"]),
-        ],
-        exception_handlers={HTTPException: _refused},
-        middleware=[Middleware(RequireLocalName)],
-    )
+    def _model(self, request: Request) -> ManagedModel:
+        """The model that the request names; without a name the only one."""
+        name = request.query_params.get("model")
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None or name not in self.models:
+            which = "give a model" if name is None else f"there is no model {name}"
+            raise HTTPException(404 if name else 400, f"{which}: {', '.join(self.models)}")
+        return self.models[name]
 
 
 class AdminServer:
@@ -205,9 +228,7 @@ class AdminServer:
             await self._serving
 
 
-def _finishing(
-    endpoint: Callable[[Request], Awaitable[Response]],
-) -> Callable[[Request], Awaitable[Response]]:
+def _finishing(endpoint: _Endpoint) -> _Endpoint:
     """Finish the operation even if the client disconnects; errors become responses."""
 
     async def answer(request: Request) -> Response:
