@@ -22,6 +22,7 @@ from worker.log import log_to_stderr
 from worker.network import own_address
 from worker.process.last_words import LastWords
 from worker.process.router_watch import RayContact
+from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
 if TYPE_CHECKING:
     from worker.process.engine_loop import EngineDied
@@ -62,8 +63,8 @@ class WorkerActor:
         """`bundle`: of the actor's placement group, where there is room for its other ranks too."""
         self._stages = StageTimes("Importing torch")
         os.environ.update(config.environment)  # read by libraries that the following imports load
+        rank_processes = rank_processes_of(config, bundle, log_level)
         from worker.process.host import WorkerHost
-        from worker.tensor_parallel.ray_rank_processes import rank_processes_of
 
         log_to_stderr(log_level, config.log_format)
         self._last_words = LastWords(_file_of(config))
@@ -73,7 +74,7 @@ class WorkerActor:
             config,
             on_death=self._end_process,
             progress=self._on_progress,
-            rank_processes=rank_processes_of(config, bundle, log_level),
+            rank_processes=rank_processes,
             is_reachable=RayContact().answers,
         )
         self._progress = LoadProgress("starting", 0, 0)

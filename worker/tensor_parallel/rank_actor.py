@@ -19,8 +19,9 @@ class RankActor:
     def __init__(self, environment: Mapping[str, str], log_level: int, log_format: str) -> None:
         os.environ.update(environment)
         log_to_stderr(log_level, log_format)
+        from worker.tensor_parallel.rank_process import run_rank  # imports torch, while rank 0 does
+
+        self._run = run_rank
 
     def run(self, config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
-        from worker.tensor_parallel.rank_process import run_rank
-
-        run_rank(config, rendezvous, rank)
+        self._run(config, rendezvous, rank)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
+
+if TYPE_CHECKING:
+    from engine.parallel import Rendezvous
 
 
 class RankProcesses(ABC):
@@ -19,7 +22,7 @@ class RankProcesses(ABC):
 
     @abstractmethod
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
-        """Start a process for each rank but 0; it runs `rank_process.run_rank`."""
+        """Run `rank_process.run_rank` in a process for each rank but 0."""
 
     @abstractmethod
     def end_all(self) -> None:

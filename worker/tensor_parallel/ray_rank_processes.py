@@ -1,23 +1,26 @@
 """The ranks of a worker other than 0 as Ray actors, in the placement-group bundle reserved for all its ranks.
 
 A bundle lies on one node, so the ranks share a machine. Rank 0 creates the actors and thereby owns them: Ray
-ends them when rank 0 ends.
+ends them when rank 0 ends. It creates them before it imports torch, which takes each process seconds; so this
+module does not import it.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engine.parallel import Rendezvous
 from worker.config import WorkerConfig
 from worker.tensor_parallel.rank_actor import RankActor
 from worker.tensor_parallel.rank_processes import RankProcesses
+
+if TYPE_CHECKING:
+    from engine.parallel import Rendezvous
 
 
 def rank_processes_of(config: WorkerConfig, bundle: int, log_level: int) -> RankProcesses | None:
@@ -30,10 +33,9 @@ class _RayRankProcesses(RankProcesses):
         super().__init__()
         self._bundle = bundle
         self._arguments = config.environment, log_level, config.log_format
-        self._actors: list[Any] = []
+        self._actors: list[Any] = [self._actor() for _ in range(1, config.engine.tensor_parallel_size)]
 
     def start(self, config: WorkerConfig, rendezvous: Rendezvous) -> None:
-        self._actors = [self._actor() for _ in range(1, rendezvous.size)]
         ends = {
             actor.run.remote(config, rendezvous, rank): rank
             for rank, actor in enumerate(self._actors, start=1)
