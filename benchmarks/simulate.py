@@ -29,12 +29,12 @@ from rich.table import Table
 from benchmarks import simulated_cluster
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.chunk_engines import simulate
-from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
+from benchmarks.lib.engines.simulated_gpu import FlagLineError, config_of_flags
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long_prompts
+from benchmarks.lib.plots import plot_schedulers
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, figures_table, summarize
-from benchmarks.lib.scheduler_plots import plot_schedulers
 from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8, DeviceCosts
 from simulator.planner.costs import costs_of
 from simulator.planner.hardware import H200

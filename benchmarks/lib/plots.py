@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -65,6 +65,34 @@ def plot_modes(points: Sequence[Point], title: str, path: Path) -> None:
         ax.set_ylim(bottom=0)
         _plain(ax)
     axes[0].legend(frameon=False)
+    _save(figure, title, path)
+
+
+def plot_schedulers(rows: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
+    """One panel a figure, one bar a scheduler. Logarithmic where they differ much.
+
+    `rows`: figures by name, by the flags of the scheduler.
+    """
+    names = [line or "defaults" for line in rows]
+    figures = list(next(iter(rows.values())))
+    height = 0.32 * len(names) + 1.1
+    figure, axes = plt.subplots(
+        1, len(figures), figsize=(4 + 1.9 * len(figures), height), layout="constrained", sharey=True
+    )
+    for ax, name in zip(axes, figures, strict=True):
+        values = [row[name] for row in rows.values()]
+        colors = [_COLORS[k % len(_COLORS)] for k in range(len(values))]
+        bars = ax.barh(names, values, color=colors, height=0.65)
+        ax.bar_label(
+            bars, labels=[f"{value:,.3g}" if value < 100 else f"{value:,.0f}" for value in values], padding=2
+        )
+        ax.set_title(name, fontsize=9)
+        if min(values) > 0 and max(values) > 20 * min(values):
+            ax.set_xscale("log")
+        ax.margins(x=0.3)
+        ax.tick_params(labelsize=8)
+        _plain(ax)
+    axes[0].invert_yaxis()
     _save(figure, title, path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulate
-from benchmarks.lib.engines.flag_lines import FlagLineError, config_of_flags
+from benchmarks.lib.engines.simulated_gpu import FlagLineError, config_of_flags
 from engine.config import Policy
 from engine.presets import PRESETS, Preset
 
