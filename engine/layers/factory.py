@@ -68,7 +68,10 @@ class Layers:
         covered = {source: self.quantization.covers(self.prefix + source) for source in sources}
         if len(set(covered.values())) > 1:
             plain = ", ".join(self.prefix + source for source in sources if not covered[source])
-            raise UnsupportedModel(f"{plain} is not quantized, but the projections merged with it are")
+            raise UnsupportedModel(
+                f"{plain} is not quantized, but the projections merged with it are; use a checkpoint that"
+                " leaves out all of them or none"
+            )
         return method_of(self.quantization, shares) if all(covered.values()) else PLAIN
 
     def stored_method(self, source: str) -> LinearMethod:
@@ -143,7 +146,9 @@ class Layers:
         vocab, features = embed.weight.shape
         stored = None if self.quantization is None or self.quantization.online else self.quantization
         if not tied and stored is not None and stored.covers("lm_head"):
-            raise UnsupportedModel("a quantized lm_head is not supported")
+            raise UnsupportedModel(
+                "a quantized lm_head is not supported; use a checkpoint whose quantization_config ignores it"
+            )
         if self.communicator.shard.size > 1:
             return VocabularyHead(embed, self.communicator, tied=tied)
         head = Linear(features, vocab, bias=False)

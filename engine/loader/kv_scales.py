@@ -10,7 +10,8 @@ from typing import Final
 from engine.loader.safetensors_reader import read_tensors, weight_files
 from engine.model_config.errors import WeightsError
 
-_SCALE: Final = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:k_proj\.|v_proj\.|attn\.)?([kv])_scale$")
+_SCALE: Final = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:k_proj\.|v_proj\.|attn\.)?(k|v|kv)_scale$")
+"""AutoFP8's first checkpoints have one scale for keys and values."""
 
 
 def kv_scales(folder: Path, layers: Sequence[int]) -> tuple[tuple[float, float], ...]:
@@ -27,5 +28,6 @@ def kv_scales(folder: Path, layers: Sequence[int]) -> tuple[tuple[float, float],
         scale = float(tensor) if tensor.numel() == 1 else 0.0
         if not 0.0 < scale < float("inf"):
             raise WeightsError(f"{name} has shape {list(tensor.shape)}: KV has one positive scale per layer")
-        scales[int(found[1])]["kv".index(found[2])] = scale
+        for kind in found[2]:
+            scales[int(found[1])]["kv".index(kind)] = scale
     return tuple((keys, values) for keys, values in scales.values())

@@ -134,10 +134,10 @@ def _copied(
         for name, stored in tensors:
             for source, tensor in model.unstacked(model.source_name(name), stored):
                 filled = places.pop(source, [])
-                if not filled and not model.ignores(source):
-                    unexpected.append(name)
-                elif not filled:
+                if not filled and model.ignores(source):
                     model.check_ignored(source, tensor)
+                elif not filled and not model.is_empty(source, tensor):
+                    unexpected.append(name)
                 yield name, tensor, filled
 
     on_host = next(model.parameters()).device.type == "cpu"

@@ -19,6 +19,9 @@ from engine.models.weight_table import ParamSlice
 _FILLING: Final = Lock()
 """Held while merged projections, on several threads, fill the same target."""
 
+_NUMBERS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""What weights and scales in any floating-point type are converted to."""
+
 
 def places_of(model: CausalLM) -> dict[str, list[Place]]:
     """Every tensor that the checkpoint must contain, with the places that it fills.
@@ -46,7 +49,8 @@ class Place:
     """Counted in entries."""
 
     def fill(self, tensor: Tensor, name: str) -> None:
-        """Raises WeightsError if the tensor has another shape than expected."""
+        """Raises WeightsError if the tensor has another shape or kind of values than expected."""
+        self._require_kind(tensor, name)
         value = tensor.t() if self.transposed else tensor
         if self.slot.tile[0] is None:
             value = tensor.unsqueeze(0)
@@ -76,6 +80,16 @@ class Place:
                 yield self.target.narrow(axis, filled, len(stretch)), part
             filled += len(stretch)
 
+    def _require_kind(self, value: Tensor, name: str) -> None:
+        """Values of a few bits, and words of several, mean something else as numbers of another kind."""
+        target = self.target.dtype
+        if target in _NUMBERS or self.slot.convert is not None:
+            fits = value.is_floating_point()
+        else:
+            fits = value.dtype == target or self.slot.tile[0] is None
+        if not fits:
+            raise WeightsError(f"{name} is {_named(value.dtype)}, but config.json asks for {_named(target)}")
+
     def _require_shape(self, value: Tensor, name: str) -> None:
         if self.slot.single:
             shape = [] if not value.dim() else [1]
@@ -87,6 +101,10 @@ class Place:
                 shape[1:] = value.shape[1:]
         if list(value.shape) != shape:
             raise WeightsError(f"{name} has shape {list(value.shape)}, but config.json asks for {shape}")
+
+
+def _named(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _fill_once(target: Tensor, value: Tensor, name: str) -> None:

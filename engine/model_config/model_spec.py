@@ -19,6 +19,7 @@ from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.layer_options import Activation, Norms, QKNorm
 from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
+from engine.model_config.quantization_config import read_quantization
 from engine.model_config.rope_spec import RopeSpec
 
 _MODELOPT: Final = "hf_quant_config.json"
@@ -150,8 +151,9 @@ class ModelSpec:
 
     def bytes_per_dense_weight(self, value_bytes: int) -> float:
         """Of the layers' other matrices."""
-        of_experts = self.quantization is not None and self.quantization.experts_only
-        return value_bytes if of_experts else self.bytes_per_weight(value_bytes)
+        attention = f"model.layers.{self.attention_layers[-1]}.self_attn.o_proj"
+        left_out = self.quantization is not None and not self.quantization.covers(attention)
+        return value_bytes if left_out else self.bytes_per_weight(value_bytes)
 
     def quantized(self, quantization: str | None) -> ModelSpec:
         """This model with weights that are quantized at load: "fp8", or None to take them as they are.
@@ -299,7 +301,7 @@ class ModelSpec:
                 vocab_size=shape["vocab_size"],
                 eos_token_ids=_eos_token_ids(shape, generation or {}),
                 dtype=shape.get("dtype") or shape.get("torch_dtype") or "float32",
-                quantization=Quantization.from_config(config),
+                quantization=read_quantization({**config, **shape}),
                 **known.read(shape),
             )
         except KeyError as field:

@@ -18,9 +18,12 @@ from engine.layers.modules import Embedding
 from engine.layers.ops.ops import Rotation
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import Packing
 from engine.model_config.shard import Cut
 from engine.models.weight_table import ParamSlice, WeightTable
 
+_KV_SCALES: Final = (".k_scale", ".v_scale", ".kv_scale")
+"""See kv_scales.py."""
 _OF_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -149,8 +152,13 @@ class CausalLM(nn.Module, ABC):
         """Whether the checkpoint's tensor `name` is not needed by this model."""
         unused = () if self.spec.quantization is None else self.spec.quantization.unused
         head = self.spec.tied_embeddings and name == "lm_head.weight"
-        # Scales of KV: see kv_scales.py.
-        return head or self._is_elsewhere(name) or name.endswith((*unused, ".k_scale", ".v_scale"))
+        return head or self._is_elsewhere(name) or name.endswith((*unused, *_KV_SCALES))
+
+    def is_empty(self, name: str, tensor: Tensor) -> bool:
+        """Whether this is a bias of zeros of a model without it: AutoGPTQ at first gave every layer one."""
+        quantization = self.spec.quantization
+        of_gptq = quantization is not None and quantization.packing is Packing.GPTQ
+        return of_gptq and name.endswith(".bias") and not tensor.any()
 
     def check_ignored(self, name: str, tensor: Tensor) -> None:
         """Raises WeightsError if a tensor that is ignored says that weights are not what config.json says."""

@@ -19,18 +19,13 @@ from engine.layers.ops.ops import Rotation
 from engine.layers.rope import rope_table
 from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import NESTED
 from engine.model_config.rope_spec import RopeSpec
 from engine.models.attention_table import attention_table, norm_table, projections
 from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table
 from engine.models.weight_table import ParamSlice, WeightTable, per_layer
 
-_NESTED: Final = {
-    "model.language_model.": "model.",  # transformers from 4.52 on
-    "language_model.model.": "model.",  # before
-    "language_model.lm_head.": "lm_head.",
-}
-"""Checkpoints with a vision part nest the language model."""
 _VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
 
 
@@ -114,7 +109,7 @@ class LlamaModel(CausalLM):
         return attention_table(self.spec, self.part, self.shard)
 
     def source_name(self, name: str) -> str:
-        for nested, plain in _NESTED.items():
+        for nested, plain in NESTED.items():
             if name.startswith(nested):
                 return plain + name.removeprefix(nested)
         return name

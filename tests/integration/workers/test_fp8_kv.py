@@ -186,6 +186,14 @@ def test_a_checkpoint_without_scales_has_scales_of_one(tmp_path: Path) -> None:
     assert kv_scales(tmp_path, range(2)) == ((1.0, 1.0), (1.0, 1.0))
 
 
+def test_one_scale_of_a_layer_is_that_of_its_keys_and_its_values(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.self_attn.kv_scale"] = torch.tensor([0.5])
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert kv_scales(tmp_path, range(2)) == ((1.0, 1.0), (0.5, 0.5))
+
+
 @pytest.mark.parametrize("scale", [torch.tensor([0.0]), torch.tensor([1.0, 1.0]), torch.tensor(torch.nan)])
 def test_a_scale_that_is_not_one_positive_number_is_refused(scale: Tensor, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path)

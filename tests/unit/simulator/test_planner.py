@@ -11,7 +11,7 @@ import pytest
 
 from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.quantization import Quantization
+from engine.model_config.quantization_config import read_quantization
 from router.cli.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
@@ -82,7 +82,7 @@ def test_a_larger_model_takes_longer_in_proportion_to_its_weights() -> None:
 
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ}))
+LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=read_quantization({"quantization_config": AWQ}))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=Quantization.from_config({"quantiz
         (LLAMA_8B.quantized("fp8"), 8, 1024, 3.6),
         (LLAMA_8B.quantized("fp8"), 64, 1024, 6.1),
         (
-            replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ})),
+            replace(LLAMA_8B, quantization=read_quantization({"quantization_config": AWQ})),
             1,
             1024,
             3.0,
         ),
         (
-            replace(LLAMA_8B, quantization=Quantization.from_config({"quantization_config": AWQ})),
+            replace(LLAMA_8B, quantization=read_quantization({"quantization_config": AWQ})),
             64,
             1024,
             8.5,

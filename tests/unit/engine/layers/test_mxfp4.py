@@ -12,7 +12,8 @@ from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import route
 from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.quantization import Quantization, WeightFormat
+from engine.model_config.quantization import WeightFormat
+from engine.model_config.quantization_config import read_quantization
 
 EXPERTS, FEATURES, DEPTH = 4, 24, 96
 
@@ -78,7 +79,7 @@ def test_only_experts_of_gpt_oss_are_quantized() -> None:
     left_out = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
     config = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": left_out}}
 
-    quantization = Quantization.from_config(config)
+    quantization = read_quantization(config)
 
     assert quantization is not None
     assert quantization.format is WeightFormat.MXFP4

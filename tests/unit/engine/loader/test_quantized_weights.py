@@ -249,3 +249,27 @@ def test_parameters_take_the_bytes_of_their_format(tmp_path: Path) -> None:
     small, large = (ModelSpec.from_folder(folder).weight_bytes(2) for folder in (quantized, dense))
     embeddings = 2 * 97 * 256 * 2
     assert large - embeddings == 2 * (small - embeddings)
+
+
+@pytest.mark.parametrize("format", ["fp8 in blocks", "awq", "int8 per channel", "nvfp4 of modelopt"])
+def test_values_of_another_kind_than_the_formats_are_refused(format: str, tmp_path: Path) -> None:
+    folder, _ = write("llama", FORMATS[format], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if name.endswith(("up_proj.weight", "up_proj.qweight")))
+    save_file(tensors | {name: tensors[name].float()}, folder / "model.safetensors")
+
+    with pytest.raises(WeightsError, match=rf"{name} is float32, but config\.json asks for "):
+        load_model(folder)
+
+
+def test_biases_of_gptq_are_needed_unless_they_are_zero(tmp_path: Path) -> None:
+    folder, _ = write("llama", FORMATS["gptq"], tmp_path)
+    tensors, name = load_file(folder / "model.safetensors"), "model.layers.1.mlp.up_proj.bias"
+    expected = logits(load_model(folder))
+
+    save_file(tensors | {name: torch.zeros(512)}, folder / "model.safetensors")
+    assert torch.equal(logits(load_model(folder)), expected)
+
+    save_file(tensors | {name: torch.ones(512)}, folder / "model.safetensors")
+    with pytest.raises(WeightsError, match=rf"unexpected {name}"):
+        load_model(folder)
