@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 from collections import deque
 from collections.abc import Sequence
 
 from kv_transfer.errors import RankGone
-from kv_transfer.sharded.wire import (
-    Digest,
-    Digests,
-    DigestState,
-    Ended,
-    Forget,
-    Frames,
-    Hello,
-    Message,
-    Write,
-    pack,
-)
+from kv_transfer.message_socket import MessageSocket
+from kv_transfer.sharded.wire import KINDS, Digest, Digests, DigestState, Ended, Forget, Hello, Message, Write
 from kv_transfer.ticket import Peer
 
 
@@ -28,8 +17,7 @@ class RankLink:
 
     def __init__(self, connection: socket.socket) -> None:
         """Waits for the rank's Hello. Takes ownership of `connection`."""
-        self._socket = connection
-        self._frames = Frames()
+        self._socket = MessageSocket(connection, KINDS)
         self._unread: deque[Message] = deque()
         hello = self._wait_for(Hello)
         assert isinstance(hello, Hello)
@@ -44,7 +32,7 @@ class RankLink:
 
     def poll(self) -> list[Ended]:
         """Writes that have ended since the last call. Does not wait."""
-        while select.select([self._socket], [], [], 0)[0]:
+        while self._socket.waits():
             self._receive()
         ended = [message for message in self._unread if isinstance(message, Ended)]
         self._unread.clear()
@@ -68,7 +56,7 @@ class RankLink:
 
     def _send(self, message: Message) -> None:
         try:
-            self._socket.sendall(pack(message))
+            self._socket.send(message)
         except OSError as error:
             raise RankGone(f"a rank has ended: {error}") from error
 
@@ -82,9 +70,9 @@ class RankLink:
 
     def _receive(self) -> None:
         try:
-            data = self._socket.recv(1 << 16)
+            message = self._socket.receive()
         except OSError as error:
             raise RankGone(f"a rank has ended: {error}") from error
-        if not data:
+        if message is None:
             raise RankGone("a rank has ended")
-        self._unread.extend(self._frames.feed(data))
+        self._unread.append(message)

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import time
 from typing import Final
 
 from kv_transfer.integrity.digest import PageDigester
-from kv_transfer.sharded.wire import (
-    Digest,
-    Digests,
-    DigestState,
-    Forget,
-    Frames,
-    Hello,
-    Message,
-    Write,
-    pack,
-)
+from kv_transfer.message_socket import MessageSocket
+from kv_transfer.sharded.wire import KINDS, Digest, Digests, DigestState, Forget, Hello, Message, Write
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
@@ -31,41 +21,42 @@ digests while they arrive."""
 
 def serve_rank(connection: socket.socket, pool: Peer, writer: RankWriter, digester: PageDigester) -> None:
     """Serve until rank 0 closes the connection or ends. Afterwards the pool is not accessed any more."""
+    rank_0 = MessageSocket(connection, KINDS)
     try:
-        connection.sendall(pack(Hello(pool)))
-        _serve(connection, writer, digester)
+        rank_0.send(Hello(pool))
+        _serve(rank_0, writer, digester)
     except OSError:
         pass  # rank 0 has ended: this rank ends, too
     finally:
         writer.transport.close()
-        connection.close()
+        rank_0.close()
 
 
-def _serve(connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
-    frames = Frames()
+def _serve(rank_0: MessageSocket[Message], writer: RankWriter, digester: PageDigester) -> None:
     busy_until = 0.0
     while True:
         busy = writer.busy or time.monotonic() < busy_until
-        if select.select([connection], [], [], _BUSY_S if busy else _IDLE_S)[0]:
-            data = connection.recv(1 << 16)
-            if not data:
+        if rank_0.waits(_BUSY_S if busy else _IDLE_S):
+            message = rank_0.receive()
+            if message is None:
                 return
             busy_until = time.monotonic() + _LINGER_S
-            for message in frames.feed(data):
-                _execute(message, connection, writer, digester)
+            _execute(message, rank_0, writer, digester)
         # Other events are dropped: rank 0 gets lost peers and messages from its own transport.
         ended, _ = writer.poll()
         for end in ended:
-            connection.sendall(pack(end))
+            rank_0.send(end)
 
 
-def _execute(message: Message, connection: socket.socket, writer: RankWriter, digester: PageDigester) -> None:
+def _execute(
+    message: Message, rank_0: MessageSocket[Message], writer: RankWriter, digester: PageDigester
+) -> None:
     match message:
         case Write():
             writer.write(message)
         case Forget(peer):
             writer.forget(peer)
         case Digest(pages, tail_tokens):
-            connection.sendall(pack(Digests(tuple(digester.digest(pages, tail_tokens)))))
+            rank_0.send(Digests(tuple(digester.digest(pages, tail_tokens))))
         case DigestState(first):
-            connection.sendall(pack(Digests(tuple(digester.digest_state(first)))))
+            rank_0.send(Digests(tuple(digester.digest_state(first))))

@@ -1,12 +1,10 @@
-"""Frames between rank 0 and the other ranks of a worker, for KV transfer."""
+"""Messages between rank 0 and the other ranks of a worker, for KV transfer."""
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from kv_transfer.codec import block, pack_one_of, unpack_one_of
 from kv_transfer.ticket import Peer
 
 
@@ -68,29 +66,4 @@ class Digests:
 
 Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget | DigestState
 
-_KINDS: Final[tuple[type[Message], ...]] = (Hello, Write, Ended, Digest, Digests, Forget, DigestState)
-_LENGTH: Final = struct.Struct("<I")
-
-
-def pack(message: Message) -> bytes:
-    """Encode a message as a frame."""
-    return block(pack_one_of(_KINDS, message))
-
-
-class Frames:
-    """Decodes a stream of bytes into messages."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes. Raises BadMessage."""
-        self._bytes += data
-        messages = []
-        while len(self._bytes) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._bytes)[0]
-            if len(self._bytes) < end:
-                break
-            messages.append(unpack_one_of(_KINDS, bytes(self._bytes[_LENGTH.size : end])))
-            del self._bytes[:end]
-        return messages
+KINDS: Final[tuple[type[Message], ...]] = (Hello, Write, Ended, Digest, Digests, Forget, DigestState)

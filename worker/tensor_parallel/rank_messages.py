@@ -1,17 +1,12 @@
-"""Messages between rank 0 and the other ranks of a worker about copies of KV, and the socket for them."""
+"""Messages between rank 0 and the other ranks of a worker about copies of KV."""
 
 from __future__ import annotations
 
-import socket
-import struct
-import threading
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from engine.kv_tiers.jobs import Demote, Done, Forget, Load, Promote, Remove, Save
-from kv_transfer.codec import block, pack_one_of, unpack_one_of
-
-_LENGTH: Final = struct.Struct("<I")
+from kv_transfer.message_socket import MessageSocket
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +59,5 @@ class Stop:
 
 
 Message: TypeAlias = Hello | Answer | Stop | Demote | Promote | Save | Load | Remove | Forget
-_KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
-
-
-class RankSocket:
-    """`send` may be called by any thread, `receive` by one."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-        self._sending = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        """Raises OSError when the other end has ended."""
-        with self._sending:
-            self._socket.sendall(block(pack_one_of(_KINDS, message)))
-
-    def receive(self) -> Message | None:
-        """Waits for the next one; None: the other end has ended. Raises BadMessage, and OSError."""
-        head = self._exactly(_LENGTH.size)
-        body = head and self._exactly(_LENGTH.unpack(head)[0])
-        return unpack_one_of(_KINDS, body) if body else None
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _exactly(self, size: int) -> bytes:
-        """Empty if the other end ends before."""
-        data = bytearray()
-        while len(data) < size:
-            part = self._socket.recv(min(size - len(data), 1 << 20))
-            if not part:
-                return b""
-            data += part
-        return bytes(data)
+KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
+RankSocket: TypeAlias = MessageSocket[Message]

@@ -25,7 +25,7 @@ from engine.kv_tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove,
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies
-from worker.tensor_parallel.rank_messages import Answer, File, Hello, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, Answer, File, Hello, RankSocket, Stop
 
 _LOOPBACK: Final = "127.0.0.1"
 _PATIENCE_S: Final = 60.0
@@ -89,7 +89,7 @@ def serve_tiers(config: WorkerConfig, runner: ModelRunner) -> threading.Thread:
     port, host_slots, with_files = announced[:3].tolist()
     connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
     connection.settimeout(None)
-    link = RankSocket(connection)
+    link = RankSocket(connection, KINDS)
     secret, rank = announced[3:].numpy().tobytes(), runner.communicator.shard.rank
 
     def report() -> None:
@@ -228,7 +228,7 @@ def _accept(listener: socket.socket) -> tuple[RankSocket, Hello | None]:
     """The next connection, and how it introduces itself."""
     connection, _ = listener.accept()
     connection.settimeout(_PATIENCE_S)  # for one that sends nothing
-    link, hello = RankSocket(connection), None
+    link, hello = RankSocket(connection, KINDS), None
     with suppress(BadMessage, OSError):
         hello = link.receive()
     connection.settimeout(None)

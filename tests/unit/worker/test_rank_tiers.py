@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.kv_tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
-from worker.tensor_parallel.rank_messages import Answer, Hello, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, Answer, Hello, RankSocket, Stop
 from worker.tensor_parallel.rank_tiers import RankedCopier
 
 KEYS = [bytes([number]) * 34 for number in range(3)]
@@ -40,9 +40,11 @@ class Ranks:
         self.own = Own()
         pairs = [socket.socketpair() for _ in range(2)]
         self.sockets = [theirs for _, theirs in pairs]
-        self.theirs = [RankSocket(theirs) for theirs in self.sockets]
+        self.theirs = [RankSocket(theirs, KINDS) for theirs in self.sockets]
         self.heard = threading.Semaphore(0)
-        self.copier = RankedCopier(self.own, [RankSocket(ours) for ours, _ in pairs], self.heard.release)
+        self.copier = RankedCopier(
+            self.own, [RankSocket(ours, KINDS) for ours, _ in pairs], self.heard.release
+        )
 
     def answer(self, rank: int, done: Done) -> list[Done]:
         """What rank 0 learns when a rank says this."""
