@@ -199,7 +199,7 @@ class ModelStart:
         def on_change(member: Member, up: bool) -> None:
             if feed is not None:
                 feed.worker_changed(member, up)
-            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
+            metrics.workers.changed(member.handle.worker_id, member.role_name, up=up)
             if up:
                 self.display.done(member.handle.worker_id, "ready")
 
@@ -338,10 +338,10 @@ def begin_scaling(
         drainer,
         drain_timeout_s=config.operation.drain_timeout,
         may_wake=dispatcher.wakes_workers,
-        on_gone=metrics.worker_gone,
+        on_gone=metrics.workers.gone,
     )
     for role in scaling.roles:
-        metrics.watch_workers(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
+        metrics.workers.watch(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
     tasks = [scaling.run()]
     if bounds:
         load = LoadReader(

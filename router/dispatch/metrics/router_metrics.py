@@ -7,12 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from router.dispatch.admission.admission_queue import Admission
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.metrics.collectors import ClusterLoad, ClusterMetrics, Gaps
+from router.dispatch.metrics.ended_sequences import EndedSequences
+from router.dispatch.metrics.instruments import GAPS, WAITS, Instruments
+from router.dispatch.metrics.known_workers import KnownWorkers
 from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Observer
@@ -21,10 +22,6 @@ from rpc.baton.v1 import router_pb2
 _STAGES_TO_FIRST: Final = ("queue", "prefill")
 _STAGES_TO_SECOND: Final = ("reserve", "transfer", "first_decode")
 _STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
-_WAITS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0)
-_GAPS: Final = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-_LENGTHS: Final = (1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _RATES: Final = (1e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 2e10, 5e10, 1e11, 2e11, 4e11)
 _LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -33,107 +30,59 @@ class RouterMetrics(Observer):
     """`registry` is what GET /metrics renders, with role, mode and worker as labels of all samples."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        new = Instruments()
+        self.registry: Final = new.registry
         self.recent: Final = Recent()
+        self.workers: Final = KnownWorkers(new)
+        self._ended: Final = EndedSequences(new)
 
-        self.running = self._gauge("baton_router_running_requests", "Sequences that the router is serving")
-        self._queued_tokens = self._gauge(
+        self.running = new.gauge("baton_router_running_requests", "Sequences that the router is serving")
+        self._queued_tokens = new.gauge(
             "baton_router_queued_tokens", "Prompt tokens of sequences without a first token"
         )
-        self._held_back = self._gauge(
+        self._held_back = new.gauge(
             "baton_router_held_back_requests", "Sequences that wait in the router for room on a decode worker"
         )
-        self._predicted_wait = self._gauge(
+        self._predicted_wait = new.gauge(
             "baton_router_predicted_wait_seconds", "Estimated queue time of a new prompt"
         )
-        self._requests = self._counter("baton_requests", "Sequences, by outcome", "outcome")
-        self._retries = self._counter(
+        self._requests = new.counter("baton_requests", "Sequences, by outcome", "outcome")
+        self._retries = new.counter(
             "baton_request_retries", "Failed attempts, by the worker that failed", "failed_worker"
         )
-        self._prompt_tokens = self._counter("baton_prompt_tokens", "Prompt tokens of admitted sequences")
-        self._output_tokens = self._counter("baton_output_tokens", "Tokens sent to clients")
-
-        self._first_token = self._histogram("baton_ttft_seconds", "Arrival to first token", _WAITS)
-        self._no_first_token = self._histogram(
-            "baton_no_first_token_seconds",
-            "Arrival to end, of admitted sequences that ended without a token, by outcome",
-            _WAITS,
-            "outcome",
-        )
-        self._gaps = Gaps(
-            "baton_itl_seconds",
-            "Inter-token latency",
-            _GAPS,
-            self.recent.gaps,
-        )
-        self.registry.register(self._gaps)
-        self._end_to_end = self._histogram("baton_e2e_seconds", "Arrival to last token", _WAITS)
-        self._per_token = self._histogram(
-            "baton_tpot_seconds", "Mean inter-token latency of a finished sequence", _GAPS
-        )
-        self._prompt_length = self._histogram(
-            "baton_request_prompt_tokens", "Prompt length of finished sequences", _LENGTHS
-        )
-        self._output_length = self._histogram(
-            "baton_request_output_tokens", "Output length of finished sequences", _LENGTHS
-        )
-        self._queue_time = self._histogram(
-            "baton_request_queue_seconds", "Arrival to first chunk, of finished sequences", _WAITS
-        )
-        self._prefill_time = self._histogram(
-            "baton_request_prefill_seconds",
-            "First chunk to first token, of finished sequences",
-            _WAITS,
-        )
-        self._decode_time = self._histogram(
-            "baton_request_decode_seconds", "First to last token, of finished sequences", _WAITS
-        )
-        self._handoff_rate = self._histogram(
-            "baton_handoff_bytes_per_second",
-            "KV bytes of a handoff over the time with writes in flight",
-            _RATES,
-        )
-        self._moves = self._counter(
-            "baton_moved_answers", "Running answers moved to another worker", "reason"
-        )
-        self._link_bytes = self._counter(
-            "baton_link_bytes", "KV bytes transferred from one worker to another", "prefill", "decode"
-        )
-        self.loop_lag = self._histogram(
-            "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
-        )
+        self._prompt_tokens = new.counter("baton_prompt_tokens", "Prompt tokens of admitted sequences")
+        self._output_tokens = new.counter("baton_output_tokens", "Tokens sent to clients")
         for name, text, window in (
             ("prompt", "Prompt tokens served", self.recent.prompt_tokens),
             ("output", "Tokens sent to clients", self.recent.output_tokens),
         ):
-            self._gauge(
-                f"baton_{name}_tokens_per_second", f"{text} per second, over the last 5 s"
-            ).set_function(partial(self._rate, window))
-        stages = self._histogram(
+            rate = new.gauge(f"baton_{name}_tokens_per_second", f"{text} per second, over the last 5 s")
+            rate.set_function(partial(self._rate, window))
+
+        self._first_token = new.histogram("baton_ttft_seconds", "Arrival to first token", WAITS)
+        self._gaps = Gaps("baton_itl_seconds", "Inter-token latency", GAPS, self.recent.gaps)
+        self.registry.register(self._gaps)
+        stages = new.histogram(
             "baton_stage_seconds",
             "Stages from arrival to second token; of reserve and transfer, the exposed part",
-            _WAITS,
+            WAITS,
             "stage",
         )
         self._stages = {stage: stages.labels(stage) for stage in _STAGES}
-
+        self._handoff_rate = new.histogram(
+            "baton_handoff_bytes_per_second",
+            "KV bytes of a handoff over the time with writes in flight",
+            _RATES,
+        )
+        self._link_bytes = new.counter(
+            "baton_link_bytes", "KV bytes transferred from one worker to another", "prefill", "decode"
+        )
+        self._moves = new.counter("baton_moved_answers", "Running answers moved to another worker", "reason")
+        self.loop_lag = new.histogram(
+            "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
+        )
         self._cluster = ClusterMetrics()
         self.registry.register(self._cluster)
-
-        self._workers: dict[str, tuple[str, bool]] = {}
-        """Role and state by worker."""
-        self._worker_up = self._gauge(
-            "baton_worker_up", "1 while the router can use the worker", "role", "worker"
-        )
-        self._desired_workers = self._gauge(
-            "baton_desired_workers", "Workers of the role that the cluster is to have", "role"
-        )
-        self._ready_workers = self._gauge(
-            "baton_ready_workers", "Of those, the ones that the router can use", "role"
-        )
-        self._incarnations = self._counter(
-            "baton_worker_connects", "Connections to the worker", "role", "worker"
-        )
 
     def watch_prefill_queue(self, queue: PrefillQueue) -> None:
         """Read the queue at every scrape."""
@@ -162,7 +111,6 @@ class RouterMetrics(Observer):
 
     def finished(self, sequence: SequenceState, outcome: str, at: float) -> None:
         """Record the end of an admitted sequence; to be called once. `at`: on the waterfall's clock."""
-        waterfall = sequence.waterfall
         self.counted(outcome)
         self.recent.ended(
             EndedRequest(
@@ -171,26 +119,10 @@ class RouterMetrics(Observer):
                 ended=at,
                 prompt_tokens=len(sequence.prompt),
                 output_tokens=len(sequence.output),
-                timings=waterfall.timings(at),
+                timings=sequence.waterfall.timings(at),
             )
         )
-        passed = at - waterfall.arrival
-        if waterfall.first_token is None:
-            self._no_first_token.labels(outcome).observe(passed)
-        else:
-            self._end_to_end.observe(passed)
-            self._observe_ended(sequence, at)
-
-    def _observe_ended(self, sequence: SequenceState, at: float) -> None:
-        timings, tokens = sequence.waterfall.timings(at), len(sequence.output)
-        decode_s = timings.e2e_s - timings.ttft_s
-        self._prompt_length.observe(len(sequence.prompt))
-        self._output_length.observe(tokens)
-        self._queue_time.observe(timings.queue_s)
-        self._prefill_time.observe(timings.prefill_s)
-        self._decode_time.observe(decode_s)
-        if tokens > 1:
-            self._per_token.observe(decode_s / (tokens - 1))
+        self._ended.observe(sequence, outcome, at)
 
     def _rate(self, window: RateWindow) -> float:
         return window.rate(time.monotonic())
@@ -222,35 +154,6 @@ class RouterMetrics(Observer):
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(failed.worker_id or "none").inc()
 
-    def worker_changed(self, worker_id: str, role: str, *, up: bool) -> None:
-        """A worker connects, is lost, or gets another role."""
-        before, was_up = self._workers.get(worker_id, (role, False))
-        self._workers[worker_id] = role, up
-        if before != role:
-            self._worker_up.remove(before, worker_id)
-        self._worker_up.labels(role, worker_id).set(up)
-        if up and not was_up:
-            self._incarnations.labels(role, worker_id).inc()
-
-    def worker_gone(self, worker_id: str) -> None:
-        """A worker has left the cluster for good."""
-        if (known := self._workers.pop(worker_id, None)) is not None:
-            self._worker_up.remove(known[0], worker_id)
-
-    def watch_workers(self, role: str, desired: Callable[[], int], ready: Callable[[], int]) -> None:
-        """Read the numbers of workers of a role at every scrape."""
-        self._desired_workers.labels(role).set_function(desired)
-        self._ready_workers.labels(role).set_function(ready)
-
     def _observe(self, timings: router_pb2.Timings, stages: tuple[str, ...]) -> None:
         for stage in stages:
             self._stages[stage].observe(getattr(timings, f"{stage}_s"))
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)

@@ -116,7 +116,7 @@ async def local_cluster(
         metrics = RouterMetrics()
 
         def on_change(member: Member, up: bool) -> None:
-            metrics.worker_changed(member.handle.worker_id, member.role_name, up=up)
+            metrics.workers.changed(member.handle.worker_id, member.role_name, up=up)
 
         registry = await stack.enter_async_context(Registry(handles, on_change))
         assert await registry.wait_for_all(_PATIENCE_S)
@@ -132,7 +132,7 @@ async def local_cluster(
 
 
 def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None:
-    metrics.watch_workers(role.value, lambda: 1, lambda: len(registry.ready(_ROLES[role])))
+    metrics.workers.watch(role.value, lambda: 1, lambda: len(registry.ready(_ROLES[role])))
 
 
 def _open_frontends(

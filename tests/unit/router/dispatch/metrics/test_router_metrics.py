@@ -69,14 +69,14 @@ def test_a_worker_counts_once_under_its_current_role_whoever_assigned_it() -> No
     metrics = RouterMetrics()
     value = metrics.registry.get_sample_value
     prefill, decode = ({"role": role, "worker": "decode-0"} for role in ("prefill", "decode"))
-    metrics.worker_changed("decode-0", "decode", up=True)
-    metrics.worker_changed("decode-0", "prefill", up=True)  # router role
+    metrics.workers.changed("decode-0", "decode", up=True)
+    metrics.workers.changed("decode-0", "prefill", up=True)  # router role
     assert value("baton_worker_up", prefill) == 1
     assert value("baton_worker_up", decode) is None
     assert value("baton_worker_connects_total", decode) == 1
     assert value("baton_worker_connects_total", prefill) is None
-    metrics.worker_changed("decode-0", "prefill", up=False)
-    metrics.worker_changed("decode-0", "prefill", up=True)
+    metrics.workers.changed("decode-0", "prefill", up=False)
+    metrics.workers.changed("decode-0", "prefill", up=True)
     assert value("baton_worker_up", prefill) == 1
     assert value("baton_worker_connects_total", prefill) == 1
 
