@@ -20,6 +20,7 @@ from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import ManagedModel
 from router.admin.roll import Roll
 from router.admin.scaling import Scaling
+from router.cli.background import in_background
 from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
 from router.cluster.fault_board import FaultBoard
@@ -127,10 +128,8 @@ class ModelStart:
         """Raises what placing and loading the workers raises."""
         config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
         # Concurrently with the workers, which take most of a start.
-        tokenizing = asyncio.create_task(
-            asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
-        )
-        self.stack.callback(tokenizing.cancel)
+        load = asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
+        tokenizing = in_background(self.stack, load, "tokenizer")
         metrics = RouterMetrics()
         name = config.served_model_name or checkpoint.name
         feed = await self._kv_events(name)
@@ -139,13 +138,10 @@ class ModelStart:
         on_end = tracing if feed is None else feed.before(tracing)
         dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
         board = FaultBoard(dispatcher.poison_requests, registry, cluster.ask)
-        exchange = asyncio.create_task(board.run(), name="faults")
-        self.stack.callback(exchange.cancel)
+        in_background(self.stack, board.run(), "faults")
         drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=config.mode is Mode.DISAGG)
-        follow = asyncio.create_task(drainer.follow(), name="drains of other routers")
-        self.stack.callback(follow.cancel)
-        roll = asyncio.create_task(self._roll(registry, drainer, cluster).run(), name="roll")
-        self.stack.callback(roll.cancel)
+        in_background(self.stack, drainer.follow(), "drains of other routers")
+        in_background(self.stack, self._roll(registry, drainer, cluster).run(), "roll")
         await self._ready(cluster, registry)
         scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
         model = ServedModel(
@@ -342,7 +338,7 @@ def begin_scaling(
     )
     for role in scaling.roles:
         metrics.workers.watch(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
-    tasks = [scaling.run()]
+    in_background(stack, scaling.run(), "scaling")
     if bounds:
         load = LoadReader(
             config,
@@ -352,7 +348,6 @@ def begin_scaling(
             lambda: dispatcher.running,
             dispatcher.lone_decode_s,
         )
-        tasks.append(Autoscaler(config, scaling, load.read, lambda: registry.leads).run())
-    for task in tasks:
-        stack.callback(asyncio.create_task(task).cancel)
+        autoscaler = Autoscaler(config, scaling, load.read, lambda: registry.leads)
+        in_background(stack, autoscaler.run(), "autoscaler")
     return scaling

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
 from router.admin.endpoint import AdminServer, admin_app
+from router.cli.background import in_background
 from router.cli.model_service import ModelService
 from router.cli.preflight import taking
 from router.cluster.placement_notice import PlacementNotice
@@ -157,8 +158,7 @@ def _watch(models: Sequence[ModelService], access: Access, stack: AsyncExitStack
     """What every front end needs: this router's part of limits, and the lag of its event loop."""
     if access.keys is not None:
         access.keys.share.place = lambda: place_among(model.registry for model in models)
-    lag = asyncio.create_task(watch_loop(partial(_observe_lag, models)), name="loop lag")
-    stack.callback(lag.cancel)
+    in_background(stack, watch_loop(partial(_observe_lag, models)), "loop lag")
 
 
 def _page(models: Sequence[ModelService]) -> list[Route]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.model_config.errors import UnsupportedModel
+from router.cli.background import in_background
 from router.cli.preflight import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
@@ -121,8 +122,7 @@ class Start:
         """All, ready to serve. Raises the errors of CANNOT_START."""
         config = self.configs[0]
         if self.access.has_files:
-            watch = asyncio.create_task(self.access.watch(), name="key and certificate files")
-            self.stack.callback(watch.cancel)
+            in_background(self.stack, self.access.watch(), "key and certificate files")
         models = [_Model(one, self._display(one), self.connection) for one in self.configs]
         for model in models:
             await model.resolve()
