@@ -71,6 +71,19 @@ _INT4_MATRICES: Final = (
 """The same in 4 bits, groups of 128. Up to 256 rows: measured steps; 512: offline throughput; above, the time
 of 16 bits and of the weights' expansion, which does not grow."""
 
+_MXFP4_MATRICES: Final = (
+    (8.0, 2.1e-3),
+    (32.0, 3.6e-3),
+    (64.0, 5.0e-3),
+    (256.0, 11.4e-3),
+    (512.0, 22.9e-3),
+    (2048.0, 61.0e-3),
+    (16_384.0, 386.0e-3),
+)
+"""The same in MXFP4, which only experts have. 8 and 32 rows: an expert of gpt-oss-20b in steps of 64 and 256
+requests, by the time of its products there; above, the curve of 4-bit integers in proportion, until expanding
+the weights takes most of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
@@ -136,6 +149,7 @@ H200_8B: Final = DeviceCosts()
 H200_8B_FP8: Final = DeviceCosts(matrices=_FP8_MATRICES, step=1.0e-3)
 """`step` has the quantization of activations too, and the starts and ends of its kernels."""
 H200_8B_INT4: Final = DeviceCosts(matrices=_INT4_MATRICES)
+H200_8B_MXFP4: Final = DeviceCosts(matrices=_MXFP4_MATRICES)
 
 ENGINE_H200_8B: Final = DeviceCosts(
     matrices=((1.0, 4.2e-3), (221.0, 4.2e-3), (16_384.0, 311.3e-3)),

@@ -3,7 +3,8 @@
 The steps of Llama-3.1-8B on an H200 are measured in 16 bits, FP8 and 4 bits (`simulator.device`). For another
 model or GPU, the curve of matrix products in its format is scaled: in time by the time to read the weights,
 in rows by the number of rows at which steps become compute-bound. The efficiency at each distance from that
-ridge point is kept.
+ridge point is kept. Added is what Llama lacks: kernels of further norms, routing, and heads so wide that
+attention reads them more slowly.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Final
 
 from common.kv_groups import window_shares
 from engine.kv_cache.slot_count import wanted_slots
+from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.quantization import WeightFormat
+from engine.model_config.quantization import MXFP4_BLOCK, WeightFormat
 from router.placement import Reach
-from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, DeviceCosts
+from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, H200_8B_MXFP4, DeviceCosts
 from simulator.planner.hardware import H200, Gpu
 from simulator.simulation import NVLINK, LinkCosts
 
@@ -44,6 +46,16 @@ _BYTES: Final = 2
 _FP8_BYTES: Final = 1.0
 _INT4_BYTES: Final = 0.5 + 3 / 128
 """Of integers with a scale and a zero point per 128."""
+_MXFP4_BYTES: Final = 0.5 + 1 / MXFP4_BLOCK
+_KERNEL_S: Final = 3e-6
+"""Of a small kernel between others: most of it is its start and its end."""
+_ROUTING_S: Final = 55e-6
+"""Of a layer's experts for any number of decodes, apart from reading them: `benchmarks.micro.experts` less
+its floor, for 1, 16 and 64 tokens of Qwen3-30B-A3B."""
+_WIDE_HEAD: Final = 128
+_OF_WIDE_HEADS: Final = 1.9
+"""How much longer it takes to read wider heads' KV: decodes of Qwen3.5-9B, with heads of 256 features, and of
+latents read 2.2 TB/s, where those of Llama read 4.2."""
 _MAX_RUNNING: Final = 512
 _FEW_ROWS: Final = (2, 4, 8, 16, 32)
 """Rows at which experts are reached that fewer rows do not reach."""
@@ -78,11 +90,10 @@ class WorkerCosts:
 
 def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
     """Costs of a worker with this many tensor-parallel ranks."""
-    format = None if model.quantization is None else model.quantization.format
     measured = (
         ranks == 1
         and gpu == H200
-        and format in (None, WeightFormat.FP8_ROWS)
+        and _format(model) in (None, WeightFormat.FP8_ROWS)
         and _shape(model) == _shape(LLAMA_8B)
         and not window_shares(model.kv_groups)
     )
@@ -131,6 +142,7 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
         (len(model.attention_layers) * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
     )
     layers = model.num_layers / LLAMA_8B.num_layers
+    wide = _OF_WIDE_HEADS if model.query_dim > _WIDE_HEAD else 1.0
     slower = H200.bytes_per_s / gpu.bytes_per_s
     context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * slower
     return DeviceCosts(
@@ -138,16 +150,24 @@ def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCo
             (rows, seconds + _all_reduces(model, gpu, ranks, rows))
             for rows, seconds in _matrices(model, gpu, ranks)
         ),
-        context=H200_8B.context * context,
+        context=H200_8B.context * context * wide,
         reach=Reach(window_shares(model.kv_groups)),
         # Read and written once for each token, as fast as contexts are read.
         state=2 * _state_bytes(model) / ranks * H200_8B.context / kv_bytes_per_token(LLAMA_8B) * slower,
         pair=H200_8B.pair * arithmetic * H200.flops / gpu.flops,
-        step=_curve(model.bytes_per_dense_weight(_BYTES)).device.step * layers,
+        step=_curve(model.bytes_per_dense_weight(_BYTES)).device.step * layers + _further_kernels(model),
         prompts=H200_8B.prompts * layers,
         host=H200_8B.host,
         host_prompts=H200_8B.host_prompts,
     )
+
+
+def _further_kernels(model: ModelSpec) -> float:
+    """Seconds of a step's kernels that Llama does not have, which are as long for any number of decodes."""
+    norms = (2 if model.norms is Norms.BOTH else 0) * model.num_layers
+    norms += len(model.attention_layers) if model.qk_norm is not None else 0
+    routed = 0 if model.experts is None else model.num_layers - len(model.experts.dense_layers)
+    return _KERNEL_S * norms + _ROUTING_S * routed
 
 
 def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
@@ -167,7 +187,7 @@ def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, flo
     ridge = (gpu.flops / gpu.bytes_per_s) / (H200.flops / H200.bytes_per_s)
     slower = H200.bytes_per_s / gpu.bytes_per_s / LLAMA_8B.active_parameters / ranks
     of_dense = _curve(model.bytes_per_dense_weight(_BYTES))
-    of_experts = _curve(model.bytes_per_weight(_BYTES))
+    of_experts = _curve(model.bytes_per_weight(_BYTES), _format(model))
     experts, of_expert = model.experts, model.expert_parameters
     of_all = model.active_parameters - (0 if experts is None else experts.per_token * of_expert)
     knots = {rows for rows, _ in of_dense.device.matrices}
@@ -195,12 +215,18 @@ class _Curve:
         return self.size * self.device.of_matrices(rows)
 
 
-def _curve(weight_bytes: float) -> _Curve:
+def _format(model: ModelSpec) -> WeightFormat | None:
+    return None if model.quantization is None else model.quantization.format
+
+
+def _curve(weight_bytes: float, format: WeightFormat | None = None) -> _Curve:
     """In the format of weights that take `weight_bytes` each on a GPU."""
     if weight_bytes >= _BYTES:
         return _Curve(H200_8B, weight_bytes / _BYTES)
     if weight_bytes >= _FP8_BYTES:
         return _Curve(H200_8B_FP8, weight_bytes / _FP8_BYTES)
+    if format is WeightFormat.MXFP4:
+        return _Curve(H200_8B_MXFP4, weight_bytes / _MXFP4_BYTES)
     return _Curve(H200_8B_INT4, weight_bytes / _INT4_BYTES)
 
 

@@ -26,6 +26,7 @@ from simulator.planner.load import drawn, of_trace
 from simulator.planner.model_shape import UnknownModel, shape_of
 from simulator.planner.prediction import Prediction, predictions
 from simulator.traffic import Arrival
+from tests.unit.engine.loader.published_shapes import DEEPSEEK_V2_LITE, GPT_OSS_20B, QWEN3_5_9B
 
 STRICT = Targets(0.5, 0.015)
 LLAMA_70B = shape_of("llama-3.1-70b")
@@ -92,18 +93,8 @@ LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=read_quantization({"quantization_c
         (LLAMA_8B.quantized("fp8"), 1, 1024, 2.72),
         (LLAMA_8B.quantized("fp8"), 8, 1024, 3.6),
         (LLAMA_8B.quantized("fp8"), 64, 1024, 6.1),
-        (
-            replace(LLAMA_8B, quantization=read_quantization({"quantization_config": AWQ})),
-            1,
-            1024,
-            3.0,
-        ),
-        (
-            replace(LLAMA_8B, quantization=read_quantization({"quantization_config": AWQ})),
-            64,
-            1024,
-            8.5,
-        ),
+        (LLAMA_8B_AWQ, 1, 1024, 3.0),
+        (LLAMA_8B_AWQ, 64, 1024, 8.5),
         (LLAMA_70B.quantized("fp8"), 28, 640, 27.8),
     ],
 )
@@ -115,11 +106,52 @@ def test_decodes_in_each_format_take_what_was_measured(
     assert 1e3 * costs_of(model, H200, 1).device.seconds(decodes) == pytest.approx(milliseconds, rel=0.03)
 
 
+OSS_LAYERS = {"num_hidden_layers": 24, "layer_types": ["sliding_attention", "full_attention"] * 12}
+GPT_OSS = ModelSpec.from_config(
+    GPT_OSS_20B | OSS_LAYERS | {"quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+)
+GEMMA_3_4B = ModelSpec.from_config(
+    {
+        "architectures": ["Gemma3ForCausalLM"],
+        "dtype": "bfloat16",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
+)
+V2_LITE = ModelSpec.from_config(DEEPSEEK_V2_LITE | {"num_hidden_layers": 27})
+TEXT = QWEN3_5_9B["text_config"] | {"num_hidden_layers": 32}
+QWEN3_5 = ModelSpec.from_config(QWEN3_5_9B | {"dtype": "bfloat16", "text_config": TEXT})
+
+
+@pytest.mark.parametrize(
+    ("model", "rows", "context", "milliseconds"),
+    [
+        (GPT_OSS, 1, 1024, 3.0),
+        (GPT_OSS, 64, 4096, 9.2),
+        (GPT_OSS, 256, 1024, 13.9),
+        (GEMMA_3_4B, 1, 1024, 3.0),
+        (GEMMA_3_4B, 64, 4096, 8.6),
+        (V2_LITE, 1, 1024, 3.24),
+        (V2_LITE, 64, 4096, 13.4),
+        (QWEN3_5, 1, 1024, 4.34),
+        (QWEN3_5, 64, 1024, 8.09),
+    ],
+)
+def test_decodes_of_models_unlike_llama_are_estimated_within_an_eighth(
+    model: ModelSpec, rows: int, context: int, milliseconds: float
+) -> None:
+    decodes = StepWork(0, 0.0, rows, float(rows * context))
+    assert 1e3 * costs_of(model, H200, 1).device.seconds(decodes) == pytest.approx(milliseconds, rel=0.125)
+
+
 @pytest.mark.parametrize("gpu", sorted(GPUS))
 def test_more_rows_never_take_less_time_whatever_the_format(gpu: str) -> None:
     blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
-    for config in (QWEN3_30B_A3B, QWEN3_30B_A3B | {"quantization_config": blocks}):
-        device = costs_of(ModelSpec.from_config(config), GPUS[gpu], 1).device
+    for config in (QWEN3_30B_A3B, QWEN3_30B_A3B | {"quantization_config": blocks}, GPT_OSS):
+        model = config if isinstance(config, ModelSpec) else ModelSpec.from_config(config)
+        device = costs_of(model, GPUS[gpu], 1).device
         seconds = [device.of_matrices(rows) for rows in range(1, 600)]
         assert seconds == sorted(seconds)
 
