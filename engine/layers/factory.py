@@ -42,13 +42,19 @@ class Layers:
         return replace(self, prefix=self.prefix + prefix)
 
     def linear(
-        self, *sources: str, in_features: int, out_features: int, bias: bool, shares: int = 1
+        self,
+        *sources: str,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        shares: int = 1,
+        rearranged: bool = False,
     ) -> Linear:
         """A column-parallel linear layer: `out_features` is this rank's share.
 
-        `sources`: the modules of the checkpoint that it merges. `shares`: see `_method`.
+        `sources`: the modules of the checkpoint that it merges. `shares`, `rearranged`: see `method_of`.
         """
-        method = self._method(*sources, shares=shares)
+        method = self._method(*sources, shares=shares, rearranged=rearranged)
         return Linear(in_features, out_features, bias=bias, method=method)
 
     def sum_linear(self, source: str, *, in_features: int, out_features: int, bias: bool) -> Linear:
@@ -58,8 +64,8 @@ class Layers:
             return Linear(in_features, out_features, bias=bias, method=method)
         return SumLinear(in_features, out_features, bias=bias, communicator=self.communicator, method=method)
 
-    def _method(self, *sources: str, shares: int = 1) -> LinearMethod:
-        """The format of the merged modules `sources`, whose input features are divided among `shares` ranks.
+    def _method(self, *sources: str, shares: int = 1, rearranged: bool = False) -> LinearMethod:
+        """The format of the merged modules `sources`.
 
         Raises UnsupportedModel if they have different formats.
         """
@@ -72,7 +78,9 @@ class Layers:
                 f"{plain} is not quantized, but the projections merged with it are; use a checkpoint that"
                 " leaves out all of them or none"
             )
-        return method_of(self.quantization, shares) if all(covered.values()) else PLAIN
+        if not all(covered.values()):
+            return PLAIN
+        return method_of(self.quantization, shares, rearranged=rearranged)
 
     def stored_method(self, source: str) -> LinearMethod:
         """The format in which the checkpoint has `source`, which is not quantized at load."""

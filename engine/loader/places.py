@@ -54,6 +54,7 @@ class Place:
         value = tensor.t() if self.transposed else tensor
         if self.slot.tile[0] is None:
             value = tensor.unsqueeze(0)
+        value = self._repeated(value, name)
         self._require_shape(value, name)
         if self.slot.single:
             self.target.copy_(value.reshape(()))
@@ -89,6 +90,14 @@ class Place:
             fits = value.dtype == target or self.slot.tile[0] is None
         if not fits:
             raise WeightsError(f"{name} is {_named(value.dtype)}, but config.json asks for {_named(target)}")
+
+    def _repeated(self, value: Tensor, name: str) -> Tensor:
+        if self.slot.rows == 1:
+            return value
+        extent = len(self.target) if self.cut is None else self.cut.extent
+        if len(value) != -(-extent // self.slot.rows):
+            raise WeightsError(f"{name} has {len(value)} rows, but config.json asks for {extent} in blocks")
+        return value.repeat_interleave(self.slot.rows, 0)[:extent]
 
     def _require_shape(self, value: Tensor, name: str) -> None:
         if self.slot.single:
@@ -146,7 +155,7 @@ def _entries(
             or (stretch.stop % tile and extent is not None and stretch.stop != extent)
         ):
             raise UnsupportedModel(
-                f"{name} has one entry for {tile} features: {stretch.start} to {stretch.stop} cannot be cut"
-                " from it; use fewer ranks"
+                f"{name} has one entry for {tile} features: {stretch.start} to {stretch.stop}, every"
+                f" {stretch.step}, cannot be cut from it; use fewer ranks, or a checkpoint in another format"
             )
     return [range(stretch.start // tile, -(-stretch.stop // tile)) for stretch in features]

@@ -242,6 +242,12 @@ class ModelSpec:
         windowed = self.window_rope is not None and self.window(layer) is not None
         return self.window_rope if windowed else self.rope
 
+    @property
+    def rearranges_heads(self) -> bool:
+        """Whether queries and keys have their features in another order than checkpoints have."""
+        rotated = self.head_dim if self.rope is None else self.rope.rotated_features(self.head_dim)
+        return self.interleaved_rotation or rotated != self.head_dim
+
     def for_context(self, longest: int) -> ModelSpec:
         """This model for requests of up to `longest` tokens, by which LongRoPE chooses its angles."""
         return self if self.rope is None else replace(self, rope=self.rope.for_context(longest))

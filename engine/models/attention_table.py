@@ -100,10 +100,10 @@ def _rotated_first(spec: ModelSpec, heads: Cut) -> Cut:
     those come first in both halves, and the table turns the others by an angle of 0. Where it rotates each
     feature with the next one, the even ones come in the first half.
     """
+    if not spec.rearranges_heads:
+        return heads
     size = spec.head_dim
     rotated = spec.rope.rotated_features(size) if spec.rope else size
-    if rotated == size and not spec.interleaved_rotation:
-        return heads
     half, kept = rotated // 2, rotated + (size - rotated) // 2
     firsts, seconds = range(half), range(half, rotated)
     if spec.interleaved_rotation:

@@ -166,6 +166,7 @@ class LlamaAttention(nn.Module):
             in_features=in_features or spec.hidden_size,
             out_features=self.gates + spec.q_size + 2 * spec.kv_size,
             bias=spec.qkv_bias,
+            rearranged=spec.rearranges_heads,
         )
         self.out = layers.sum_linear(
             "self_attn.o_proj",

@@ -28,8 +28,9 @@ class MtpHead(DraftHead, LlamaModel):
         size = spec.hidden_size
         self.embedding_norm, self.hidden_norm = layers.norm(spec), layers.norm(spec)
         if spec.mtp.quantized_projection:
-            both = {"in_features": 2 * size, "out_features": size}
-            self.projection = layers.linear(spec.mtp.projection, **both, bias=False)
+            self.projection = layers.linear(
+                spec.mtp.projection, in_features=2 * size, out_features=size, bias=False
+            )
         else:
             self.projection = Linear(2 * size, size, bias=False)
         del self.head  # see `share`

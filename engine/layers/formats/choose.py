@@ -15,17 +15,18 @@ from engine.layers.linear.linear_layer import LinearMethod
 from engine.model_config.quantization import Quantization, WeightFormat
 
 
-def method_of(quantization: Quantization, shares: int = 1) -> LinearMethod:
+def method_of(quantization: Quantization, shares: int = 1, *, rearranged: bool = False) -> LinearMethod:
     """For layers whose activations have torch's current default dtype.
 
-    `shares`: ranks that a layer's input features are divided among.
+    `shares`: ranks that a layer's input features are divided among. `rearranged`: whether its output features
+    are in another order than in the checkpoint.
     """
     dtype = torch.get_default_dtype()
     match quantization.format:
         case WeightFormat.FP8_ROWS:
             return Fp8Rows(dtype, per_tensor=quantization.per_tensor, online=quantization.online)
         case WeightFormat.FP8_BLOCKS:
-            return Fp8Blocks(dtype, scale=quantization.scale)
+            return Fp8Blocks(dtype, scale=quantization.scale, rearranged=rearranged)
         case WeightFormat.INTEGERS:
             method = partial(ActOrder, shares=shares) if quantization.act_order else IntegerGroups
             return method(

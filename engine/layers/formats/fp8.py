@@ -91,11 +91,14 @@ class Fp8Blocks(QuantizedWeight):
     NAME: ClassVar[str] = "block-fp8"
     scale: str = "weight_scale_inv"
     """The scales' name in the checkpoint."""
+    rearranged: bool = False
+    """Whether output features are in another order than in the checkpoint. Each has scales of its own then,
+    and the weights are dequantized."""
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
-        blocks = -(-out_features // FP8_BLOCK), -(-in_features // FP8_BLOCK)
+        blocks = -(-out_features // self._rows), -(-in_features // FP8_BLOCK)
         layer.weight = weight(*stack, out_features, in_features, dtype=FP8)
         layer.weight_scale = weight(*stack, *blocks, dtype=torch.float32)
 
@@ -103,19 +106,24 @@ class Fp8Blocks(QuantizedWeight):
         scale = layer.get_parameter("weight_scale")
         return [
             Slot("weight", layer.get_parameter("weight")),
-            Slot(self.scale, scale, tile=(FP8_BLOCK, FP8_BLOCK)),
+            Slot(self.scale, scale, tile=(self._rows, FP8_BLOCK), rows=FP8_BLOCK // self._rows),
         ]
+
+    @property
+    def _rows(self) -> int:
+        """That share a scale."""
+        return 1 if self.rearranged else FP8_BLOCK
 
     def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
         weight, scale = stored["weight"], stored["weight_scale"]
         rows, columns = weight.shape[-2:]
-        spread = scale.repeat_interleave(FP8_BLOCK, -2)[..., :rows, :]
+        spread = scale.repeat_interleave(self._rows, -2)[..., :rows, :]
         spread = spread.repeat_interleave(FP8_BLOCK, -1)[..., :columns]
         return (weight.float() * spread).to(self.dtype)
 
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         weight, scale = stored["weight"], stored["weight_scale"]
-        if not has_kernels(weight) or self.dtype == torch.float32:
+        if self.rearranged or not has_kernels(weight) or self.dtype == torch.float32:
             return None
         from engine.layers.formats.fp8_gpu import Fp8BlocksOnGpu
 

@@ -42,6 +42,8 @@ class Slot:
     """Whether the tensor has one entry, which fills the whole target."""
     summary: bool = False
     """Whether the target has one column for whole rows of the tensor."""
+    rows: int = 1
+    """Rows of the target that a row of the tensor is repeated for; `tile` is then of the target's."""
     convert: Callable[[Tensor], Tensor] | None = None
     """Computes the part of the target from a part of the tensor; None: the values are copied."""
 

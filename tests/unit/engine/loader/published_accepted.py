@@ -28,6 +28,7 @@ from tests.unit.engine.loader.published_shapes import (
     MISTRAL_SMALL_3_1,
     MIXTRAL,
     OLMOE,
+    QWEN3_5_9B,
     QWEN3_8B,
     QWEN3_30B,
     QWEN_MOE_A2_7B,
@@ -108,6 +109,32 @@ ACCEPTED: Final = [
         DEEPSEEK_V3,
         BLOCKS | {"scale_fmt": "ue8m0"},
         experts("fp8 blocks") | {LAYER_1 + "self_attn.kv_b_proj": "fp8 blocks"},
+    ),
+    Accepted(
+        "Qwen/Qwen3.5-9B-FP8, nested",
+        QWEN3_5_9B,
+        BLOCKS
+        | {
+            "modules_to_not_convert": [
+                "lm_head",
+                "model.language_model.layers.1.linear_attn.conv1d",
+                "model.language_model.layers.1.linear_attn.in_proj_a",
+                "model.language_model.layers.1.linear_attn.in_proj_b",
+                "model.language_model.layers.0.linear_attn.in_proj_a",
+                "model.language_model.layers.0.linear_attn.in_proj_b",
+                "model.language_model.layers.2.linear_attn.in_proj_a",
+                "model.language_model.layers.2.linear_attn.in_proj_b",
+                "model.visual.blocks.0.attn.qkv",
+                "mtp.fc",
+            ]
+        },
+        {
+            "model.language_model.layers.1.linear_attn.in_proj_qkv": "fp8 blocks",
+            "model.language_model.layers.1.linear_attn.in_proj_a": "plain",
+            "model.language_model.layers.1.linear_attn.in_proj_b": "plain",
+            "model.language_model.layers.3.self_attn.q_proj": "fp8 blocks",
+            "lm_head": "plain",
+        },
     ),
     Accepted(
         "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8",

@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
@@ -76,6 +78,12 @@ def model(name: str) -> PreTrainedModel:
             groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 128}
             shape = SHAPE | {"num_key_value_heads": 8, "head_dim": 32, "pad_token_id": None}
             return DeepseekV3ForCausalLM(DeepseekV3Config(**shape, **latent, **experts, **groups))
+        case "glm, which rotates half of each head":
+            experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+            rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+            return Glm4MoeForCausalLM(
+                Glm4MoeConfig(**SHAPE, **experts, rope_parameters=rope, pad_token_id=None)
+            )
     raise ValueError(name)
 
 
@@ -119,8 +127,11 @@ def test_weights_that_stay_packed_give_the_logits_of_their_values(
 
 @pytest.mark.parametrize("format", ["fp8 in blocks", "awq"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_the_expansion_of_latents_is_dequantized(format: str, ranks: int, tmp_path: Path) -> None:
-    quantized, dense = write("deepseek v3", FORMATS[format], tmp_path)
+@pytest.mark.parametrize("name", ["deepseek v3", "glm, which rotates half of each head"])
+def test_expansions_of_latents_and_rearranged_heads_have_their_values(
+    name: str, format: str, ranks: int, tmp_path: Path
+) -> None:
+    quantized, dense = write(name, FORMATS[format], tmp_path)
 
     def whole(ranks: TorchCommunicator) -> Tensor:
         part = load_model(quantized, communicator=ranks)
