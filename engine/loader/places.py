@@ -84,7 +84,9 @@ class Place:
     def _require_kind(self, value: Tensor, name: str) -> None:
         """Values of a few bits, and words of several, mean something else as numbers of another kind."""
         target = self.target.dtype
-        if target in _NUMBERS or self.slot.convert is not None:
+        if target is torch.int64:  # token ids
+            fits = not value.is_floating_point()
+        elif target in _NUMBERS or self.slot.convert is not None:
             fits = value.is_floating_point()
         else:
             fits = value.dtype == target or self.slot.tile[0] is None
