@@ -22,9 +22,9 @@ from engine.layers.factory import Layers
 from engine.layers.ops.flashinfer_ops import FlashInferOps
 from engine.layers.routing import Routes
 from engine.loader.dummy_weights import fill_randomly
-from engine.model_config.expert_spec import ExpertSpec
-from engine.model_config.layer_options import Activation
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.layer_options import Activation
 from engine.models.mlp_table import mlp_names
 from engine.parallel.communicator import SINGLE_RANK
 

@@ -22,7 +22,7 @@ from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 from engine.layers.linear.grouped_gpu import GroupedWeight
 from engine.layers.linear.linear_layer import Linear, LinearMethod
 from engine.layers.routing import Routes, route
-from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 
 _BYTES: Final = 400 << 20
 """Weights that a graph reads: several times the cache."""

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels.pdl import pdl_wait, supports_pdl
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.layer_options import Activation
 
 _BLOCK: Final = 2048
 

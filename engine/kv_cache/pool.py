@@ -10,7 +10,7 @@ import torch
 from common.kv_groups import KVGroup
 from engine.kv_cache.state_pool import StatePool
 from engine.kv_cache.stored import FP8, Fp8KV
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 
 
 class KVPool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 
 
 class StatePool:

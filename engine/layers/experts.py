@@ -11,8 +11,8 @@ from torch.nn import functional
 from engine.layers.linear.linear_layer import Linear, LinearMethod, Slot, weight
 from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes
-from engine.model_config.expert_spec import ExpertSpec
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.layer_options import Activation
 from engine.parallel.communicator import Communicator
 
 

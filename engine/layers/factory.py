@@ -18,9 +18,9 @@ from engine.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMS
 from engine.layers.ops.ops import Ops
 from engine.layers.sharded import SumLinear, VocabularyHead
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec
-from engine.model_config.layer_options import QKNorm
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.layer_options import QKNorm
 from engine.model_config.quantization import Quantization
 from engine.parallel.communicator import Communicator
 

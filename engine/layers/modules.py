@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from engine.layers.linear.linear_layer import PLAIN, Linear, LinearMethod, Slot, weight
 from engine.layers.ops.ops import Ops
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.layer_options import Activation
 from engine.parallel.communicator import Communicator
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.model_config.rope_spec import RopeScaling, RopeSpec
+from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, max_position: int, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
 
 
 @dataclass(frozen=True, slots=True)

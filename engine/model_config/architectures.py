@@ -1,4 +1,4 @@
-"""The architectures that Baton runs, by the name that config.json gives. Does not import torch."""
+"""The architectures that Baton runs, by the name that config.json gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of config.json that many architectures spell alike. Does not import torch.
+"""Fields of config.json that many architectures spell alike.
 
 Every field that affects the computation is either honoured or refused by name, so a model that loads is
 computed correctly.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.rope_spec import RopeScaling, RopeSpec
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec
 
 Config: TypeAlias = Mapping[str, Any]
 

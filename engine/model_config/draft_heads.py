@@ -1,4 +1,4 @@
-"""Which heads can draft for a model. Does not import torch."""
+"""Which heads can draft for a model."""
 
 from __future__ import annotations
 

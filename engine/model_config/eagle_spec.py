@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: one decoder layer that drafts from a larger model's hidden states. Does not import torch.
+"""EAGLE-3 heads: one decoder layer that drafts from a larger model's hidden states.
 
 Li et al. 2025 (arXiv 2503.01840). There are three kinds of config.json: SpecForge's, which vLLM and SGLang
 read too; that of the authors' own heads, which names the class of their target; and that of vLLM's

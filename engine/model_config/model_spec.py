@@ -1,4 +1,4 @@
-"""The shape and options of a model, read from a Hugging Face folder. Does not import torch."""
+"""The shape and options of a model, read from a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Final
 
 from common.kv_groups import KVGroup, group_layers
 from engine.model_config.architectures import ARCHITECTURES, architecture_of
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config
-from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec
-from engine.model_config.latent_spec import LatentSpec
-from engine.model_config.layer_options import Activation, Norms, QKNorm
 from engine.model_config.mtp_spec import MtpSpec
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.latent_spec import LatentSpec
+from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
+from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.quantization_config import read_quantization
-from engine.model_config.rope_spec import RopeSpec
 
 _MODELOPT: Final = "hf_quant_config.json"
 """Where NVIDIA's Model Optimizer described the weights before it did in config.json."""

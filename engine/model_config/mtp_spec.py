@@ -1,4 +1,4 @@
-"""Heads for multi-token prediction, which checkpoints hold beside their model. Does not import torch.
+"""Heads for multi-token prediction, which checkpoints hold beside their model.
 
 A head is one decoder layer over the embedding of a token and the model's final hidden state before it:
 DeepSeek-AI 2024 (arXiv 2412.19437), section 2.2. It shares embedding and LM head with its model.

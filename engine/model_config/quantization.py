@@ -1,4 +1,4 @@
-"""Formats of quantized weights. Does not import torch."""
+"""Formats of quantized weights."""
 
 from __future__ import annotations
 

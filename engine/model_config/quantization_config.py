@@ -1,4 +1,4 @@
-"""Reads `quantization_config` of config.json, as each tool writes it. Does not import torch.
+"""Reads `quantization_config` of config.json, as each tool writes it.
 
 A field that changes values is honoured, or refused with its value and those that Baton reads.
 """

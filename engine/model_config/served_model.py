@@ -1,4 +1,4 @@
-"""What an engine asks of a model besides its steps, and all that a simulated one has. Imports no torch."""
+"""What an engine asks of a model besides its steps, and all that a simulated one has."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 
 _USUAL_SIZES: Final = range(1, 9)
 

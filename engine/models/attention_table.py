@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from engine.model_config.layer_options import Norms, QKNorm
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Norms, QKNorm
 from engine.model_config.shard import Cut, Shard
 from engine.models.weight_table import ParamSlice
 

@@ -16,8 +16,8 @@ from engine.layers.formats.quantized import QuantizedWeight
 from engine.layers.linear.linear_layer import Linear, LinearMethod
 from engine.layers.modules import RMSNorm
 from engine.layers.ops.ops import Rotation
-from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.latent_spec import LatentSpec
 from engine.models.base import Attention
 from engine.models.llama import LlamaModel
 from engine.models.weight_table import ParamSlice

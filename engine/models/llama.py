@@ -17,10 +17,10 @@ from engine.layers.linear.linear_layer import weight
 from engine.layers.modules import NoNorm
 from engine.layers.ops.ops import Rotation
 from engine.layers.rope import rope_table
-from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Norms
+from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.quantization import NESTED
-from engine.model_config.rope_spec import RopeSpec
 from engine.models.attention_table import attention_table, norm_table, projections
 from engine.models.base import Attention, CausalLM
 from engine.models.mlp_table import mlp_names, mlp_table

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from engine.layers.delta_net import Convolution, Decay, GatedNorm
 from engine.layers.factory import Layers
 from engine.layers.ops.ops import Rotation
-from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.model_config.shard import Cut, Shard
 from engine.models.base import RecurrentAttention
 from engine.models.llama import LlamaModel

@@ -29,7 +29,7 @@ from engine.kernels.delta_net.delta_rule import (
 )
 from engine.kernels.delta_net.single_rows import SingleRows
 from engine.kv_cache.state_pool import StatePool
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 
 
 def suits_kernels(spec: DeltaSpec, dtype: torch.dtype) -> bool:

@@ -16,8 +16,8 @@ from typing import Final
 
 from common.kv_groups import window_shares
 from engine.kv_cache.slot_count import wanted_slots
-from engine.model_config.layer_options import Norms
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Norms
 from engine.model_config.quantization import MXFP4_BLOCK, WeightFormat
 from router.placement import Reach
 from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, H200_8B_MXFP4, DeviceCosts

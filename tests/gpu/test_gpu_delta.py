@@ -16,7 +16,7 @@ from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.kv_cache.state_pool import StatePool
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.layers.routing import Routes, route
-from engine.model_config.expert_spec import ExpertSpec, Scoring
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
+from engine.model_config.parts.layer_options import Activation
 
 CUDA = torch.device("cuda")
 

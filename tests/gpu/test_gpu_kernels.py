@@ -14,8 +14,8 @@ from engine.batch.decode_plan import Decodes
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Ops
 from engine.layers.rope import rope_table
-from engine.model_config.layer_options import Activation
-from engine.model_config.rope_spec import RopeSpec
+from engine.model_config.parts.layer_options import Activation
+from engine.model_config.parts.rope_spec import RopeSpec
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import torch
 from engine.layers.formats.fp4 import Mxfp4, Nvfp4
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import Routes, route
-from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.quantization import Nvfp4Names
 
 CUDA = torch.device("cuda")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.build import BuildError, built_library
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.layer_options import Activation
 
 logger = logging.getLogger(__name__)
 

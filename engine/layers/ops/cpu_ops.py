@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels.cpu.library import CpuKernels
 from engine.layers.ops.ops import Ops, Rotation
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.layer_options import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from engine.kernels.experts.weighted_sum import weighted_sum
 from engine.kernels.gate import gate
 from engine.layers.ops.ops import Ops, Rotation
 from engine.layers.routing import Routes, scores_of
-from engine.model_config.expert_spec import ExpertSpec, Scoring
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
+from engine.model_config.parts.layer_options import Activation
 
 
 @dataclass(frozen=True, slots=True)

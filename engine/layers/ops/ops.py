@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.layers.routing import Routes, route
-from engine.model_config.expert_spec import ExpertSpec
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.layer_options import Activation
 
 
 class Rotation(Protocol):

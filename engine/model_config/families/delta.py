@@ -1,15 +1,15 @@
-"""Families with gated delta nets, and how each spells its shape in config.json. Does not import torch."""
+"""Families with gated delta nets, and how each spells its shape in config.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine.model_config.config_fields import Config, llama
-from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families.experts import qwen_experts
-from engine.model_config.layer_options import QKNorm
 from engine.model_config.mtp_spec import QWEN_MTP
+from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.layer_options import QKNorm
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""Families without experts, and how each spells its shape in config.json. Does not import torch."""
+"""Families without experts, and how each spells its shape in config.json."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, llama, require, windows
-from engine.model_config.layer_options import Activation, Norms, QKNorm
-from engine.model_config.rope_spec import RopeSpec
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
+from engine.model_config.parts.rope_spec import RopeSpec
 
 GEMMA3_DEFAULTS: Final = {
     "num_attention_heads": 8,

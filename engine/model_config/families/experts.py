@@ -1,16 +1,16 @@
-"""Families with experts, and how each spells its shape in config.json. Does not import torch."""
+"""Families with experts, and how each spells its shape in config.json."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, llama, require, windows
-from engine.model_config.expert_spec import ExpertSpec, Scoring
 from engine.model_config.families.dense import ernie4_5, qwen2, qwen3
-from engine.model_config.layer_options import Activation, QKNorm
 from engine.model_config.mtp_spec import nextn
-from engine.model_config.rope_spec import RopeSpec
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
+from engine.model_config.parts.layer_options import Activation, QKNorm
+from engine.model_config.parts.rope_spec import RopeSpec
 
 
 def mixtral(config: Config) -> dict[str, Any]:

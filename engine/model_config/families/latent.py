@@ -1,18 +1,18 @@
-"""Families with latent attention, and how each spells its shape in config.json. Does not import torch."""
+"""Families with latent attention, and how each spells its shape in config.json."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.config_fields import Config, llama, require
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import Scoring
 from engine.model_config.families.experts import deepseek_experts
-from engine.model_config.latent_spec import LatentSpec
 from engine.model_config.mtp_spec import nextn
-from engine.model_config.rope_spec import RopeScaling, RopeSpec, mscale
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.expert_spec import Scoring
+from engine.model_config.parts.latent_spec import LatentSpec
+from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec, mscale
 
 
 def deepseek_v2(config: Config) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.model_config.delta_spec import DeltaSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.model_config.quantization_config import read_quantization
 from router.cli.plan import run
 from router.config.choices import Mode

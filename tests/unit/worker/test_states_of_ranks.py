@@ -9,7 +9,7 @@ import torch
 
 from common.kv_groups import full_group
 from engine.kv_cache.pool import KVPool
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 from kv_transfer import KVLayout
 from kv_transfer.planner import plan_state_copies
 from kv_transfer.state_layout import StateLayout

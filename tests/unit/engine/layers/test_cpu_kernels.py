@@ -20,7 +20,7 @@ from engine.layers.linear.panels import panels_of
 from engine.layers.ops.cpu_ops import CpuOps
 from engine.layers.ops.ops import Ops
 from engine.layers.ops.select import ops_for
-from engine.model_config.layer_options import Activation
+from engine.model_config.parts.layer_options import Activation
 from tests.unit.engine.dense_attention import plain
 
 compiled = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.layers.ops.ops import Ops
 from engine.layers.routing import Routes, route
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec, Scoring
+from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
 
 
 def spec(**changed: object) -> ExpertSpec:

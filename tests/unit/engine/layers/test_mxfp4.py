@@ -10,8 +10,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from engine.layers.formats.fp4 import Mxfp4
 from engine.layers.linear.linear_layer import Linear
 from engine.layers.routing import route
-from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.quantization import WeightFormat
 from engine.model_config.quantization_config import read_quantization
 

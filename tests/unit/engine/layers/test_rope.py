@@ -11,7 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.layers.ops.ops import Ops
 from engine.layers.rope import inverse_frequencies, rope_table
-from engine.model_config.rope_spec import RopeScaling, RopeSpec
+from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec
 
 CPU = torch.device("cpu")
 head_dims = st.sampled_from([16, 64, 80, 128])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.layers.routing import route
-from engine.model_config.expert_spec import ExpertSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, and TRITON_INTERPRET=1"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from engine.model_config.attention_spec import AttentionSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.rope_spec import RopeScaling
 from engine.model_config.quantization import WeightFormat
-from engine.model_config.rope_spec import RopeScaling
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

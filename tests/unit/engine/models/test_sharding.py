@@ -12,8 +12,8 @@ from torch import Tensor
 from common.kv_groups import full_group
 from engine.loader.model_loader import load_model
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.expert_spec import ExpertSpec
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.shard import Shard, sizes_for
 from engine.models.base import CausalLM
 from engine.parallel import TorchCommunicator

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.batch.batch import Batch, StateBatch
 from engine.core.request_state import NO_SLOT
 from engine.kv_cache.state_pool import StatePool
-from engine.model_config.delta_spec import DeltaSpec
+from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.recurrence.torch_recurrence import TorchRecurrence
 
 interprets = os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,4 +1,4 @@
-"""What a model's layers attend to, and how scores are formed. Does not import torch."""
+"""What a model's layers attend to, and how scores are formed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA): one row per token in place of keys and values. Does not import torch."""
+"""Multi-head latent attention (MLA): one row per token in place of keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of decoder-only transformers differ in. Does not import torch."""
+"""What the layers of decoder-only transformers differ in."""
 
 from __future__ import annotations
 

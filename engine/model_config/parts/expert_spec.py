@@ -1,4 +1,4 @@
-"""The experts of a mixture-of-experts model, and how tokens are routed to them. Does not import torch."""
+"""The experts of a mixture-of-experts model, and how tokens are routed to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gated delta nets of a model: layers with a recurrent state. Does not import torch."""
+"""The gated delta nets of a model: layers with a recurrent state."""
 
 from __future__ import annotations
 

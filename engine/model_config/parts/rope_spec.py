@@ -1,4 +1,4 @@
-"""Rotary embedding of a model, read from config.json in its old and new formats. Does not import torch."""
+"""Rotary embedding of a model, read from config.json in its old and new formats."""
 
 from __future__ import annotations
 
