@@ -80,24 +80,28 @@ async def one_worker(local_ray: LocalRay, folder: Path, actor_class: object) -> 
         await local_ray.cluster.end_workers()
 
 
+async def answered_while_hurt(registry: Registry, hurt: signal.Signals) -> int:
+    """A request whose worker gets a signal in the middle of its answer. Returns that process's id."""
+    assert await registry.wait_for_all(60.0)
+    dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics())
+    (first,) = registry.sessions()
+    seen: list[int] = []
+    async with aclosing(deltas_of(dispatcher, PROMPT, sampling_pb2.SamplingParams(max_tokens=20))) as deltas:
+        async for delta in deltas:
+            seen += delta.token_ids
+            if len(seen) == 3:
+                os.kill(first.info.epoch, hurt)
+    assert seen == answer(PROMPT, 20)
+    return first.info.epoch
+
+
 async def test_a_killed_worker_is_restarted_and_its_request_continues(
     local_ray: LocalRay, tmp_path: Path
 ) -> None:
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
-        assert await registry.wait_for_all(60.0)
-        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics())
-        (first,) = registry.sessions()
-        seen: list[int] = []
-        async with aclosing(
-            deltas_of(dispatcher, PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
-        ) as deltas:
-            async for delta in deltas:
-                seen += delta.token_ids
-                if len(seen) == 3:
-                    os.kill(first.info.epoch, signal.SIGKILL)
-        assert seen == answer(PROMPT, 20)
+        first = await answered_while_hurt(registry, signal.SIGKILL)
         (second,) = registry.sessions()
-        assert second.info.epoch != first.info.epoch
+        assert second.info.epoch != first
     await gone(second.info.epoch)
 
 
@@ -106,19 +110,7 @@ async def test_a_stopped_worker_is_declared_dead_and_replaced(
 ) -> None:
     monkeypatch.setattr("router.cluster.ray_worker._ANSWER_S", 1.0)
     async with one_worker(local_ray, tmp_path, fake_actor) as registry:
-        assert await registry.wait_for_all(60.0)
-        dispatcher = ClusterDispatcher(RouterConfig(model="m"), registry, RouterMetrics())
-        (first,) = registry.sessions()
-        seen: list[int] = []
-        async with aclosing(
-            deltas_of(dispatcher, PROMPT, sampling_pb2.SamplingParams(max_tokens=20))
-        ) as deltas:
-            async for delta in deltas:
-                seen += delta.token_ids
-                if len(seen) == 3:
-                    os.kill(first.info.epoch, signal.SIGSTOP)
-        assert seen == answer(PROMPT, 20)
-        await gone(first.info.epoch)
+        await gone(await answered_while_hurt(registry, signal.SIGSTOP))
 
 
 @pytest.mark.parametrize(
