@@ -94,6 +94,7 @@ constraints:  ## Install the newest versions that pyproject.toml allows, and pin
 
 proto: setup  ## Regenerate the gRPC stubs in rpc/baton from proto/
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=rpc --pyi_out=rpc --grpc_python_out=rpc proto/baton/v1/*.proto
+	grep -L Servicer rpc/baton/v1/*_pb2_grpc.py | xargs rm -f  # of files without a service
 	sed -i 's/^from baton\.v1/from rpc.baton.v1/' rpc/baton/v1/*_pb2.py rpc/baton/v1/*_pb2.pyi rpc/baton/v1/*_pb2_grpc.py
 	touch rpc/baton/__init__.py rpc/baton/v1/__init__.py
 
