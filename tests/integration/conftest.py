@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.tiny import save_tiny_llama
 
 
@@ -26,16 +27,22 @@ class Oracle:
 
 
 @pytest.fixture(scope="session")
-def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     folder = tmp_path_factory.mktemp("tiny-llama")
     return folder, Oracle(save_tiny_llama(folder))
 
 
-@pytest.fixture(scope="session")
-def folder(tiny_llama: tuple[Path, Oracle]) -> Path:
-    return tiny_llama[0]
+@pytest.fixture(scope="module")
+def folder(tiny: tuple[Path, Oracle]) -> Path:
+    """Of the model; a test module with another one defines `tiny` anew."""
+    return tiny[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(tiny: tuple[Path, Oracle]) -> Oracle:
+    return tiny[1]
 
 
 @pytest.fixture(scope="session")
-def oracle(tiny_llama: tuple[Path, Oracle]) -> Oracle:
-    return tiny_llama[1]
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return save_small_model(tmp_path_factory.mktemp("small"))

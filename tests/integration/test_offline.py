@@ -9,14 +9,9 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return save_small_model(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

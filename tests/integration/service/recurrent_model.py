@@ -1,4 +1,4 @@
-"""Fixtures `folder` and `oracle` of a tiny model with recurrent states."""
+"""Fixture `tiny`: a model with recurrent states."""
 
 from __future__ import annotations
 
@@ -38,13 +38,3 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     folder = tmp_path_factory.mktemp("tiny-qwen3.5")
     model.save_pretrained(folder)
     return folder, Oracle(model)
-
-
-@pytest.fixture(scope="module")
-def folder(tiny: tuple[Path, Oracle]) -> Path:
-    return tiny[0]
-
-
-@pytest.fixture(scope="module")
-def oracle(tiny: tuple[Path, Oracle]) -> Oracle:
-    return tiny[1]

@@ -9,19 +9,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
 
 from router.config.choices import Mode
 from tests.browser import Page, browser_page
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
-from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel
 
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return save_small_model(tmp_path_factory.mktemp("small"))
 
 
 @asynccontextmanager

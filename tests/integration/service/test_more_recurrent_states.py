@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.service.recurrent_model import folder, oracle, tiny  # noqa: F401
+from tests.integration.service.recurrent_model import tiny  # noqa: F401
 from tests.integration.service.test_adaptive_placement import (  # noqa: F401
     test_clients_that_disconnect_during_handoffs_in_both_directions_leak_no_page,
     test_handoffs_in_both_directions_complete_with_full_pools,

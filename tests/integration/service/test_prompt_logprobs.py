@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -16,25 +16,12 @@ import torch
 from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
-from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel
 
 TOLERANCE = 1e-4
 """Of float32, of logits up to 20."""
 LENGTHS = (1, 2, 17, 129, 300)
 """A chunk has up to 128 tokens."""
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return save_small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(params=Mode)
-async def cluster(small: SmallModel, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
-    async with local_cluster(small, request.param) as running:
-        yield running
-        await running.all_pages_back()
-        assert not running.deaths
 
 
 class Oracle:

@@ -5,7 +5,7 @@ The tests are those of the tiny Llama, with another model in the fixtures `folde
 
 from __future__ import annotations
 
-from tests.integration.service.recurrent_model import folder, oracle, tiny  # noqa: F401
+from tests.integration.service.recurrent_model import tiny  # noqa: F401
 from tests.integration.service.test_adaptive_placement import (  # noqa: F401
     test_a_stream_continues_when_either_worker_ends,
     test_tokens_equal_those_of_transformers_under_every_placement,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import grpc
@@ -18,7 +17,7 @@ from pydantic import BaseModel, Field
 from router.config.choices import Mode
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
-from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.faults.support.small_model import SmallModel
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "the quick brown fox"}]
 SCHEMA = {
@@ -35,19 +34,6 @@ SCHEMA = {
 class Person(BaseModel):
     name: str = Field(max_length=6)
     kind: Literal["child", "adult"]
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return save_small_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(params=Mode)
-async def cluster(small: SmallModel, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
-    async with local_cluster(small, request.param) as running:
-        yield running
-        await running.all_pages_back()
-        assert not running.deaths
 
 
 def client_of(cluster: LocalCluster) -> openai.AsyncOpenAI:

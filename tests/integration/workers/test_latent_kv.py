@@ -45,13 +45,3 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("latents")
     model.save_pretrained(folder)
     return folder, Oracle(model)
-
-
-@pytest.fixture(scope="module")
-def folder(tiny: tuple[Path, Oracle]) -> Path:
-    return tiny[0]
-
-
-@pytest.fixture(scope="module")
-def oracle(tiny: tuple[Path, Oracle]) -> Oracle:
-    return tiny[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.integration.service.recurrent_model import folder, oracle, tiny  # noqa: F401
+from tests.integration.service.recurrent_model import tiny  # noqa: F401
 from tests.integration.workers.test_speculation import (  # noqa: F401
     test_a_drafted_answer_moves_while_it_is_verified,
     test_an_answer_is_handed_over_and_drafted_on_the_other_worker,

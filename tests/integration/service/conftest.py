@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.config.choices import Mode
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import SmallModel
+
+
+@pytest.fixture(params=Mode)
+async def cluster(small: SmallModel, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
+    """A service in each mode, which has lost no page and no worker at its end."""
+    async with local_cluster(small, request.param) as running:
+        yield running
+        await running.all_pages_back()
+        assert not running.deaths
