@@ -226,7 +226,7 @@ def test_kernels_that_begin_early_wait_for_what_they_read(tokens: int) -> None:
         assert torch.equal(result, run(torch.cuda.synchronize))
 
 
-@pytest.mark.parametrize("vocab", [500, 128256])
+@pytest.mark.parametrize("vocab", [500, 128256, 300000])
 def test_greedy_sample_is_argmax_and_reports_rows_that_are_not_finite(vocab: int) -> None:
     from engine.kernels.sampling.argmax import greedy_sample
 
@@ -241,3 +241,6 @@ def test_greedy_sample_is_argmax_and_reports_rows_that_are_not_finite(vocab: int
     sound = logits[finite]
     assert torch.equal(sound.gather(1, tokens[finite][:, None]), sound.amax(dim=1, keepdim=True))
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < vocab
+    assert [int(greedy_sample(row)[0]) for row in logits[1:3].split(1)] == [vocab - 1, 3]  # in other parts
+    many = torch.rand(300, vocab, device="cuda").argsort(dim=1).float()  # no two are equal
+    assert torch.equal(greedy_sample(many)[0], many.argmax(dim=1))
