@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +70,7 @@ def moved(pool: KVPool, batch: Batch, window: int | None, fp8: Fp8KV | None = No
             batch.context_lens - first * page_size,
         ),
     ]
-    tensors: dict[str, Any] = {name: getattr(batch, name).to(device) for name in ("input_ids", "positions")}
-    return there, replace(batch, groups=groups, **tensors)
+    return there, replace(batch, groups=groups, rows=batch.rows.to(device))
 
 
 def stored(there: KVPool, pool: KVPool, layer: int) -> torch.Tensor:

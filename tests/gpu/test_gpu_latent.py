@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -36,9 +35,8 @@ def moved(pool: KVPool, batch: Batch) -> tuple[KVPool, Batch]:
     )
     there.tensor.copy_(pool.tensor)
     [tables] = batch.groups
-    tensors: dict[str, Any] = {name: getattr(batch, name).cuda() for name in ("input_ids", "positions")}
     groups = [replace(tables, slot_mapping=tables.slot_mapping.cuda())]
-    return there, replace(batch, groups=groups, **tensors)
+    return there, replace(batch, groups=groups, rows=batch.rows.cuda())
 
 
 def written_out(pool: KVPool, batch: Batch, queries: torch.Tensor) -> torch.Tensor:
