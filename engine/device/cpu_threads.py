@@ -17,14 +17,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Like `map`, on as many threads as torch uses, each of which computes alone.
+def in_parallel(function: Callable[[T], R], items: Iterable[T], *, threads: int | None = None) -> Iterator[R]:
+    """Like `map`, on `threads` threads, by default as many as torch uses, each of which computes alone.
 
     Takes at most two items per thread from `items` before it yields a result. Torch operations of other
     threads should not run meanwhile: torch gives threads that are new to it the number that was set last.
     Raises what `function` raises.
     """
-    threads = torch.get_num_threads()
+    before = torch.get_num_threads()
+    threads = threads or before
     if threads == 1:
         yield from map(function, items)
         return
@@ -38,4 +39,4 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             while pending:
                 yield pending.popleft().result()
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

@@ -17,6 +17,7 @@ from engine.layers.ops.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.places import Place, places_of
 from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.loader.upload import Upload
 from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
@@ -27,6 +28,8 @@ from engine.parallel.communicator import SINGLE_RANK, Communicator
 _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STAGE: Final = "Loading weights"
 _NAMES_SHOWN: Final = 5
+_UPLOADING: Final = 8
+"""Threads that copy to a GPU."""
 
 
 def load_model(
@@ -123,11 +126,14 @@ def _copied(
 ) -> Iterator[Tensor]:
     """Each tensor, once it is copied to its places, which are removed from `places`."""
 
+    on_host = next(model.parameters()).device.type == "cpu"
+    copy = Tensor.copy_ if on_host else Upload()
+
     def fill(named: tuple[str, Tensor, list[Place]]) -> Tensor:
         name, tensor, places = named
         with torch.inference_mode():  # this is another thread
             for place in places:
-                place.fill(tensor, name)
+                place.fill(tensor, name, copy)
         return tensor
 
     def placed() -> Iterator[tuple[str, Tensor, list[Place]]]:
@@ -140,8 +146,7 @@ def _copied(
                     unexpected.append(name)
                 yield name, tensor, filled
 
-    on_host = next(model.parameters()).device.type == "cpu"
-    return in_parallel(fill, placed()) if on_host else map(fill, placed())
+    return in_parallel(fill, placed(), threads=None if on_host else _UPLOADING)
 
 
 def _listing(what: str, names: list[str]) -> str:

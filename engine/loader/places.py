@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
@@ -16,6 +17,7 @@ from engine.model_config.shard import Cut
 from engine.models.base import CausalLM
 from engine.models.weight_table import ParamSlice
 
+_CONVERTING: Final = Lock()
 _FILLING: Final = Lock()
 """Held while merged projections, on several threads, fill the same target."""
 
@@ -48,8 +50,13 @@ class Place:
     cut: Cut | None
     """Counted in entries."""
 
-    def fill(self, tensor: Tensor, name: str) -> None:
-        """Raises WeightsError if the tensor has another shape or kind of values than expected."""
+    def fill(
+        self, tensor: Tensor, name: str, copy: Callable[[Tensor, Tensor], object] = Tensor.copy_
+    ) -> None:
+        """`copy`: to its first argument.
+
+        Raises WeightsError if the tensor has another shape or kind of values than expected.
+        """
         self._require_kind(tensor, name)
         value = tensor.t() if self.transposed else tensor
         if self.slot.tile[0] is None:
@@ -61,11 +68,11 @@ class Place:
             return
         for target, part in self._parts(value):
             if self.slot.convert is not None:
-                part = self.slot.convert(part.to(target.device))
-            if self.slot.tile[0] is None:
+                _fill_converted(target, part, self.slot.convert)
+            elif self.slot.tile[0] is None:
                 _fill_once(target, part, name)
             else:
-                target.copy_(part)
+                copy(target, part)
 
     def _parts(self, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each stretch of the tensor, with the part of the target that it fills."""
@@ -116,6 +123,12 @@ class Place:
 
 def _named(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _fill_converted(target: Tensor, value: Tensor, convert: Callable[[Tensor], Tensor]) -> None:
+    """One after the other on a GPU, whose memory would hold the intermediate values of all threads."""
+    with _CONVERTING if target.is_cuda else nullcontext():
+        target.copy_(convert(value.to(target.device)))
 
 
 def _fill_once(target: Tensor, value: Tensor, name: str) -> None:
