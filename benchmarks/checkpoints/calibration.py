@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import pkgutil
-import sys
-import xml
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import torch
@@ -20,7 +15,11 @@ STAGES: Final = (
     ("mlp.gate_proj", "mlp.up_proj"),
     ("mlp.down_proj",),
 )
-"""Linear layers of a decoder layer, in the order in which one's outputs reach the next."""
+"""Linear layers that share their inputs, in the order in which one's outputs reach the next."""
+_TOGETHER: Final = 8
+"""Texts that are computed at once."""
+_PASSAGE: Final = 12
+"""Tokens in a row that two texts of different origin do not share."""
 
 
 class _Reached(Exception):
@@ -28,7 +27,7 @@ class _Reached(Exception):
 
 
 def inputs(model: Any, ids: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
-    """Of the first layer, a text after the other, and what each layer receives besides."""
+    """Of the first layer, some texts [texts, tokens] at a time, and what each layer receives besides."""
     hidden: list[Tensor] = []
     settings: dict[str, Any] = {}
 
@@ -38,36 +37,31 @@ def inputs(model: Any, ids: Tensor) -> tuple[list[Tensor], dict[str, Any]]:
         raise _Reached
 
     hook = model.model.layers[0].register_forward_pre_hook(keep, with_kwargs=True)
-    for text in ids:
+    for texts in torch.split(ids, _TOGETHER):
         with suppress(_Reached):
-            model(text.unsqueeze(0), use_cache=False)
+            model(texts, use_cache=False)
     hook.remove()
     return hidden, settings
 
 
 def moments(
     layer: nn.Module, stage: Sequence[str], hidden: Sequence[Tensor], settings: dict[str, Any]
-) -> dict[str, Tensor]:
-    """[in, in] of the inputs of each linear layer of a stage."""
-    linears = {name: layer.get_submodule(name) for name in stage}
-    sizes = {name: linear.get_parameter("weight").shape[1] for name, linear in linears.items()}
-    found = {name: torch.zeros(size, size) for name, size in sizes.items()}
+) -> Tensor:
+    """[in, in] of the inputs that the linear layers of a stage share."""
+    linear = layer.get_submodule(stage[0])
+    features = linear.get_parameter("weight").shape[1]
+    found = hidden[0].new_zeros(features, features)
 
-    def adding(name: str) -> Callable[..., None]:
-        def add(module: nn.Module, positional: tuple[Tensor, ...]) -> None:
-            rows = positional[0].flatten(0, -2)
-            found[name].addmm_(rows.t(), rows)
-            if name == stage[-1]:
-                raise _Reached  # what follows in the layer is not needed
+    def add(module: nn.Module, positional: tuple[Tensor, ...]) -> None:
+        rows = positional[0].flatten(0, -2)
+        found.addmm_(rows.t(), rows)
+        raise _Reached  # what follows in the layer is not needed
 
-        return add
-
-    hooks = [linear.register_forward_pre_hook(adding(name)) for name, linear in linears.items()]
+    hook = linear.register_forward_pre_hook(add)
     for x in hidden:
         with suppress(_Reached):
             output(layer, x, settings)
-    for hook in hooks:
-        hook.remove()
+    hook.remove()
     return found
 
 
@@ -77,21 +71,13 @@ def output(layer: nn.Module, x: Tensor, settings: dict[str, Any]) -> Tensor:
     return found
 
 
-def docstrings() -> str:
-    """Of the standard library's modules, classes and functions."""
-    found: dict[str, None] = {}
-    names = sorted(
-        {info.name for info in pkgutil.iter_modules(xml.__path__, "xml.")} | sys.stdlib_module_names
-    )
-    with redirect_stdout(None), redirect_stderr(None):
-        for name in names:
-            if name.startswith("_") or name in ("antigravity", "this", "idlelib", "turtledemo", "test"):
-                continue
-            with suppress(Exception):
-                module = importlib.import_module(name)
-                members = [
-                    module,
-                    *(member for _, member in sorted(vars(module).items()) if callable(member)),
-                ]
-                found |= {inspect.cleandoc(text): None for member in members if (text := member.__doc__)}
-    return "\n\n".join(text for text in found if len(text) > 200)
+def texts_of(ids: Sequence[int], length: int, unlike: Sequence[int]) -> Tensor:
+    """`ids` cut into texts [texts, length], mixed, without those that repeat a passage of `unlike`."""
+    cut = (ids[at : at + length] for at in range(0, len(ids) - length + 1, length))
+    passages = set(_passages(unlike))
+    kept = torch.tensor([text for text in cut if passages.isdisjoint(_passages(text))])
+    return kept[torch.randperm(len(kept), generator=torch.Generator().manual_seed(0))]
+
+
+def _passages(ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return zip(*(ids[at:] for at in range(_PASSAGE)), strict=False)

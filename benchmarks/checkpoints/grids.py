@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import torch
 from torch import Tensor
 
 _SHRINKS: Final = [1.0 - 0.025 * step for step in range(20)]
 """Of a group's range, that are tried."""
-_STIFFNESS: Final = 0.01
-"""How strongly fitted scales are drawn to those before, relative to what the products ask for."""
 _FP8: Final = torch.float8_e4m3fn
 
 
@@ -26,13 +24,31 @@ class Grid(Protocol):
         """Of codes of column `index`."""
         ...
 
-    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Grid:
-        """With the scales that make the products of `codes` those of `weight`."""
+    def all_codes(self, weight: Tensor) -> Tensor:
+        """[out, in], of the nearest values."""
         ...
 
     def dense(self, codes: Tensor) -> Tensor: ...
 
+    def rows(self, start: int, end: int) -> Self: ...
+
     def stored(self, codes: Tensor) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A quantized weight."""
+
+    grid: Grid
+    codes: Tensor
+
+    @property
+    def dense(self) -> Tensor:
+        return self.grid.dense(self.codes)
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        return self.grid.stored(self.codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +64,14 @@ class Floats:
     def values(self, codes: Tensor, index: int) -> Tensor:
         return codes * self.scale[:, 0]
 
-    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Floats:
-        products = codes @ moments
-        scale = (products * weight).sum(1) / (products * codes).sum(1).clamp(min=1e-12)
-        return Floats(scale.unsqueeze(1))
+    def all_codes(self, weight: Tensor) -> Tensor:
+        return (weight / self.scale).clamp(-448, 448).to(_FP8).float()
 
     def dense(self, codes: Tensor) -> Tensor:
         return codes * self.scale
+
+    def rows(self, start: int, end: int) -> Self:
+        return replace(self, scale=self.scale[start:end])
 
     def stored(self, codes: Tensor) -> dict[str, Tensor]:
         return {"weight": codes.to(_FP8), "weight_scale": self.scale}
@@ -78,22 +95,17 @@ class Integers:
         at = index // self.group
         return (codes - self.zero[:, at]) * self.scale[:, at]
 
-    def fitted(self, weight: Tensor, codes: Tensor, moments: Tensor) -> Integers:
-        """Least squares, row by row, drawn to the present scales."""
-        rows, groups = self.scale.shape
-        steps = (codes.view(rows, groups, -1) - self.zero.unsqueeze(2)).flatten(1)
-        normal = torch.empty(rows, groups, groups)
-        for at in range(groups):
-            columns = slice(at * self.group, (at + 1) * self.group)
-            normal[:, at] = (steps[:, columns] @ moments[columns] * steps).view(rows, groups, -1).sum(2)
-        error = (weight - self.dense(codes)) @ moments * steps
-        normal.diagonal(dim1=1, dim2=2).mul_(1 + _STIFFNESS).add_(1e-6)
-        change = torch.linalg.solve(normal, error.view(rows, groups, -1).sum(2))
-        return replace(self, scale=(self.scale + change).half().float())
+    def all_codes(self, weight: Tensor) -> Tensor:
+        grouped = weight.view(*self.scale.shape, -1)
+        codes = grouped / self.scale.unsqueeze(2) + self.zero.unsqueeze(2)
+        return codes.round().clamp(0, 15).flatten(1)
 
     def dense(self, codes: Tensor) -> Tensor:
-        steps = codes.view(*self.scale.shape, -1) - self.zero.unsqueeze(2)
+        steps = codes.reshape(*self.scale.shape, -1) - self.zero.unsqueeze(2)
         return (steps * self.scale.unsqueeze(2)).flatten(1)
+
+    def rows(self, start: int, end: int) -> Self:
+        return replace(self, scale=self.scale[start:end], zero=self.zero[start:end])
 
     def stored(self, codes: Tensor) -> dict[str, Tensor]:
         tensors = {
@@ -136,5 +148,7 @@ def integers(weight: Tensor, moments: Tensor, group: int, *, symmetric: bool) ->
 
 def _words(codes: Tensor) -> Tensor:
     """[m, 8 n] -> [m, n] int32, the first value in the lowest bits."""
-    words: Tensor = (codes.long().reshape(len(codes), -1, 8) << torch.arange(0, 32, 4)).sum(2)
+    words: Tensor = (
+        codes.long().reshape(len(codes), -1, 8) << torch.arange(0, 32, 4, device=codes.device)
+    ).sum(2)
     return (words - ((words >> 31) << 32)).int()

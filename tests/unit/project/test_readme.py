@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import chunked, compare, conversations, modes, offline, simulate, speculation, start_up
 from benchmarks import simulated_cluster as cluster
-from benchmarks.checkpoints import perplexity
+from benchmarks.checkpoints import perplexity, quantize, texts
 from benchmarks.frontier import __main__ as frontier
 from router.admin import client as admin
 from router.cli import drain_node, plan
@@ -39,7 +39,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
         *(chunked, cluster, simulate, compare, conversations, frontier, modes, offline),
-        *(perplexity, speculation, start_up),
+        *(perplexity, quantize, speculation, start_up, texts),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
