@@ -22,6 +22,7 @@ from engine.batch.batch import Batch
 from engine.batch.block_tables import BlockTables
 from engine.batch.decode_plan import Decodes
 from engine.batch.step_inputs import Ints
+from engine.kernels.attention.decode_attention import NewTokens
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 from engine.layers.ops.ops import Rotation
@@ -67,6 +68,9 @@ class _AttentionKernels(Protocol):
         queries: torch.Tensor,
     ) -> None:
         """See `PiecewiseAttention.store`."""
+
+    def new_tokens(self, layer: int, rotation: Rotation | None) -> NewTokens | None:
+        """What decodes need to store the tokens of a layer themselves; None: they cannot."""
 
 
 def _kernels(
@@ -143,9 +147,16 @@ class FlashInferAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         queries = qkv[:, : self._num_heads]
-        self.store(layer, qkv, rotation, self._slots[self._layers[layer].group], queries)
         out = queries.new_empty(*queries.shape[:2], self._kernels.value_dim)
-        self.attend(layer, queries, out)
+        # Rows of one request would read each other's keys before they are stored.
+        new = self._kernels.new_tokens(layer, rotation) if len(qkv) == self._num_decodes == 1 else None
+        if new is None:
+            self.store(layer, qkv, rotation, self._slots[self._layers[layer].group], queries)
+            self.attend(layer, queries, out)
+        else:
+            of = self._layers[layer]
+            pages, scales = self._pool.layer(layer), self._scales[layer]
+            of.rule.decodes.run(of.table, queries, pages, out, of.sinks, scales, new)
         return out
 
     def store(

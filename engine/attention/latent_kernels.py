@@ -13,7 +13,7 @@ from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.decode_plan import DecodePlan
 from engine.batch.step_inputs import Ints
 from engine.device.staging import send
-from engine.kernels.attention.decode_attention import DecodeWorkspace
+from engine.kernels.attention.decode_attention import DecodeWorkspace, NewTokens
 from engine.kernels.attention.latent_attention import (
     CHUNK_ROWS,
     ChunkPlan,
@@ -62,6 +62,9 @@ class LatentKernels:
     def decodes(self, rule: LayerAttention) -> DecodeKernel:
         return _Decodes(self._shape, self._workspace, rule)
 
+    def new_tokens(self, layer: int, rotation: Rotation | None) -> None:
+        return None
+
     def store(
         self,
         layer: int,
@@ -92,7 +95,9 @@ class _Decodes:
         out: torch.Tensor,
         sinks: torch.Tensor | None,
         scales: tuple[float, float],
+        new: NewTokens | None,
     ) -> None:
+        assert new is None, "a kernel of its own stores latents"
         attend_decodes(q, pages, plan, self._workspace, out, shape=self._shape, scale=self._scale)
 
 

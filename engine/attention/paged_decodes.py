@@ -16,7 +16,7 @@ from engine.batch.decode_plan import DecodePlan, Decodes, PlanLayout
 from engine.batch.step_inputs import Ints
 from engine.device.small_copies import copy, to_device
 from engine.device.staging import Staging
-from engine.kernels.attention.decode_attention import DecodeWorkspace, attend
+from engine.kernels.attention.decode_attention import DecodeWorkspace, NewTokens, attend
 from engine.layers.layer_attention import LayerAttention
 
 
@@ -31,6 +31,7 @@ class DecodeKernel(Protocol):
         out: torch.Tensor,
         sinks: torch.Tensor | None,
         scales: tuple[float, float],
+        new: NewTokens | None,
     ) -> None: ...
 
 
@@ -50,6 +51,7 @@ class PagedDecodes:
         out: torch.Tensor,
         sinks: torch.Tensor | None,
         scales: tuple[float, float],
+        new: NewTokens | None,
     ) -> None:
         rule = self._rule
         attend(
@@ -63,6 +65,7 @@ class PagedDecodes:
             soft_cap=rule.soft_cap,
             sinks=sinks,
             value_scale=scales[1],
+            new=new,
         )
 
 
@@ -113,13 +116,14 @@ class DecodeAttention:
         out: torch.Tensor,
         sinks: torch.Tensor | None,
         scales: tuple[float, float] = (1.0, 1.0),
+        new: NewTokens | None = None,
     ) -> None:
         """Attend with q `[R, heads, ..]` to one layer of the pool, `[page, 2, kv_head, token, dim]`.
 
         `table`: which of the planned ones has the layer's pages. `sinks`: [heads] float32. `scales`: of the
-        stored keys and values.
+        stored keys and values. `new`: see `attend`.
         """
-        self._kernel(q, pages, self._plans[table], out, sinks, scales)
+        self._kernel(q, pages, self._plans[table], out, sinks, scales, new)
 
     def _planned(self, decodes: Sequence[Decodes]) -> list[DecodePlan[Ints]]:
         first = self._planner.plan(decodes[0])

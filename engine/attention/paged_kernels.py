@@ -10,7 +10,7 @@ from engine.attention.decode_planner import DecodePlanner
 from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace, compile_for_chunks
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeKernel, PagedDecodes
-from engine.kernels.attention.decode_attention import DecodeWorkspace
+from engine.kernels.attention.decode_attention import DecodeWorkspace, NewTokens
 from engine.kernels.attention.rotate_store import rotate_store
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
@@ -53,6 +53,9 @@ class PagedKernels:
     def decodes(self, rule: LayerAttention) -> DecodeKernel:
         return PagedDecodes(self._decode_workspace, rule)
 
+    def new_tokens(self, layer: int, rotation: Rotation | None) -> NewTokens:
+        return NewTokens(_angles(rotation), self._pool.fp8.scales[layer] if self._pool.fp8 else None)
+
     def store(
         self,
         layer: int,
@@ -61,7 +64,10 @@ class PagedKernels:
         slots: torch.Tensor,
         queries: torch.Tensor,
     ) -> None:
-        assert rotation is None or isinstance(rotation, Positions), "its operations are those of GPUs"
-        angles = None if rotation is None else (rotation.table, rotation.positions)
-        scales = self._pool.fp8.scales[layer] if self._pool.fp8 else None
-        rotate_store(qkv, angles, self._pool.layer(layer), slots, queries, scales)
+        new = self.new_tokens(layer, rotation)
+        rotate_store(qkv, new.angles, self._pool.layer(layer), slots, queries, new.scales)
+
+
+def _angles(rotation: Rotation | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    assert rotation is None or isinstance(rotation, Positions), "its operations are those of GPUs"
+    return None if rotation is None else (rotation.table, rotation.positions)

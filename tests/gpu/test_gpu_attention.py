@@ -32,6 +32,9 @@ BATCHES = {
     "the end of a long prompt": [(6000, 40)],
     "chunks behind others": [(900, 300), (127, 129), (4000, 2000)],
     "decodes": [(700, 1), (5, 1), (9000, 1), (127, 1), (128, 1)],
+    "one decode": [(9000, 1)],
+    "one decode of one token": [(0, 1)],
+    "one decode that begins a page": [(160, 1)],
     "chunks and decodes": [(0, 500), (2500, 200), (50, 1), (3000, 1)],
 }
 
@@ -134,3 +137,38 @@ def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
         chosen = RULES["plain"] if layer == 0 else RULES[name]
         expected = written_out(pool, batch, layer, qkv[:, : shape.heads], chosen)
         torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("fp8", [None, Fp8KV(((0.011, 0.02), (0.0078125, 0.013)))], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("position", [0, 15, 16, 700, 3000])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_lone_decode_rotates_and_stores_its_token_as_separate_kernels_do(
+    head_dim: int, position: int, fp8: Fp8KV | None
+) -> None:
+    from engine.layers.ops.flashinfer_ops import Positions
+
+    shape = Shape(page_size=16, kv_heads=4, group=4, head_dim=head_dim, dtype=torch.bfloat16)
+    pool, batch = pool_and_batch(shape, [(position, 1)], seed=0)
+    there, its_batch = moved(pool, batch, None, fp8)
+    rules = [RULES["plain"]] * LAYERS
+    attention = attention_for("flashinfer", there, shape.heads, rules, max_requests=8)
+    attention.prepare(its_batch)
+    angles = torch.rand(4096, head_dim // 2, device="cuda") * 6
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    rotation = Positions(table, torch.tensor([position], device="cuda"))
+    size = (1, shape.heads + 2 * shape.kv_heads, head_dim)
+    for layer in range(LAYERS):
+        qkv = torch.randn(size, device="cuda", dtype=torch.bfloat16)
+        before = there.tensor.clone()
+
+        result = attention.forward(layer, qkv.clone(), rotation)
+        pages = there.tensor.clone()
+
+        there.tensor.copy_(before)
+        queries, expected = qkv[:, : shape.heads], torch.empty_like(result)
+        attention.store(layer, qkv, rotation, its_batch.groups[layer].slot_mapping, queries)
+        attention.attend(layer, queries, expected)
+        torch.testing.assert_close(pages.float(), there.tensor.float(), atol=2e-2, rtol=0.13 if fp8 else 8e-3)
+        changed = (pages.view(torch.uint8) != before.view(torch.uint8)).sum()
+        assert 0 < changed <= 2 * shape.kv_heads * head_dim * pages.element_size()
+        torch.testing.assert_close(result.float(), expected.float(), atol=1e-2, rtol=2e-2)

@@ -5,10 +5,13 @@ tokens are read at 3.7 TB/s, compared with 3.3 by flashinfer's kernel (FA2). Two
 multiprocessor, and each takes 6 µs to start. Here four blocks of 64 threads share a multiprocessor, so that
 some start while others read. The last block of a context to finish merges the parts, in a fixed order.
 (Flash-Decoding, Dao et al. 2023; merging by the last block is from stream-K, Osama et al. 2023.)
+
+A single decode is also rotated and stored here: a kernel in front of this one takes it longer than that.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -16,6 +19,7 @@ import triton
 import triton.language as tl
 
 from engine.batch.decode_plan import DecodePlan
+from engine.kernels.matmul.fp8_quantize import LARGEST, quantized
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _LOG2_E: Final = tl.constexpr(1.4426950408889634)
@@ -40,6 +44,16 @@ class DecodeWorkspace:
         """Number of finished blocks; reset to 0 by the last one."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Keys and values of the tokens that attend, behind their queries: [R, heads + 2 * kv_heads, dim]."""
+
+    angles: tuple[torch.Tensor, torch.Tensor] | None
+    """See `rotate_store`."""
+    scales: tuple[float, float] | None
+    """Of stored keys and values, where pages are e4m3."""
+
+
 def attend(
     q: torch.Tensor,
     pages: torch.Tensor,
@@ -52,15 +66,19 @@ def attend(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     value_scale: float = 1.0,
+    new: NewTokens | None = None,
 ) -> None:
     """Attend with q `[R, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`; into `out`.
 
     Tokens of q and `out` may have any stride; dim is a power of two. With a `window`, every part of the plan
     has tokens in it. `sinks` are [heads] float32. Pages may be e4m3: `scale` then includes that of keys.
+    `new`: `rotate_store` as well, from behind `q`, which it leaves as it is. Each row is of its own request.
     """
     _, num_heads, dim = q.shape
     _, _, kv_heads, page_size, _ = pages.shape
     group = num_heads // kv_heads
+    table, positions = (new and new.angles) or (q, q)
+    key_scale, stored_value_scale = (new and new.scales) or (1.0, 1.0)
     use_pdl = supports_pdl(q.device)
     _attend[(kv_heads, len(plan.owners))](
         q,
@@ -77,6 +95,10 @@ def attend(
         workspace.scores,
         workspace.arrivals,
         workspace.scores if sinks is None else sinks,
+        table,
+        positions,
+        key_scale,
+        stored_value_scale,
         scale * _LOG2_E.value if soft_cap is None else scale / soft_cap,
         (soft_cap or 0.0) * _LOG2_E.value,
         value_scale,
@@ -98,6 +120,9 @@ def attend(
         windowed=window is not None,
         capped=soft_cap is not None,
         has_sinks=sinks is not None,
+        stores=new is not None,
+        rotary=new is not None and new.angles is not None,
+        largest=LARGEST if new is not None and new.scales is not None else 0.0,
         use_pdl=use_pdl,
         num_warps=_WARPS,
         launch_pdl=use_pdl,
@@ -120,6 +145,10 @@ def _attend(  # type: ignore[no-untyped-def]
     scores_ptr,
     arrivals_ptr,
     sinks_ptr,
+    table_ptr,
+    positions_ptr,
+    key_scale,
+    stored_value_scale,
     scale,
     cap,
     value_scale,
@@ -141,6 +170,9 @@ def _attend(  # type: ignore[no-untyped-def]
     windowed: tl.constexpr,
     capped: tl.constexpr,
     has_sinks: tl.constexpr,
+    stores: tl.constexpr,
+    rotary: tl.constexpr,
+    largest: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
     # Scores are base-2 logarithms. Key heads of a part are adjacent in the grid, as they are in memory.
@@ -165,11 +197,43 @@ def _attend(  # type: ignore[no-untyped-def]
     own_rows = row[:, None] < group
     query = (head * group + row[:, None]) * dim + feature
     keys = pages_ptr + head * head_stride + feature
+    source = q_ptr + owner.to(tl.int64) * q_stride
+    if stores:
+        column = tl.arange(0, dim)
+        turn = tl.load(positions_ptr + owner) if rotary else 0
+        cos, sin = _angles(table_ptr + turn * dim, column, dim, rotary)
+        last_page = tl.load(page_ids_ptr + first_page + num_pages - 1).to(tl.int64)
+        slot = last_page * page_stride + head * head_stride + (context - 1) % page_size * dim
+        is_last = end == context
+        end = tl.minimum(end, context - 1)
     pdl_wait(use_pdl)
-    q = tl.load(q_ptr + owner.to(tl.int64) * q_stride + query, mask=own_rows, other=0.0)
+    if stores:
+        first_row = (head * group + row[:, None]) * dim
+        q = _turned(source + first_row, feature, cos[None, :], sin[None, :], own_rows, dim, rotary)
+    else:
+        q = tl.load(source + query, mask=own_rows, other=0.0)
     highest = tl.full((rows,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((rows,), dtype=tl.float32)
     sums = tl.zeros((rows, dim), dtype=tl.float32)
+    if stores:  # noqa: SIM102 (this is known when the kernel is compiled, the next is not)
+        if is_last:  # the part begins with its last token, which is not in the pool yet
+            key = source + (kv_heads * group + head) * dim
+            new_k = _turned(key, column, cos, sin, column < dim, dim, rotary)
+            new_v = tl.load(key + kv_heads * dim + column)
+            if largest > 0.0:
+                stored_k = quantized(new_k.to(tl.float32), key_scale, largest)
+                stored_v = quantized(new_v.to(tl.float32), stored_value_scale, largest)
+                tl.store(pages_ptr + slot + column, stored_k)
+                tl.store(pages_ptr + slot + kind_stride + column, stored_v)
+                new_k, new_v = stored_k.to(q.dtype), stored_v.to(q.dtype)
+            else:
+                tl.store(pages_ptr + slot + column, new_k)
+                tl.store(pages_ptr + slot + kind_stride + column, new_v)
+            highest = tl.sum(q.to(tl.float32) * new_k.to(tl.float32)[None, :], axis=1) * scale
+            if capped:
+                highest = _capped(highest, cap)
+            total += 1.0
+            sums += new_v.to(tl.float32)[None, :]
     for start in tl.range(begin, end, tile, num_stages=stages):
         position = start + tl.arange(0, tile)
         inside = position < end
@@ -180,7 +244,7 @@ def _attend(  # type: ignore[no-untyped-def]
         v = tl.load(keys + kind_stride + at[:, None], mask=inside[:, None], other=0.0).to(q.dtype)
         scores = tl.dot(q, k.T) * scale
         if capped:
-            scores = cap * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * _LOG2_E * scores)))
+            scores = _capped(scores, cap)
         scores = tl.where(inside[None, :], scores, -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, axis=1))
         shares = tl.exp2(scores - higher[:, None])
@@ -221,6 +285,34 @@ def _attend(  # type: ignore[no-untyped-def]
             )
             place = outs + (head * group + own[:, None]) * dim + feature
             tl.store(place, merged.to(out_ptr.dtype.element_ty), mask=own[:, None] < group)
+
+
+@triton.jit
+def _capped(scores, cap):  # type: ignore[no-untyped-def]
+    """cap * tanh(scores)"""
+    return cap * (1.0 - 2.0 / (1.0 + tl.exp2(2.0 * _LOG2_E * scores)))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _angles(table_ptr, column, dim: tl.constexpr, rotary: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What features [dim] are multiplied with, and the features half a head away from them."""
+    if rotary:
+        half: tl.constexpr = dim // 2
+        sin = tl.load(table_ptr + half + column % half)
+        return tl.load(table_ptr + column % half), tl.where(column < half, -sin, sin)
+    return 1.0 + 0.0 * column, 0.0 * column
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _turned(  # type: ignore[no-untyped-def]
+    row_ptr, column, cos, sin, inside, dim: tl.constexpr, rotary: tl.constexpr
+):
+    """Rows of queries or keys, rotated."""
+    own = tl.load(row_ptr + column, mask=inside, other=0.0)
+    if rotary:
+        other = tl.load(row_ptr + (column + dim // 2) % dim, mask=inside, other=0.0)
+        own = (own.to(tl.float32) * cos + other.to(tl.float32) * sin).to(own.dtype)
+    return own
 
 
 @triton.jit
