@@ -30,7 +30,7 @@ from benchmarks.checkpoints.random_weights import write_checkpoint
 from benchmarks.lib.command import command
 from engine.device.current import enter_device
 from engine.loader.model_loader import load_model
-from engine.loader.safetensors_reader import weight_files
+from engine.loader.weight_files import weight_files
 from engine.model_config.shard import Shard
 from engine.parallel.communicator import Communicator
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.loader.safetensors_reader import read_tensors
+from engine.loader.weight_files import weight_files
 from engine.model_config.errors import WeightsError
 
 _SCALE: Final = re.compile(r"\.layers\.(\d+)\.self_attn\.(?:k_proj\.|v_proj\.|attn\.)?(k|v|kv)_scale$")

@@ -16,8 +16,9 @@ from engine.layers.factory import Layers
 from engine.layers.ops.select import ops_for
 from engine.loader.dummy_weights import fill_randomly
 from engine.loader.places import Place, places_of
-from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.loader.safetensors_reader import read_tensors
 from engine.loader.upload import Upload
+from engine.loader.weight_files import weight_files
 from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard

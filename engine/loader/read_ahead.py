@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Condition, Thread
 from typing import Final
 
+from engine.loader.weight_files import weight_files
 from engine.model_config.shard import WHOLE, Shard
 
 _BLOCK: Final = 8 << 20
@@ -104,9 +105,19 @@ def _joined(stretches: Iterable[Stretch]) -> Iterator[Stretch]:
 
 
 @contextmanager
-def reading_ahead(stretches: Sequence[Stretch], share: Shard = WHOLE) -> Iterator[ReadAhead]:
-    reader = ReadAhead(stretches, share=share)
+def reading_ahead(
+    stretches: Sequence[Stretch], share: Shard = WHOLE, *, ahead: int = _AHEAD
+) -> Iterator[ReadAhead]:
+    reader = ReadAhead(stretches, ahead=ahead, share=share)
     try:
         yield reader
     finally:
         reader.close()
+
+
+@contextmanager
+def weights_ahead(folder: Path, room: int) -> Iterator[None]:
+    """Read the first `room` bytes of a model folder's weights. Raises WeightsError if it has none."""
+    files = weight_files(folder)
+    with reading_ahead([Stretch(file, 0, file.stat().st_size) for file in files], ahead=room):
+        yield

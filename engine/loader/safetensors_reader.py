@@ -15,37 +15,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from engine.loader.read_ahead import Stretch, reading_ahead
+from engine.loader.weight_files import TORCH_FILE
 from engine.model_config.errors import WeightsError
 from engine.model_config.shard import WHOLE, Shard
 
-_INDEX: Final = "model.safetensors.index.json"
-_TORCH: Final = "pytorch_model.bin"
-"""Read where there are no safetensors: EAGLE-3 heads are published so."""
-
 _HEADER_LENGTH: Final = struct.Struct("<Q")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The weight files: those that the index names, or the only one.
-
-    Raises:
-        WeightsError: there are none, or the index names files that do not exist.
-    """
-    index = folder / _INDEX
-    if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    else:
-        files = [folder / "model.safetensors"]
-        if not files[0].exists() and (folder / _TORCH).exists():
-            return [folder / _TORCH]
-    missing = [file.name for file in files if not file.exists()]
-    if missing:
-        raise WeightsError(
-            f"{folder} lacks {', '.join(missing)}; "
-            f"Baton reads model.safetensors, the files that {_INDEX} lists, or {_TORCH}"
-        )
-    return files
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +57,11 @@ def read_tensors(
     several processes of this machine read the same tensors.
     """
     for file in files:
-        if file.name == _TORCH:
+        if file.name == TORCH_FILE:
             yield from (pair for pair in _torch_tensors(file).items() if only(pair[0]))
-    stored = [one for file in files if file.name != _TORCH for one in stored_tensors(file) if only(one.name)]
+    stored = [
+        one for file in files if file.name != TORCH_FILE for one in stored_tensors(file) if only(one.name)
+    ]
     with reading_ahead([Stretch(one.file, one.begin, one.end) for one in stored], share) as ahead:
         for file, tensors in groupby(stored, key=lambda one: one.file):
             with safe_open(file, framework="pt", device="cpu") as opened:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from engine.loader.safetensors_reader import stored_tensors, weight_files
+from engine.loader.safetensors_reader import stored_tensors
+from engine.loader.weight_files import weight_files
 
 _SAMPLE_BYTES: Final = 4096
 _NUM_SAMPLES: Final = 3

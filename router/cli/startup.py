@@ -9,18 +9,20 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
-from engine.model_config.errors import UnsupportedModel
+from engine.loader.read_ahead import weights_ahead
+from engine.model_config.errors import UnsupportedModel, WeightsError
 from router.cli.background import in_background
 from router.cli.preflight import PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
+from router.cluster.bundles import free_main_memory
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.config.choices import Dtype
@@ -53,6 +55,7 @@ CANNOT_START: Final = (
     PortTaken,
     StartupFailed,
     UnsupportedModel,
+    WeightsError,
 )
 """Errors that the user can act on. They are printed as one line, without a traceback."""
 
@@ -128,11 +131,14 @@ class Start:
             await model.resolve()
         importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.server"))
         self.stack.push_async_callback(self.connection.close)
-        with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
-            await self.connection.join()
-        self.on_ray()
-        await importing
-        return await self._all_ready(models)
+        with ExitStack() as ahead:
+            for model in models:
+                model.read_ahead(ahead, free_main_memory() // 2 // len(models))
+            with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
+                await self.connection.join()
+            self.on_ray()
+            await importing
+            return await self._all_ready(models)
 
     def _check_ports(self, config: RouterConfig) -> None:
         """Raises PortTaken."""
@@ -185,6 +191,15 @@ class _Model:
             )
         if (machine := self._cluster.known_machine()) is not None:
             self._plans = await self._planned(machine)
+
+    def read_ahead(self, stack: ExitStack, room: int) -> None:
+        """`room` bytes of the weights at most, while Ray and the workers start on this machine: its disk is
+        idle then, and loading from it takes most of a large model's start. On a CPU packing does, and the
+        start would have less of it. Raises WeightsError.
+        """
+        engine = self._plans[0].config.engine if self._plans else None
+        if engine is not None and engine.device == "cuda" and engine.load_format != "dummy":
+            stack.enter_context(weights_ahead(self._checkpoint.path, room))
 
     async def serve(self, stack: AsyncExitStack, router: str) -> ModelService:
         """`router`: its name, unique among those of the workers; later ones sort after earlier ones."""

@@ -80,11 +80,9 @@ class Cluster:
         """One of each role, under any name."""
 
     def known_machine(self) -> Machine | None:
-        """The machine of a local Ray without GPUs; None if only Ray can tell.
-
-        Raises ClusterError, PlanError.
-        """
-        return self._machine_on("cpu") if self._ray.known_device(self._config) == "cpu" else None
+        """The machine of a local Ray; None if only Ray can tell. Raises ClusterError, PlanError."""
+        device = self._ray.known_device(self._config)
+        return None if device is None else self._machine_on(device)
 
     async def find(self, on_wait: Callable[[str], None] = lambda _: None) -> Machine:
         """Look for workers in the Ray that was joined, and at the machine for them. `on_wait` is called with
@@ -286,8 +284,8 @@ class Cluster:
 
     def _memory_bytes(self, device: str) -> int:
         """Measured before the workers take it, for as long as they live: their settings depend on it."""
-        if device == "cpu" and self._is_local:
-            return free_main_memory() // self._ray.num_ranks
+        if self._is_local:
+            return _gpu_memory_here() if device == "cuda" else free_main_memory() // self._ray.num_ranks
         if (known := self._record.memory(device)) is not None:
             return known
         measure = ray.remote(gpu_memory if device == "cuda" else free_main_memory)
@@ -300,6 +298,14 @@ class Cluster:
             raise ClusterError(f"no node could be asked for its memory: {first_line(error)}") from error
         self._record.keep_memory(device, memory)
         return memory
+
+
+def _gpu_memory_here() -> int:
+    """Asked by this process, since another one takes seconds to start. Raises ClusterError."""
+    try:
+        return gpu_memory()
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(f"this machine's GPU does not say how much memory it has: {error}") from error
 
 
 def end_workers(configs: Sequence[RouterConfig]) -> list[str]:

@@ -29,7 +29,8 @@ from common.progress import silent
 from engine.layers.linear import codes
 from engine.loader import gguf_converter as gguf
 from engine.loader.model_loader import load_model
-from engine.loader.safetensors_reader import read_tensors, weight_files
+from engine.loader.safetensors_reader import read_tensors
+from engine.loader.weight_files import weight_files
 from engine.model_config.errors import UnsupportedModel
 from engine.models.base import CausalLM
 from tests.unit.engine.dense_attention import DenseAttention

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from engine.loader import read_ahead
-from engine.loader.read_ahead import ReadAhead, Stretch
+from engine.loader.read_ahead import ReadAhead, Stretch, weights_ahead
+from engine.model_config.errors import WeightsError
 from engine.model_config.shard import Shard
 
 BLOCK = 1000
@@ -80,6 +81,20 @@ def test_no_more_is_read_ahead_than_asked_for(file: Path, reads: Reads) -> None:
     until(lambda: len(reads.found) == 4)
     reader.close()
     assert max(reads.bytes) == 4 * BLOCK - 1
+
+
+def test_a_models_weights_are_read_ahead_as_far_as_there_is_room(file: Path, reads: Reads) -> None:
+    file.rename(file.with_name("model.safetensors"))
+
+    with weights_ahead(file.parent, 4 * BLOCK):
+        until(lambda: len(reads.found) == 4)
+
+    assert reads.bytes == set(range(4 * BLOCK))
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"lacks model\.safetensors"), weights_ahead(tmp_path, BLOCK):
+        pass
 
 
 def test_processes_share_the_blocks(file: Path, reads: Reads) -> None:

@@ -40,13 +40,32 @@ def test_a_machine_without_gpus_is_known_before_ray_starts(monkeypatch: pytest.M
     assert (machine.device, machine.cpus, machine.host) == ("cpu", 3, "127.0.0.1")
 
 
-@pytest.mark.parametrize("line", ["", "--ray-address auto"])
-def test_the_memory_of_gpus_and_the_nodes_of_a_cluster_are_not(
-    line: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_its_gpus_is_known_before_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 1)
+    monkeypatch.setattr("router.cluster.ray_cluster.gpu_memory", lambda: 80 << 30)
+
+    machine = cluster("").known_machine()
+
+    assert machine is not None
+    assert (machine.device, machine.memory_bytes, machine.host) == ("cuda", 80 << 30, "127.0.0.1")
+
+
+def test_a_gpu_whose_driver_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 1)
 
-    assert cluster(line).known_machine() is None
+    def fail() -> int:
+        raise RuntimeError("the CUDA driver reports error 999")
+
+    monkeypatch.setattr("router.cluster.ray_cluster.gpu_memory", fail)
+
+    with pytest.raises(ClusterError, match=r"GPU does not say how much memory it has: .* 999"):
+        cluster("").known_machine()
+
+
+def test_the_nodes_of_a_cluster_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 1)
+
+    assert cluster("--ray-address auto").known_machine() is None
 
 
 def test_a_device_that_this_machine_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
