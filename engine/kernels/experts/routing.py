@@ -13,8 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.pdl import pdl_wait, supports_pdl
+
 _TOKENS: Final = 16
-"""Of a block. With 64 the scores of 128 experts do not fit into registers: 2,048 tokens take 0.17 ms."""
+"""Of a block of many tokens. With 64 the scores of 128 experts do not fit into registers: 2,048 tokens take
+0.17 ms."""
+_FEW: Final = 512
+"""Up to this many tokens, blocks have fewer, of one warp each: warps wait for each other at every sum."""
+_FEW_TOKENS: Final = 4
+_FEW_WARPS: Final = 1
 _MANY_BLOCKS: Final = 128
 """From here on one launch sums the counts of the blocks before each, in place of every block by itself."""
 
@@ -51,7 +58,8 @@ def route_tokens(
     when a CUDA graph is replayed.
     """
     num_tokens, num_experts = logits.shape
-    blocks = triton.cdiv(num_tokens, _TOKENS)
+    tokens, warps = (_FEW_TOKENS, _FEW_WARPS) if num_tokens <= _FEW else (_TOKENS, 4)
+    blocks = triton.cdiv(num_tokens, tokens)
     columns = triton.next_power_of_2(num_experts)
     ints = partial(torch.empty, dtype=torch.int32, device=logits.device)
     weights = torch.empty((num_tokens, per_token), dtype=torch.float32, device=logits.device)
@@ -60,9 +68,10 @@ def route_tokens(
     counts = ints((blocks, columns))
     order = ints(num_tokens * per_token)
     places = ints((num_tokens, per_token))
-    starts = torch.zeros(num_experts + 1, dtype=torch.int32, device=logits.device)
+    starts = ints(num_experts + 1)
     if not num_tokens:
-        return Routing(weights, order, starts, places)
+        return Routing(weights, order, starts.zero_(), places)
+    use_pdl = supports_pdl(logits.device)
     _choose[(blocks,)](
         logits,
         logits if bias is None else bias,
@@ -81,9 +90,11 @@ def route_tokens(
         sigmoid=sigmoid,
         normalized=normalized,
         scale=scale,
-        tokens=_TOKENS,
+        tokens=tokens,
         slots=triton.next_power_of_2(per_token),
-        num_warps=4,
+        use_pdl=use_pdl,
+        num_warps=warps,
+        launch_pdl=use_pdl,
     )
     is_summed = blocks > _MANY_BLOCKS
     _place[(blocks,)](
@@ -99,10 +110,12 @@ def route_tokens(
         num_experts=num_experts,
         columns=columns,
         per_token=per_token,
-        tokens=_TOKENS,
+        tokens=tokens,
         rows=32,
         is_summed=is_summed,
+        use_pdl=use_pdl,
         num_warps=4,
+        launch_pdl=use_pdl,
     )
     return Routing(weights, order, starts, places)
 
@@ -151,6 +164,7 @@ def _choose(  # type: ignore[no-untyped-def]
     scale: tl.constexpr,
     tokens: tl.constexpr,
     slots: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     block = tl.program_id(0)
     token = block * tokens + tl.arange(0, tokens)
@@ -158,6 +172,7 @@ def _choose(  # type: ignore[no-untyped-def]
     real = expert < num_experts
     inside = (token < num_tokens)[:, None] & real[None, :]
     cells = token[:, None].to(tl.int64) * num_experts + expert[None, :]
+    pdl_wait(use_pdl)
     logits = tl.load(logits_ptr + cells, mask=inside, other=float("-inf"))
     if sigmoid:
         scores = 1.0 / (1.0 + tl.exp(-logits))
@@ -222,9 +237,11 @@ def _place(  # type: ignore[no-untyped-def]
     tokens: tl.constexpr,
     rows: tl.constexpr,
     is_summed: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     block = tl.program_id(0)
     expert = tl.arange(0, columns)
+    pdl_wait(use_pdl)
     if is_summed:
         totals = tl.load(counts_ptr + (blocks - 1) * columns + expert)
         earlier = tl.load(counts_ptr + (block - 1) * columns + expert, mask=expert * 0 + block > 0, other=0)
@@ -240,6 +257,7 @@ def _place(  # type: ignore[no-untyped-def]
             earlier += tl.sum(tl.where((row < block)[:, None], counts, 0), axis=0)
     ends = tl.cumsum(totals, axis=0)
     if block == 0:
+        tl.store(starts_ptr, 0)
         tl.store(starts_ptr + 1 + expert, ends, mask=expert < num_experts)
         before = tl.load(totals_ptr + expert, mask=expert < num_experts, other=0)
         tl.store(totals_ptr + expert, before + totals, mask=expert < num_experts)
