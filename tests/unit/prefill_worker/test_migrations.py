@@ -144,8 +144,7 @@ def test_an_abort_of_the_migration_does_not_end_the_request(source: Source) -> N
 
 
 @pytest.mark.parametrize("known", [100, 4])
-def test_a_ticket_for_more_tokens_than_the_request_has_is_refused(known: int) -> None:
-    source = Source(overlap=False)
+def test_a_ticket_for_more_tokens_than_the_request_has_is_refused(source: Source, known: int) -> None:
     source.migrate(known)
     source.sender.open.assert_not_called()
     source.sender.attach.assert_called_once()

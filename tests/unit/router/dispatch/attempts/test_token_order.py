@@ -54,3 +54,13 @@ def test_an_early_end_of_an_answer_is_delivered_in_order() -> None:
     assert not order.take(last, 5.0)
     first, end = order.take(event(0), 9.0)
     assert (first[1], end[1], end[0].finish) == (9.0, 5.0, sampling_pb2.FINISH_REASON_LENGTH)
+
+
+@pytest.mark.parametrize("counts", [(1, 3), (3, 1)])
+def test_the_longer_of_two_early_events_at_one_position_is_kept(counts: tuple[int, int]) -> None:
+    answer: list[int] = []
+    order = TokenOrder(answer)
+    for count in counts:
+        assert not order.take(event(1, count), 0.0)
+    order.take(event(0), 0.0)
+    assert answer == ANSWER[:4]
