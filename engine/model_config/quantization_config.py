@@ -113,16 +113,15 @@ def _compressed_weights(group: Config, packing: str | None, modules: Config) -> 
 
 def _compressed_fp8(weights: Config, activations: Config, modules: Config) -> Quantization:
     _require(weights, _COMPRESSED, "symmetric", True)
-    _require(weights, f"{_COMPRESSED} fp8", "strategy", "tensor", "channel", "block")
+    strategy = _choice(weights, f"{_COMPRESSED} fp8", "strategy", "tensor", "channel", "block")
     of_activations = f"{_COMPRESSED} with input_activations"
-    strategy = weights.get("strategy")
     if strategy == "block":
         _require(weights, _COMPRESSED, "block_structure", [FP8_BLOCK, FP8_BLOCK])
         _require(activations, of_activations, "dynamic", True)
         _require(activations, of_activations, "group_size", FP8_BLOCK)
         return Quantization(format=WeightFormat.FP8_BLOCKS, **modules)
     # A scale of activations is of a token, or of all tokens.
-    _require(activations, of_activations, "strategy", "token", "tensor")
+    _choice(activations, of_activations, "strategy", "token", "tensor")
     return Quantization(
         format=WeightFormat.FP8_ROWS,
         per_tensor=strategy == "tensor",
@@ -133,8 +132,8 @@ def _compressed_fp8(weights: Config, activations: Config, modules: Config) -> Qu
 
 def _compressed_integers(weights: Config, modules: Config) -> Quantization:
     _require(weights, _COMPRESSED, "actorder", None, False, "weight", "static", "group")
-    _require(weights, f"{_COMPRESSED} integers", "strategy", "group", "channel")
-    group = int(weights["group_size"]) if weights["strategy"] == "group" else None
+    strategy = _choice(weights, f"{_COMPRESSED} integers", "strategy", "group", "channel")
+    group = int(weights["group_size"]) if strategy == "group" else None
     return Quantization(
         format=WeightFormat.INTEGERS,
         packing=Packing.COMPRESSED,
@@ -150,7 +149,7 @@ def _compressed_integers(weights: Config, modules: Config) -> Quantization:
 def _compressed_int8(weights: Config, activations: Config, modules: Config) -> Quantization:
     """Activations keep their 16 or 32 bits, so they are more exact than the checkpoint asks for."""
     _require(weights, _COMPRESSED, "symmetric", True)
-    _require(weights, f"{_COMPRESSED} int8", "strategy", "channel")
+    _choice(weights, f"{_COMPRESSED} int8", "strategy", "channel")
     return Quantization(
         format=WeightFormat.INTEGERS,
         packing=Packing.NONE,
@@ -171,8 +170,7 @@ def _modelopt(fields: Config) -> Quantization:
     """Of NVIDIA's Model Optimizer: FP8 per tensor with static activations, or NVFP4."""
     patterns = fields.get("ignore") or fields.get("exclude_modules") or ()
     left_out = ("lm_head", *(f"re:{fnmatch.translate(name)}" if "*" in name else name for name in patterns))
-    _require(fields, "modelopt", "quant_algo", "FP8", "NVFP4")
-    if fields["quant_algo"] == "FP8":
+    if _choice(fields, "modelopt", "quant_algo", "FP8", "NVFP4") == "FP8":
         return Quantization(
             format=WeightFormat.FP8_ROWS, per_tensor=True, unused=_static_scales(True), left_out=left_out
         )
@@ -269,7 +267,17 @@ def _require(fields: Config, method: str, field: str, *values: object) -> None:
     """Raises UnsupportedModel unless `field` has one of `values`; null is what the field is by default."""
     found = fields.get(field)
     if found is not None and found not in values:
-        known = " or ".join(repr(value) for value in values if value is not None)
-        raise UnsupportedModel(
-            f"{method} with {field}={found!r} is not supported; use a checkpoint with {known}"
-        )
+        raise _refusal(method, field, found, [value for value in values if value is not None])
+
+
+def _choice(fields: Config, method: str, field: str, *values: str) -> str:
+    """The value of a field that has no default. Raises UnsupportedModel unless it is one of `values`."""
+    found = fields.get(field)
+    if found not in values:
+        raise _refusal(method, field, found, values)
+    return str(found)
+
+
+def _refusal(method: str, field: str, found: object, known: Iterable[object]) -> UnsupportedModel:
+    use = " or ".join(map(repr, known))
+    return UnsupportedModel(f"{method} with {field}={found!r} is not supported; use a checkpoint with {use}")

@@ -117,6 +117,21 @@ REFUSED: Final = [
         ("modelopt", "quant_algo='MIXED_PRECISION'", "'FP8' or 'NVFP4'"),
     ),
     Refused(
+        "NVIDIA's scales of KV alone",
+        MODELOPT_NVFP4 | {"quant_algo": None, "kv_cache_quant_algo": "FP8"},
+        ("modelopt", "quant_algo=None", "'FP8' or 'NVFP4'"),
+    ),
+    Refused(
+        "FP8 without a strategy",
+        compressed("float-quantized", FP8_DYNAMIC[0] | {"strategy": None}, FP8_DYNAMIC[1]),
+        ("strategy=None", "'tensor' or 'channel' or 'block'"),
+    ),
+    Refused(
+        "integers without a strategy",
+        compressed("pack-quantized", W4A16 | {"strategy": None}),
+        ("strategy=None", "'group' or 'channel'"),
+    ),
+    Refused(
         "some of the merged projections",
         compressed("pack-quantized", W4A16, ignore=["lm_head", "re:.*v_proj"]),
         ("model.layers.0.self_attn.v_proj",),
