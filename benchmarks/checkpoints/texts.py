@@ -106,7 +106,7 @@ def _modules(folder: Path) -> list[Path]:
 
 
 def taken(texts: Iterable[str], characters: int) -> Iterator[str]:
-    """The first `texts`, up to so many characters in all."""
+    """The first of `texts`, as many as have `characters` in all; of each, the beginning."""
     for text in texts:
         if characters <= 0:
             return
