@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
@@ -213,6 +213,10 @@ class SchedulerConfig:
         if self.tpot_target_s is None:
             return None
         return self.pause_target_s or _PAUSE_SHARE * self.tpot_target_s
+
+    def without_step_targets(self) -> SchedulerConfig:
+        """The same for steps that may take any time."""
+        return replace(self, itl_target_s=None, tpot_target_s=None, pause_target_s=None)
 
     def longest_chunk(self, context: int) -> int | None:
         """Most tokens of one prompt in a step, for this context length; None: no limit."""

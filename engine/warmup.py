@@ -75,9 +75,7 @@ def warm_up(
     Afterwards all pages are free; the KV left in them is never read.
     """
     everybody = plan.crowd + len(plan.prompts)
-    scheduler = replace(
-        config.scheduler, itl_target_s=None, tpot_target_s=None, max_waiting_requests=everybody
-    )
+    scheduler = replace(config.scheduler.without_step_targets(), max_waiting_requests=everybody)
     freely = replace(config, radix_cache=False, scheduler=scheduler)
     engine = Engine(freely, runner=runner, drafts=drafts)
     for k in range(plan.crowd):

@@ -73,6 +73,22 @@ def _pause(config: RouterConfig) -> Iterator[str]:
         yield f"--pause-target-ms {pause:g} needs --itl-target-ms, the mean that the steps between keep"
     elif not target <= pause < math.inf:
         yield f"--pause-target-ms {pause:g}: use at least --itl-target-ms {target:g}"
+    for reason in _no_sized_chunks(config):
+        yield f"--pause-target-ms {pause:g} sizes chunks beside decodes, and {reason}; leave one of them out"
+
+
+def _no_sized_chunks(config: RouterConfig) -> Iterator[str]:
+    """Why a worker of some role computes no chunks beside decodes whose size a target could set."""
+    asked = config.scheduling
+    if asked.disable_chunked_prefill:
+        yield "--disable-chunked-prefill computes prompts whole"
+    for flag, chunk in config.everywhere("chunked_prefill_size"):
+        if chunk == -1:
+            yield f"{flag} -1 computes prompts whole"
+    if asked.effective_batching is not Batching.MIXED:
+        given = "--preset" if asked.batching is None else "--batching"
+        value = asked.preset if asked.batching is None else asked.batching
+        yield f"with {given} {value.value} there are none"
 
 
 def _sizes_chunks(config: RouterConfig) -> bool:
