@@ -119,6 +119,8 @@ class Admission:
                 room.grant(_progress(before.popleft()))
             if request.awaits_token:
                 continue  # preempted; its last token comes with this step's results
+            if request in step.preempted:
+                return WaitReason.POLICY  # the decodes of this step may name it already
             comes = held_back.decide(request)
             if comes is Comes.SOON or (comes is Comes.NO_ROOM and passed is not None):
                 passed = WaitReason.PROMOTION
@@ -136,7 +138,7 @@ class Admission:
                 if not room.offer(rest):
                     return WaitReason.BUDGET
             is_new = request.num_cached is None
-            if lacking := self._take_pages(request, forecast, step):
+            if lacking := self._take_pages(request, forecast, step, admitted):
                 return lacking
             if is_new:
                 request.scheduling.waited = queues.waits.since(request.scheduling.wait_mark, now)
@@ -155,8 +157,13 @@ class Admission:
                 room.grant(_progress(request))
         return passed
 
-    def _take_pages(self, request: Request, forecast: AdmissionForecast, step: StepPlan) -> WaitReason | None:
-        """Take pages and a slot for a waiting request, if need be by preempting; returns what was missing."""
+    def _take_pages(
+        self, request: Request, forecast: AdmissionForecast, step: StepPlan, admitted: list[Request]
+    ) -> WaitReason | None:
+        """Take pages and a slot for a waiting request; returns what was missing.
+
+        If need be, preempts others, but none that this step has `admitted`: it computes their first chunks.
+        """
         queues = self._queues
         headroom = partial(forecast.headroom, request)
         if queues.has_slot and (
@@ -166,7 +173,8 @@ class Admission:
         lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS
         if not self._preempts:
             return lacking
-        victims = [r for r in queues.running if self._may_preempt(request, r)]
+        settled = queues.running[: len(queues.running) - len(admitted)]
+        victims = [r for r in settled if self._may_preempt(request, r)]
         needed = self._kv.needs.pages(self._kv.needs.blocks(request.num_tokens))
         if self._kv.num_available + sum(map(self._kv.pages_alone, victims)) < needed:
             return lacking
