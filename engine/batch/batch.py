@@ -206,6 +206,7 @@ class BatchBuilder:
         placed = self._placed([input_ids, positions, *slot_mappings], into)
         states, verified = StateBatch.of(inputs.states), None
         if states is not None:
+            assert (states.saves[inputs.num_chunks :] == NO_SLOT).all(), "single rows save no checkpoints"
             firsts = states.verified  # each row of which samples
             samples = np.repeat(np.cumsum(inputs.samples), inputs.lengths)
             verified = VerifiedRows.of(indptr[firsts], states.runs[firsts], samples, self._device)

@@ -114,9 +114,12 @@ class StateSlots:
         return node.depth
 
     def until_checkpoint(self, request: Request, length: int) -> int:
-        """`length` tokens of the request's next chunk, or fewer, so that it ends where prompts branch."""
+        """`length` tokens of the request's next chunk, or fewer, so that it ends where prompts branch.
+
+        It does not end after one token, which would save nothing; see `plan_checkpoint`.
+        """
         start, state = request.num_computed, request.state
-        if state is None or not start < state.branch < min(start + length, self._last(request)):
+        if state is None or not start + 1 < state.branch < min(start + length, self._last(request)):
             return length
         return state.branch - start
 
@@ -124,10 +127,11 @@ class StateSlots:
         """Let the chunk of tokens [start, end) save a checkpoint if it is worth one and a slot can be had.
 
         Worth one is where a prompt branches from others, and its last page boundary: a later prompt that
-        begins with this one continues there, as does this one after a preemption.
+        begins with this one continues there, as does this one after a preemption. A chunk of one token runs
+        with the decodes, and their kernels write no checkpoints.
         """
         state = request.state
-        if state is None:
+        if state is None or end - start == 1:
             return
         last = self._last(request)
         position = last if start < last <= end else end

@@ -30,7 +30,9 @@ def make_engine(
         FakeSpec(kv_groups=groups),
         num_state_slots=config.num_state_slots or 0,
     )
-    return Engine(config, hooks=hooks, runner=runner, clock=clock)
+    engine = Engine(config, hooks=hooks, runner=runner, clock=clock)
+    runner.pool = engine.kv.pool
+    return engine
 
 
 def make_request(id: int, prompt: list[int], max_tokens: int = 8, **sampling: Any) -> Request:

@@ -19,6 +19,8 @@ from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
+from engine.kv_cache.pages import PagePool, PageState
+from tests.unit.engine.plan_checks import check_plan
 
 VOCAB = 97
 EOS = 96
@@ -130,6 +132,8 @@ class FakeRunner:
     """Number of times that a polled step is reported as still running."""
     num_state_slots: int = 0
     """If any, a token depends on a state too, which holds the digest of all tokens so far."""
+    pool: PagePool | None = None
+    """Owners of the pages; None: they are not checked."""
 
     def __post_init__(self) -> None:
         pages = self.num_pages + self.num_state_slots * _BLOCKS_OF_SLOT
@@ -139,13 +143,10 @@ class FakeRunner:
         self.enqueuing: FakeStep | None = None
 
     def prepare(self, plan: StepPlan) -> list[Work]:
-        lengths = [chunk.length for chunk in plan.rows()]
-        assert sorted(lengths, key=lambda n: n == 1) == lengths, "single tokens come last"
+        check_plan(plan)
         rows = plan.rows()
         states = [state for chunk in plan.chunks for state in states_of(chunk)]
-        slots = [chunk.slot for chunk in plan.chunks]
-        assert len(set(slots)) == len(slots)
-        assert all(slot >= 0 for slot in slots)
+        self._check_pages(plan)
         self.steps.append([(c.request.id, c.start, c.length) for c in plan.chunks])
         return [
             Work(
@@ -210,6 +211,20 @@ class FakeRunner:
             page = self._page(pages, position, group)
             if page != NO_PAGE:
                 self.memory[page][position % self.page_size] = digest
+
+    def _check_pages(self, plan: StepPlan) -> None:
+        """Every token goes to a page of each group, which its request alone has."""
+        writers: dict[int, int] = {}
+        for chunk in plan.chunks:
+            id, pages = chunk.request.id, chunk.request.pages
+            for position in range(chunk.start, chunk.end):
+                for group in range(len(self.spec.kv_groups)):
+                    page = self._page(pages, position, group)
+                    assert page != NO_PAGE, "no page for a token"
+                    assert writers.setdefault(page, id) == id, "two requests write a page"
+                    if self.pool is not None:
+                        assert self.pool.state(page) is PageState.HELD
+                        assert self.pool.owner(page) == id, "another one's page"
 
     def _attend(self, work: Work) -> int:
         """The digest of all tokens before a chunk, or another one if a page that it reads is wrong."""

@@ -128,3 +128,13 @@ def test_without_a_radix_cache_there_are_no_checkpoints() -> None:
     engine = make_engine(num_state_slots=4, radix_cache=False)
     cached_tokens(engine, 1, list(range(22)))
     assert slots(engine).free == 4
+
+
+def test_a_chunk_of_one_token_books_no_checkpoint() -> None:
+    """With pages of one token, the pages of the first two prompts go on one token behind a checkpoint."""
+    engine = make_engine(page_size=1, num_pages=512, chunk_budget=64, num_state_slots=12)
+    prompt = [(11 * i) % 89 for i in range(20)]
+    assert cached_tokens(engine, 1, prompt) == 0
+    assert cached_tokens(engine, 2, [*prompt, 50, 51]) == 19
+    assert cached_tokens(engine, 3, [*prompt, 60, 61, 62]) == 19
+    assert cached_tokens(engine, 4, [*prompt, 50, 51, 62]) == 21
