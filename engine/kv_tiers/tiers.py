@@ -14,7 +14,7 @@ copied first: a checkpoint is evicted for want of slots, not of pages.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from itertools import takewhile
@@ -62,8 +62,8 @@ class KVTiers:
         self._unsettled: dict[PageKey, None] = {}
         """Of those without a copy, the ones that a step in flight may still be writing."""
         self._pages, self._states = GoingDown(), GoingDown()
-        self._unsaved: deque[PageKey] = deque()
-        """In host memory without a file, oldest first. Entries become stale."""
+        self._unsaved: OrderedDict[PageKey, None] = OrderedDict()
+        """In host memory without a file, oldest first; empty if there is no tier below."""
         self._promoting: set[PageKey] = set()
         self._from_disk: set[PageKey] = set()
         """In host memory because they were loaded, and not promoted since."""
@@ -293,7 +293,7 @@ class KVTiers:
             return
         under_way = self._jobs.num_under_way(Save)
         while self._unsaved and under_way < self.limits.saves:
-            key = self._unsaved.popleft()
+            key, _ = self._unsaved.popitem(last=False)
             copy = self.host.get(key)
             if copy is None or self.disk.begin(key, copy.hash) is None:
                 continue
@@ -314,7 +314,8 @@ class KVTiers:
                 self._want_copy(key)
             elif self.host.complete(key, digest):
                 self.counts.demoted += 1
-                self._unsaved.append(key)
+                if self.disk.num_slots:
+                    self._unsaved[key] = None
                 self._review(key)
 
     def _promoted(self, keys: Sequence[PageKey], done: Done) -> list[Tier]:
@@ -344,7 +345,7 @@ class KVTiers:
                 self._review(job.key)
             return
         self.disk.abandon(job.key)
-        self._unsaved.append(job.key)
+        self._unsaved[job.key] = None
         self.counts.faults[Fault.LATE if done.late else Fault.SAVE] += 1
         self._save_at = now + self.limits.disk_pause_s
 
@@ -366,6 +367,7 @@ class KVTiers:
         """Note the pages that have left a tier."""
         for key, _, _ in self.host.lost:
             self._from_disk.discard(key)
+            self._unsaved.pop(key, None)
             self._review(key)
             self._want_copy(key)
         self.host.lost.clear()

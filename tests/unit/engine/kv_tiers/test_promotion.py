@@ -209,3 +209,14 @@ def test_kv_of_a_long_answer_goes_down_before_its_end() -> None:
     assert request.output == reference(FIRST, 100)
     tiered.copy_all()
     assert len(tiered.tiers.host) == 123 // 4
+
+
+@pytest.mark.parametrize("disk_files", [0, 30])
+def test_pages_without_a_file_are_known_while_they_are_in_host_memory(disk_files: int) -> None:
+    """Files cannot be written: what waits for one is at most what is in host memory."""
+    tiered = Tiered(host_slots=20, disk_files=disk_files, disk_pause_s=1e9)
+    tiered.copier.disk_full = True
+    for number in range(1, 21):
+        tiered.answer(make_request(number, [number, *range(40, 60)], 2))
+    assert tiered.tiers.counts.demoted > 60
+    assert len(tiered.tiers._unsaved) <= (20 if disk_files else 0)
