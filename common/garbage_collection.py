@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Callable
 from typing import Final
 
 _MIDDLE_GENERATION: Final = 2
@@ -31,3 +33,28 @@ def tune_gc() -> None:
     """
     freeze_gc()
     gc.set_threshold(gc.get_threshold()[0], _MIDDLE_GENERATION, _OLD_GENERATION)
+
+
+class CollectorClock:
+    """Seconds that the garbage collector has taken in this process, on any thread, from `start` to `stop`.
+
+    Collections hold the interpreter lock: all threads that run Python wait for them.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.seconds = 0.0
+        self._clock = clock
+        self._began = 0.0
+
+    def start(self) -> None:
+        gc.callbacks.append(self._note)
+
+    def stop(self) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        """Collections do not nest, and no two threads collect at a time."""
+        if phase == "start":
+            self._began = self._clock()
+        else:
+            self.seconds += self._clock() - self._began

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from engine.config import EngineConfig
 from engine.core.draft_source import DraftSource
@@ -30,6 +30,8 @@ from engine.kv_manager.arriving_prefixes import ArrivingPrefix
 from engine.kv_manager.kv_manager import KVManager
 from engine.kv_manager.page_audit import GroupPages, pages_by_kind
 from engine.kv_manager.reservations import Reservation
+from engine.pauses.causes import Cause
+from engine.pauses.laps import Laps
 from engine.requests import Requests
 from engine.sched.plan_log import log_chunks
 from engine.sched.scheduler import Scheduler
@@ -48,8 +50,13 @@ class Engine:
         runner: Runner[Any] | None = None,
         drafts: DraftSource | None = None,
         clock: Callable[[], float] = time.monotonic,
+        laps: Laps | None = None,
     ) -> None:
+        """`laps`: where the time of steps is recorded, if not in laps of the engine's own."""
         self.config = config
+        self.laps: Final = Laps() if laps is None else laps
+        self._launching = Cause.DEVICE if config.device == "cpu" else Cause.LAUNCH
+        """A CPU computes what is launched."""
         if runner is None:
             runner, drafts = build_runner(config)
         self.runner: Runner[Any] = runner
@@ -129,8 +136,9 @@ class Engine:
 
         A step with drafts is waited for before the next is planned, which depends on how many are right.
         """
-        output = StepOutput()
+        output, lap = StepOutput(), self.laps.lap
         self.kv.retentions.expire(self._clock())
+        lap(Cause.PLAN)
         self.proceed()
         verifying = self._in_flight.launched
         if verifying is not None and verifying.plan.num_drafted:
@@ -140,17 +148,21 @@ class Engine:
             self._in_flight.launched = None
             self._finish(verifying, output)
         self._tend_tiers()
+        lap(Cause.COPIES)
         began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
         for request in plan.started:
             self._cache_hit_tokens += request.num_cached or 0
+        lap(Cause.PLAN)
         if plan.started:
             self.hooks.on_started(plan.started)
+            lap(Cause.SEND)
         # Pages of a preempted request are free now, and the step in flight may write them: it is waited for.
         waits = block or bool(plan.preempted)
         if self.kv.tiers is not None:
             self.kv.tiers.send((lambda _: True) if plan.preempted else self._in_flight.may_write)
+            lap(Cause.COPIES)
         if not (waits or plan or self._in_flight.launched is None or self._in_flight.launched.step.done()):
             output.blocked = True
             output.describe(plan)
@@ -161,8 +173,10 @@ class Engine:
             if self.config.overlap:
                 before = self._in_flight.launched
                 self._times.prepared(plan, began, dry=before is not None and before.step.done())
+            lap(Cause.BATCH)
             at = self._clock()
             launched = Launched(plan, self.runner.launch(step), at)
+            lap(self._launching)
         output.describe(plan)
         log_chunks(plan)
         if self.config.overlap:
@@ -180,6 +194,8 @@ class Engine:
         more = self._in_flight.launched is not None
         seconds = self._times.ended(launched.at, waited=waited, more=more)
         accepted = self._results.complete(launched.plan, result, output)
+        output.expected_s = self._times.expected_s
+        self.laps.lap(Cause.RESULTS)
         if seconds is not None:
             output.measured = StepMeasured.of(launched.plan, seconds, accepted)
 
@@ -197,15 +213,19 @@ class Engine:
         if self._in_flight.launched is not None:
             while self._in_flight.launched.step.proceed():
                 pass
+            self.laps.lap(self._launching)
 
     def _result_of(self, launched: Launched) -> StepResult:
         """Wait for the result; meanwhile, enqueue the step behind it."""
         behind = self._in_flight.launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass
+        self.laps.lap(self._launching)
         result = launched.step.result()
+        self.laps.waited()
         if self.kv.tiers is not None:
             self.kv.tiers.settle()
+            self.laps.lap(Cause.COPIES)
         return result
 
     def tend(self) -> None:
@@ -218,6 +238,7 @@ class Engine:
             self._tend_tiers()
             self.scheduler.promote_ahead(self._clock())
             self.kv.tiers.send(self._in_flight.may_write)
+            self.laps.lap(Cause.COPIES)
 
     def _tend_tiers(self) -> None:
         if (tiers := self.kv.tiers) is not None:
@@ -256,7 +277,7 @@ class Engine:
         if reservation is None:
             return None
         request.arrival = self._clock()
-        self._in_flight.wait_for_writes([*reservation.incoming, *self.state_pages(request)])
+        self._wait_for_writes([*reservation.incoming, *self.state_pages(request)])
         return reservation
 
     def expect(self, request: Request, num_tokens: int, owner: int) -> ArrivingPrefix | None:
@@ -269,8 +290,14 @@ class Engine:
             return None
         prefix = self.kv.peers.expect(request, num_tokens, active, owner)
         if prefix is not None:
-            self._in_flight.wait_for_writes([*prefix.pages, *self.pages_of(prefix.slot)])
+            self._wait_for_writes([*prefix.pages, *self.pages_of(prefix.slot)])
         return prefix
+
+    def _wait_for_writes(self, pages: Sequence[int]) -> None:
+        """See `InFlight.wait_for_writes`. Between two steps, when a command needs pages."""
+        self.laps.lap(Cause.COMMANDS)
+        self._in_flight.wait_for_writes(pages)
+        self.laps.waited()
 
     @property
     def prefill_rate(self) -> float:

@@ -8,6 +8,7 @@ from typing import Final
 
 from engine.config import SchedulerConfig
 from engine.core.plan import StepPlan
+from engine.pauses.expected_time import ExpectedTime
 from engine.sched.chunk_size.itl_controller import PromptCost
 from engine.sched.scheduler import Scheduler
 from engine.sched.timing.plan_timing import PlanTiming
@@ -24,6 +25,9 @@ class StepClock:
         self._timing = PlanTiming()
         self._prefill_rate = PrefillRate()
         self._cost = PromptCost(config.costly_context)
+        self._expected = ExpectedTime()
+        self.expected_s = 0.0
+        """Seconds that the latest completed step was expected to take; 0: unknown."""
         self._completed_at = -math.inf
         self._measure_at = self._ended_at = -math.inf
 
@@ -60,9 +64,12 @@ class StepClock:
         since, self._completed_at = self._completed_at, now
         if since > -math.inf and plan.leaves_prompts:
             self._prefill_rate.observe(plan.prompt_tokens, now - since)
-        has_decodes = len(plan.chunks) > plan.num_prompts
-        if has_decodes and since > -math.inf:
-            self._scheduler.observe(self._cost.of_step(plan), now - since)
+        decodes, cost = len(plan.chunks) - plan.num_prompts, self._cost.of_step(plan)
+        self.expected_s = self._expected.of(cost, decodes)
+        if since > -math.inf:
+            self._expected.observe(cost, decodes, now - since)
+            if decodes:
+                self._scheduler.observe(cost, now - since)
         return now - since
 
     def plan_at(self) -> float:

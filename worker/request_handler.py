@@ -19,6 +19,7 @@ from engine.core.request import Request, RequestId
 from engine.engine import Engine
 from engine.errors import InvalidRequest
 from engine.kv_cache.journal import CacheChange
+from engine.pauses.causes import Cause
 from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
@@ -159,7 +160,9 @@ class RequestHandler:
                 self._answers.fail(job, code, str(error))
         self._report_preemptions(output)
         if handoffs is not None:
+            self._engine.laps.lap(Cause.SEND)
             handoffs.on_step()
+            self._engine.laps.lap(Cause.HANDOFF)
         if output.measured is not None:
             self._answers.outbox.measured(step_work_to_proto(output.measured))
 
@@ -183,7 +186,9 @@ class RequestHandler:
             self._drop(job)
             self._answers.fail(job, worker_pb2.FAILURE_CODE_DEADLINE, "the request's timeout passed")
         if self._handoffs is not None:
+            self._engine.laps.lap(Cause.COMMANDS)
             self._handoffs.tick(now)
+            self._engine.laps.lap(Cause.HANDOFF)
 
     def next_wakeup(self) -> float:
         """The next deadline for `tick`, on the handler's clock; math.inf: none."""
@@ -224,11 +229,13 @@ class RequestHandler:
 
     def on_transfer(self, event: EndpointEvent) -> None:
         assert self._handoffs is not None
+        self._engine.laps.lap(Cause.COMMANDS)
         match event:
             case Reopened(peer):
                 self._answers.outbox.reopened(peer_to_proto(peer))
             case _:
                 self._handoffs.on_transfer(event)
+        self._engine.laps.lap(Cause.HANDOFF)
 
     # ------------------------------------------------------------------------------ the engine's hooks
 
@@ -236,6 +243,7 @@ class RequestHandler:
         """Reported before the step ends, so that the router reserves the handoff's pages during the step."""
         if self._handoffs is not None:
             self._handoffs.outgoing.on_started(requests)
+            self._engine.laps.lap(Cause.HANDOFF)
         now, tiers = self._clock(), self._engine.kv.tiers
         for request in requests:
             if (job := self._answers.jobs.get(request.id)) is not None:

@@ -180,6 +180,13 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
     "scheduler": {
         "Steps": (
             Panel("Engine step", "s", quantiles("baton_step_seconds", "role")),
+            Panel(
+                "Slow steps, by cause",
+                "short",
+                rate("baton_slow_steps_total", "cause"),
+                help="Per second. More than three times what was expected, or a pause that readers notice.",
+                stacked=True,
+            ),
             Panel("Steps per second", "short", rate("baton_steps_total", "worker")),
             Panel(
                 "Tokens computed per step",

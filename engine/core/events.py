@@ -101,6 +101,8 @@ class StepOutput:
     """There is nothing to compute before the step in flight ends, and it has not: see `Engine.step`."""
     measured: StepMeasured | None = None
     """Work and time of that step; only a sample of steps is measured."""
+    expected_s: float = 0.0
+    """Seconds that it was expected to take since the one before it; 0: unknown."""
 
     def describe(self, plan: StepPlan) -> None:
         """Take over what a step's plan says about it."""

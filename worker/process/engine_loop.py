@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 from engine.device.current import enter_device
 from engine.engine import Engine
 from engine.executor.base import StepInFlight
+from engine.pauses.causes import Cause
+from worker.pauses.pause_watch import PauseWatch
 from worker.process.batch_log import BatchLog
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
@@ -57,6 +59,8 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._on_death = on_death
+        self._pauses = PauseWatch(engine.laps)
+        self._lap = engine.laps.lap
         self._batch_log = batch_log or BatchLog(0, engine.config.page_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
@@ -73,6 +77,7 @@ class EngineLoop:
         """Whether the page invariant was checked since the last work."""
 
     def start(self) -> None:
+        self._pauses.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -80,6 +85,7 @@ class EngineLoop:
         self._stopping = True
         self._inbox.post(lambda: None)
         self._thread.join()
+        self._pauses.stop()
         self._waker.stop()
 
     def busy_s(self) -> float:
@@ -89,11 +95,13 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             enter_device(self._engine.config.device)
+            self._pauses.begin()
             while not self._stopping:
                 wait_s = self._wait_s()
                 self._turn_began = self._clock() if wait_s == 0.0 else self._blocked_since
-                if self._inbox.run(wait_s):
+                if self._inbox.run(wait_s, self._waited):
                     self._settled = self._pages_checked = False
+                self._lap(Cause.COMMANDS)
                 self._turn()
         except BaseException as error:  # including panics of native libraries and SystemExit
             log.exception("the engine failed")
@@ -110,12 +118,23 @@ class EngineLoop:
         wakeup = self._handler.next_wakeup()
         return None if wakeup == math.inf else max(0.0, wakeup - self._clock())
 
+    def _waited(self) -> None:
+        """For a message: with a step in flight, that is to say for the device."""
+        if self._engine.step_in_flight is not None:
+            self._engine.laps.waited()
+        elif self._settled:
+            self._pauses.rest()
+
     def _turn(self) -> None:
+        lap = self._lap
         began = self._turn_began = self._clock()
         self._handler.tick(began)
+        lap(Cause.COMMANDS)
         self._settled = True
         if self._engine.has_work:
+            self._pauses.wake()
             self._outbox.flush()  # tickets and arrivals must not wait for the step
+            lap(Cause.SEND)
             if began >= self._engine.plan_at():
                 self._step(began)
             else:
@@ -134,6 +153,7 @@ class EngineLoop:
         # Before the end of an answer is reported: the next turn of its chat is routed by cached prefix.
         self._outbox.report_cache(self._handler.cache_changes())
         self._outbox.flush(self._steps)
+        lap(Cause.SEND)
         self._engine.proceed()
 
     def _step(self, began: float) -> None:
@@ -149,6 +169,10 @@ class EngineLoop:
         self._settled = not (output.num_tokens or output.completed)
         self._pages_checked = False
         self._handler.on_step(output)
+        self._lap(Cause.SEND)
+        if output.completed and (slow := self._pauses.on_step(output)) is not None:
+            self._metrics.slow(slow)
+            self._outbox.slow(slow)
         ended = self._clock()
         self._metrics.on_step(output, ended - began)
         self._batch_log.on_step(output, self._engine.occupancy(), began, ended)

@@ -16,6 +16,7 @@ from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv_cache.retention import Retention
 from engine.kv_manager.page_audit import GroupPages
 from engine.kv_tiers.stats import Tier, TierStats
+from engine.pauses.slow_steps import SlowStep
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -149,6 +150,13 @@ def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
 
 def step_work_to_proto(measured: StepMeasured) -> worker_pb2.StepWork:
     return worker_pb2.StepWork(**asdict(measured))
+
+
+def slow_step_to_proto(slow: SlowStep) -> worker_pb2.SlowStep:
+    parts = {part.value: seconds for part, seconds in slow.parts.items()}
+    return worker_pb2.SlowStep(
+        cause=slow.cause.value, seconds=slow.seconds, expected_s=slow.expected_s, parts=parts
+    )
 
 
 def stats_to_proto(

@@ -38,19 +38,24 @@ class Inbox:
         """Make `run` raise `error`: a component that the reader depends on has failed."""
         self.post(_throw, error)
 
-    def run(self, timeout_s: float | None) -> bool:
+    def run(self, timeout_s: float | None, waited: Callable[[], object] = lambda: None) -> bool:
         """Run all queued functions; False if there was none.
 
-        Waits up to `timeout_s` for the first one; None: without a limit.
+        Waits up to `timeout_s` for the first one; None: without a limit. `waited` is called after that.
         """
-        some = False
         try:
-            while True:
-                posted = self._queue.get_nowait() if some else self._queue.get(timeout=timeout_s)
-                some = True
-                _run(posted)
+            posted: _Posted | None = self._queue.get(timeout=timeout_s)
         except queue.Empty:
-            return some
+            posted = None
+        waited()
+        some = posted is not None
+        while posted is not None:
+            _run(posted)
+            try:
+                posted = self._queue.get_nowait()
+            except queue.Empty:
+                posted = None
+        return some
 
     def refuse(self, error: Exception, until: Callable[[], bool]) -> None:
         """Discard functions, and set `error` on their futures, until `until()` is true after one of them."""

@@ -12,6 +12,8 @@ from prometheus_client.registry import Collector
 
 from engine.core.events import StepOutput
 from engine.grammar.compiler import GrammarCompiler
+from engine.pauses.causes import Cause
+from engine.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import worker_pb2
 
 _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -50,6 +52,11 @@ class WorkerMetrics:
         self._step_decodes = self._histogram(
             "baton_step_decodes", "Requests that decode in a step", _BATCH_BUCKETS
         )
+        slow = self._counter(
+            "baton_slow_steps", "Steps that took more than three times what was expected, or a pause", "cause"
+        )
+        slow_seconds = self._counter("baton_slow_step_seconds", "Duration of slow steps, by cause", "cause")
+        self._slow = {cause: (slow.labels(cause.value), slow_seconds.labels(cause.value)) for cause in Cause}
         self.queue_seconds = self._histogram(
             "baton_worker_queue_seconds", "Wait from arrival at the worker to the first chunk", _WAIT_BUCKETS
         )
@@ -77,6 +84,11 @@ class WorkerMetrics:
             self._step_prompt_tokens.observe(output.prompt_tokens)
         if decodes := output.num_tokens - output.prompt_tokens:
             self._step_decodes.observe(decodes)
+
+    def slow(self, step: SlowStep) -> None:
+        steps, seconds = self._slow[step.cause]
+        steps.inc()
+        seconds.inc(step.seconds)
 
     def pulled(self, outcome: str) -> None:
         """A prefix was asked for from another worker's cache."""

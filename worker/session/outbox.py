@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -10,8 +11,9 @@ from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
 from engine.kv_cache.journal import CacheChange
 from engine.kv_manager.page_tiers import TierUse
+from engine.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.session.convert import FINISH_REASONS, logprobs_to_proto
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto, slow_step_to_proto
 from worker.session.jobs import Job
 from worker.session.router_session import RouterSession
 
@@ -92,6 +94,7 @@ class Outbox:
             batch.step = self._step
             batch.load.CopyFrom(self._load)
             batch.commands = self._counted[session]
+            batch.sent_s = time.monotonic()
             session.send(batch)
         self._batches.clear()
 
@@ -152,6 +155,12 @@ class Outbox:
 
     def resumed(self, job: Job, waited_s: float) -> None:
         self._batch(job.session).resumed.add(request_id=job.id, waited_s=waited_s)
+
+    def slow(self, step: SlowStep) -> None:
+        """Add the step to the batches of all sessions that get tokens of it."""
+        for batch in self._batches.values():
+            if batch.tokens:
+                batch.slow_step.CopyFrom(slow_step_to_proto(step))
 
     def measured(self, work: worker_pb2.StepWork) -> None:
         """Add the step to the batches of all sessions that have events anyway."""

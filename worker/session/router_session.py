@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Final, TypeAlias
 
@@ -54,6 +55,7 @@ class RouterSession:
                 return
             if isinstance(item, SessionBroken):
                 raise item
+            item.written_s = time.monotonic()
             yield item
 
     def close(self) -> None:

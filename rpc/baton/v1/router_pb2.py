@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from rpc.baton.v1 import sampling_pb2 as baton_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"}\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\xc0\x01\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1d\n\x05tools\x18\x02 \x03(\x0b\x32\x0e.baton.v1.Tool\x12)\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x14.baton.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x12\x18\n\x10template_options\x18\x06 \x01(\t\"\xb6\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\t\n\x01n\x18\x07 \x01(\r\x12\x16\n\x0ereturn_timings\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\x1e \x01(\x05\x12\x17\n\x0fttft_deadline_s\x18\x1f \x01(\x01\x12\x11\n\tcache_key\x18  \x01(\t\x12\x10\n\x08retain_s\x18! \x01(\x01\x42\x08\n\x06prompt\"\xc6\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x08 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12\x1d\n\x05parts\x18\x15 \x03(\x0b\x32\x0e.baton.v1.Part\"o\n\x04Part\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x12.baton.v1.ToolCallH\x00\x12\x13\n\targuments\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x1e \x01(\r\"\xef\x04\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x11\n\treserve_s\x18\x03 \x01(\x01\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\r\n\x05\x65\x32\x65_s\x18\x07 \x01(\x01\x12$\n\x06\x63hunks\x18\x08 \x03(\x0b\x32\x14.baton.v1.TimingSpan\x12$\n\x06pushes\x18\t \x03(\x0b\x32\x14.baton.v1.TimingSpan\x12\x16\n\x0eprefill_worker\x18\n \x01(\t\x12\x15\n\rdecode_worker\x18\x0b \x01(\t\x12\x11\n\tplacement\x18\x0c \x01(\t\x12#\n\x05moves\x18\x0e \x03(\x0b\x32\x14.baton.v1.TimingMove\x12/\n\x0bpreemptions\x18\x0f \x03(\x0b\x32\x1a.baton.v1.TimingPreemption\x12-\n\x06waited\x18\x1e \x03(\x0b\x32\x1d.baton.v1.Timings.WaitedEntry\x12\x31\n\x08promoted\x18\x1f \x03(\x0b\x32\x1f.baton.v1.Timings.PromotedEntry\x12\x16\n\x0e\x64rafted_tokens\x18  \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18! \x01(\r\x1a-\n\x0bWaitedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rPromotedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01J\x04\x08\r\x10\x0eR\x05split\":\n\nTimingMove\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"R\n\x10TimingPreemption\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x10\n\x08waited_s\x18\x02 \x01(\x01\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"d\n\nTimingSpan\x12\x0f\n\x07\x62\x65gin_s\x18\x01 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"Z\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"/\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"*\n\x15ReleaseSessionRequest\x12\x11\n\tcache_key\x18\x01 \x01(\t\"\x18\n\x16ReleaseSessionResponse\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x9b\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x17\n\x0fprefill_workers\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo*R\n\nToolChoice\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x02\x32\xf5\x03\n\x06Router\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12S\n\x0eReleaseSession\x12\x1f.baton.v1.ReleaseSessionRequest\x1a .baton.v1.ReleaseSessionResponse\x12\x42\n\x0cGetModelInfo\x12\x1d.baton.v1.GetModelInfoRequest\x1a\x13.baton.v1.ModelInfo\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x62\x61ton/v1/router.proto\x12\x08\x62\x61ton.v1\x1a\x17\x62\x61ton/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"}\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12&\n\ntool_calls\x18\x03 \x03(\x0b\x32\x12.baton.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x04 \x01(\t\x12\x11\n\treasoning\x18\x05 \x01(\t\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"=\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x12\n\nparameters\x18\x03 \x01(\t\"\xc0\x01\n\x04\x43hat\x12\'\n\x08messages\x18\x01 \x03(\x0b\x32\x15.baton.v1.ChatMessage\x12\x1d\n\x05tools\x18\x02 \x03(\x0b\x32\x0e.baton.v1.Tool\x12)\n\x0btool_choice\x18\x03 \x01(\x0e\x32\x14.baton.v1.ToolChoice\x12\x11\n\ttool_name\x18\x04 \x01(\t\x12\x18\n\x10single_tool_call\x18\x05 \x01(\x08\x12\x18\n\x10template_options\x18\x06 \x01(\t\"\xb6\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\'\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x12.baton.v1.TokenIdsH\x00\x12\x1e\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x12*\n\x08sampling\x18\x06 \x01(\x0b\x32\x18.baton.v1.SamplingParams\x12\t\n\x01n\x18\x07 \x01(\r\x12\x16\n\x0ereturn_timings\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\x1e \x01(\x05\x12\x17\n\x0fttft_deadline_s\x18\x1f \x01(\x01\x12\x11\n\tcache_key\x18  \x01(\t\x12\x10\n\x08retain_s\x18! \x01(\x01\x42\x08\n\x06prompt\"\xc6\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12)\n\x08logprobs\x18\x05 \x03(\x0b\x32\x17.baton.v1.TokenLogprobs\x12-\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x16.baton.v1.FinishReason\x12\x1e\n\x05usage\x18\x07 \x01(\x0b\x32\x0f.baton.v1.Usage\x12\"\n\x07timings\x18\x08 \x01(\x0b\x32\x11.baton.v1.Timings\x12\x31\n\x0fprompt_logprobs\x18\t \x01(\x0b\x32\x18.baton.v1.PromptLogprobs\x12\x1d\n\x05parts\x18\x15 \x03(\x0b\x32\x0e.baton.v1.Part\"o\n\x04Part\x12\x11\n\x07\x63ontent\x18\x01 \x01(\tH\x00\x12\x13\n\treasoning\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63\x61ll\x18\x03 \x01(\x0b\x32\x12.baton.v1.ToolCallH\x00\x12\x13\n\targuments\x18\x04 \x01(\tH\x00\x42\x06\n\x04kind\"j\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x18\n\x10reasoning_tokens\x18\x1e \x01(\r\"\x96\x05\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x11\n\treserve_s\x18\x03 \x01(\x01\x12\x12\n\ntransfer_s\x18\x04 \x01(\x01\x12\x16\n\x0e\x66irst_decode_s\x18\x05 \x01(\x01\x12\x0e\n\x06ttft_s\x18\x06 \x01(\x01\x12\r\n\x05\x65\x32\x65_s\x18\x07 \x01(\x01\x12$\n\x06\x63hunks\x18\x08 \x03(\x0b\x32\x14.baton.v1.TimingSpan\x12$\n\x06pushes\x18\t \x03(\x0b\x32\x14.baton.v1.TimingSpan\x12\x16\n\x0eprefill_worker\x18\n \x01(\t\x12\x15\n\rdecode_worker\x18\x0b \x01(\t\x12\x11\n\tplacement\x18\x0c \x01(\t\x12#\n\x05moves\x18\x0e \x03(\x0b\x32\x14.baton.v1.TimingMove\x12/\n\x0bpreemptions\x18\x0f \x03(\x0b\x32\x1a.baton.v1.TimingPreemption\x12-\n\x06waited\x18\x1e \x03(\x0b\x32\x1d.baton.v1.Timings.WaitedEntry\x12\x31\n\x08promoted\x18\x1f \x03(\x0b\x32\x1f.baton.v1.Timings.PromotedEntry\x12\x16\n\x0e\x64rafted_tokens\x18  \x01(\r\x12\x17\n\x0f\x61\x63\x63\x65pted_tokens\x18! \x01(\r\x12%\n\x06pauses\x18\" \x03(\x0b\x32\x15.baton.v1.TimingPause\x1a-\n\x0bWaitedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rPromotedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01J\x04\x08\r\x10\x0eR\x05split\"\xaa\x01\n\x0bTimingPause\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12/\n\x05parts\x18\x05 \x03(\x0b\x32 .baton.v1.TimingPause.PartsEntry\x1a,\n\nPartsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\":\n\nTimingMove\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"R\n\x10TimingPreemption\x12\x0c\n\x04\x61t_s\x18\x01 \x01(\x01\x12\x10\n\x08waited_s\x18\x02 \x01(\x01\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"d\n\nTimingSpan\x12\x0f\n\x07\x62\x65gin_s\x18\x01 \x01(\x01\x12\r\n\x05\x65nd_s\x18\x02 \x01(\x01\x12\x13\n\x0b\x66irst_token\x18\x03 \x01(\r\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\r\n\x05\x62ytes\x18\x05 \x01(\x04\"Z\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x1e\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x0e.baton.v1.ChatH\x00\x42\x08\n\x06prompt\"\x1f\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\"/\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\"*\n\x15ReleaseSessionRequest\x12\x11\n\tcache_key\x18\x01 \x01(\t\"\x18\n\x16ReleaseSessionResponse\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x9b\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04mode\x18\x02 \x01(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x17\n\x0fprefill_workers\x18\x05 \x01(\r\x12\x16\n\x0e\x64\x65\x63ode_workers\x18\x06 \x01(\r\x12\x15\n\reos_token_ids\x18\x07 \x03(\r\"\x13\n\x11ListModelsRequest\"9\n\x12ListModelsResponse\x12#\n\x06models\x18\x01 \x03(\x0b\x32\x13.baton.v1.ModelInfo*R\n\nToolChoice\x12\x14\n\x10TOOL_CHOICE_AUTO\x10\x00\x12\x14\n\x10TOOL_CHOICE_NONE\x10\x01\x12\x18\n\x14TOOL_CHOICE_REQUIRED\x10\x02\x32\xf5\x03\n\x06Router\x12\x43\n\x08Generate\x12\x19.baton.v1.GenerateRequest\x1a\x1a.baton.v1.GenerateResponse0\x01\x12\x38\n\x05\x41\x62ort\x12\x16.baton.v1.AbortRequest\x1a\x17.baton.v1.AbortResponse\x12S\n\x0eReleaseSession\x12\x1f.baton.v1.ReleaseSessionRequest\x1a .baton.v1.ReleaseSessionResponse\x12\x42\n\x0cGetModelInfo\x12\x1d.baton.v1.GetModelInfoRequest\x1a\x13.baton.v1.ModelInfo\x12G\n\nListModels\x12\x1b.baton.v1.ListModelsRequest\x1a\x1c.baton.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.baton.v1.TokenizeRequest\x1a\x1a.baton.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.baton.v1.DetokenizeRequest\x1a\x1c.baton.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIMINGS_WAITEDENTRY']._serialized_options = b'8\001'
   _globals['_TIMINGS_PROMOTEDENTRY']._loaded_options = None
   _globals['_TIMINGS_PROMOTEDENTRY']._serialized_options = b'8\001'
-  _globals['_TOOLCHOICE']._serialized_start=2886
-  _globals['_TOOLCHOICE']._serialized_end=2968
+  _globals['_TIMINGPAUSE_PARTSENTRY']._loaded_options = None
+  _globals['_TIMINGPAUSE_PARTSENTRY']._serialized_options = b'8\001'
+  _globals['_TOOLCHOICE']._serialized_start=3098
+  _globals['_TOOLCHOICE']._serialized_end=3180
   _globals['_TOKENIDS']._serialized_start=60
   _globals['_TOKENIDS']._serialized_end=83
   _globals['_CHATMESSAGE']._serialized_start=85
@@ -57,41 +59,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE']._serialized_start=1282
   _globals['_USAGE']._serialized_end=1388
   _globals['_TIMINGS']._serialized_start=1391
-  _globals['_TIMINGS']._serialized_end=2014
-  _globals['_TIMINGS_WAITEDENTRY']._serialized_start=1907
-  _globals['_TIMINGS_WAITEDENTRY']._serialized_end=1952
-  _globals['_TIMINGS_PROMOTEDENTRY']._serialized_start=1954
-  _globals['_TIMINGS_PROMOTEDENTRY']._serialized_end=2001
-  _globals['_TIMINGMOVE']._serialized_start=2016
-  _globals['_TIMINGMOVE']._serialized_end=2074
-  _globals['_TIMINGPREEMPTION']._serialized_start=2076
-  _globals['_TIMINGPREEMPTION']._serialized_end=2158
-  _globals['_TIMINGSPAN']._serialized_start=2160
-  _globals['_TIMINGSPAN']._serialized_end=2260
-  _globals['_TOKENIZEREQUEST']._serialized_start=2262
-  _globals['_TOKENIZEREQUEST']._serialized_end=2352
-  _globals['_TOKENIZERESPONSE']._serialized_start=2354
-  _globals['_TOKENIZERESPONSE']._serialized_end=2385
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2387
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2434
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2436
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2470
-  _globals['_ABORTREQUEST']._serialized_start=2472
-  _globals['_ABORTREQUEST']._serialized_end=2506
-  _globals['_ABORTRESPONSE']._serialized_start=2508
-  _globals['_ABORTRESPONSE']._serialized_end=2538
-  _globals['_RELEASESESSIONREQUEST']._serialized_start=2540
-  _globals['_RELEASESESSIONREQUEST']._serialized_end=2582
-  _globals['_RELEASESESSIONRESPONSE']._serialized_start=2584
-  _globals['_RELEASESESSIONRESPONSE']._serialized_end=2608
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2610
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2646
-  _globals['_MODELINFO']._serialized_start=2649
-  _globals['_MODELINFO']._serialized_end=2804
-  _globals['_LISTMODELSREQUEST']._serialized_start=2806
-  _globals['_LISTMODELSREQUEST']._serialized_end=2825
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2827
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2884
-  _globals['_ROUTER']._serialized_start=2971
-  _globals['_ROUTER']._serialized_end=3472
+  _globals['_TIMINGS']._serialized_end=2053
+  _globals['_TIMINGS_WAITEDENTRY']._serialized_start=1946
+  _globals['_TIMINGS_WAITEDENTRY']._serialized_end=1991
+  _globals['_TIMINGS_PROMOTEDENTRY']._serialized_start=1993
+  _globals['_TIMINGS_PROMOTEDENTRY']._serialized_end=2040
+  _globals['_TIMINGPAUSE']._serialized_start=2056
+  _globals['_TIMINGPAUSE']._serialized_end=2226
+  _globals['_TIMINGPAUSE_PARTSENTRY']._serialized_start=2182
+  _globals['_TIMINGPAUSE_PARTSENTRY']._serialized_end=2226
+  _globals['_TIMINGMOVE']._serialized_start=2228
+  _globals['_TIMINGMOVE']._serialized_end=2286
+  _globals['_TIMINGPREEMPTION']._serialized_start=2288
+  _globals['_TIMINGPREEMPTION']._serialized_end=2370
+  _globals['_TIMINGSPAN']._serialized_start=2372
+  _globals['_TIMINGSPAN']._serialized_end=2472
+  _globals['_TOKENIZEREQUEST']._serialized_start=2474
+  _globals['_TOKENIZEREQUEST']._serialized_end=2564
+  _globals['_TOKENIZERESPONSE']._serialized_start=2566
+  _globals['_TOKENIZERESPONSE']._serialized_end=2597
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2599
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2646
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2648
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2682
+  _globals['_ABORTREQUEST']._serialized_start=2684
+  _globals['_ABORTREQUEST']._serialized_end=2718
+  _globals['_ABORTRESPONSE']._serialized_start=2720
+  _globals['_ABORTRESPONSE']._serialized_end=2750
+  _globals['_RELEASESESSIONREQUEST']._serialized_start=2752
+  _globals['_RELEASESESSIONREQUEST']._serialized_end=2794
+  _globals['_RELEASESESSIONRESPONSE']._serialized_start=2796
+  _globals['_RELEASESESSIONRESPONSE']._serialized_end=2820
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2822
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2858
+  _globals['_MODELINFO']._serialized_start=2861
+  _globals['_MODELINFO']._serialized_end=3016
+  _globals['_LISTMODELSREQUEST']._serialized_start=3018
+  _globals['_LISTMODELSREQUEST']._serialized_end=3037
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3039
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3096
+  _globals['_ROUTER']._serialized_start=3183
+  _globals['_ROUTER']._serialized_end=3684
 # @@protoc_insertion_point(module_scope)

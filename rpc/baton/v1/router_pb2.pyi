@@ -150,7 +150,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "moves", "preemptions", "waited", "promoted", "drafted_tokens", "accepted_tokens")
+    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "moves", "preemptions", "waited", "promoted", "drafted_tokens", "accepted_tokens", "pauses")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class Timings(_message.Message):
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
     reserve_s: float
@@ -201,7 +202,29 @@ class Timings(_message.Message):
     promoted: _containers.ScalarMap[str, int]
     drafted_tokens: int
     accepted_tokens: int
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
+    pauses: _containers.RepeatedCompositeFieldContainer[TimingPause]
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pauses: _Optional[_Iterable[_Union[TimingPause, _Mapping]]] = ...) -> None: ...
+
+class TimingPause(_message.Message):
+    __slots__ = ("at_s", "seconds", "worker", "cause", "parts")
+    class PartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    seconds: float
+    worker: str
+    cause: str
+    parts: _containers.ScalarMap[str, float]
+    def __init__(self, at_s: _Optional[float] = ..., seconds: _Optional[float] = ..., worker: _Optional[str] = ..., cause: _Optional[str] = ..., parts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimingMove(_message.Message):
     __slots__ = ("at_s", "worker", "reason")

@@ -1,0 +1,97 @@
+"""Pauses that only a real thread, a real process or a real collector has."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from engine.pauses.causes import Cause
+from engine.pauses.slow_steps import SlowStep
+from tests.unit.worker.pauses.real_loop import running_loop
+from worker.pauses.pulse import Late, Pulse
+
+_ROOT = Path(__file__).parents[4]
+_STOP_S = 0.4
+"""Longer than what a busy machine does to a thread."""
+
+
+def longest(found: list[SlowStep]) -> SlowStep:
+    return max(found, key=lambda slow: slow.seconds)
+
+
+def hold_the_interpreter() -> None:
+    """One call into C that never looks whether another thread wants to run."""
+    began, size = time.monotonic(), 1 << 20
+    while time.monotonic() - began < _STOP_S:
+        size *= 2
+        sum(range(size))
+
+
+def test_a_full_collection_of_a_large_heap() -> None:
+    found: list[SlowStep] = []
+    heap = [[number] for number in range(3_000_000)]
+    with running_loop(found.append) as inbox:
+        gc.unfreeze()
+        inbox.ask(gc.collect).result()
+        time.sleep(0.1)
+    assert heap
+    assert longest(found).cause is Cause.GC
+
+
+def test_a_thread_that_holds_the_interpreter_lock() -> None:
+    found: list[SlowStep] = []
+    with running_loop(found.append):
+        holder = threading.Thread(target=hold_the_interpreter)
+        holder.start()
+        holder.join()
+        time.sleep(0.1)
+    assert longest(found).cause is Cause.LOCK
+
+
+def test_a_process_that_is_stopped() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.worker.pauses.real_loop"],
+        cwd=_ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "ready\n":
+            break
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(_STOP_S)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.2)
+    out, _ = process.communicate("")
+    found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    slowest = max(found, key=lambda slow: slow["seconds"])
+    assert slowest["seconds"] > _STOP_S / 2
+    assert slowest["cause"] == Cause.STOPPED.value
+
+
+def test_the_pulse_rests_while_there_is_no_work() -> None:
+    clock = [10.0]
+    pulse = Pulse(lambda: clock[0], lambda: 0.0)
+    pulse.beat(True)
+    clock[0] += 5.0
+    assert pulse.late_since(9.0) == Late(stopped_s=5.0 - 0.02)
+    assert pulse.late_since(13.0) == Late(stopped_s=2.0), "no longer than the time that is asked about"
+    pulse.beat(False)
+    assert pulse.late_since(9.0) == Late()
+
+
+def test_a_late_pulse_of_a_busy_process_is_a_held_lock() -> None:
+    clock, cpu = [10.0], [0.0]
+    pulse = Pulse(lambda: clock[0], lambda: cpu[0])
+    pulse.beat(True)
+    clock[0] += 1.0
+    cpu[0] += 0.9
+    assert pulse.late_since(9.0) == Late(held_s=1.0 - 0.02)
