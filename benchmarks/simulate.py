@@ -35,7 +35,7 @@ from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long
 from benchmarks.lib.plots import plot_schedulers
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, figures_table, summarize
-from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8, DeviceCosts
+from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8, H200_QWEN3_30B_FP8, DeviceCosts
 from simulator.planner.costs import costs_of
 from simulator.planner.hardware import H200
 from simulator.planner.model_shape import UnknownModel, shape_of
@@ -72,7 +72,11 @@ _SCHEDULERS: Final = {
 _WIDTH: Final = 180
 """Columns of a terminal that hold all of the table."""
 _LOADS: Final = ("poisson", *_SCHEDULERS)
-_MODELS: Final = {"llama-3.1-8b": ENGINE_H200_8B, "llama-3.3-70b-fp8": ENGINE_H200_70B_FP8}
+_MODELS: Final = {
+    "llama-3.1-8b": ENGINE_H200_8B,
+    "llama-3.3-70b-fp8": ENGINE_H200_70B_FP8,
+    "qwen3-30b-a3b-fp8": H200_QWEN3_30B_FP8,
+}
 
 
 @dataclass(frozen=True, slots=True)

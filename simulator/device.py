@@ -186,3 +186,21 @@ ENGINE_H200_70B_FP8: Final = DeviceCosts(
 )
 """Llama-3.3-70B's shape in FP8 on an H200. Steps of up to 96 rows are those of a server under chat; more rows
 are scaled from the prefill rate of an 8B model in FP8."""
+
+H200_QWEN3_30B_FP8: Final = DeviceCosts(
+    matrices=(
+        (1.0, 4.5e-3),
+        (16.0, 9.3e-3),
+        (64.0, 12.0e-3),
+        (128.0, 12.6e-3),
+        (512.0, 15.5e-3),
+        (1024.0, 21.0e-3),
+        (2048.0, 33.0e-3),
+        (16_384.0, 215.0e-3),
+    ),
+    context=24e-9,
+    pair=0.55e-9,
+    step=0.9e-3,
+)
+"""Qwen3-30B-A3B's shape in FP8 blocks on an H200: expert layers as measured (`benchmarks.micro.experts`), the
+rest so that chat at 30 requests a second has the measured TPOT (17.5 ms) and TTFT (p50 47 ms, p99 328)."""

@@ -40,8 +40,10 @@ class ITLController:
 
     A step takes a + b * n seconds for prompt tokens of cost n, where a (the decodes) and b (the model) change
     slowly. The iteration n * target / time converges to the n at which a step takes `target`, for any a and
-    b, so nothing has to be fitted. Where a is most of the target, or exceeds it, steps may take half as long
-    again as a (`longest_step_s`); a is the time of steps without prompts.
+    b, so nothing has to be fitted. A step in time raises the budget or leaves it; only one that exceeds the
+    target lowers it. Otherwise steps that are not full, which most are, would shrink the budget to the size
+    of the prompts that happen to arrive. Where a is most of the target, or exceeds it, steps may take half as
+    long again as a (`longest_step_s`); a is the time of steps without prompts.
     """
 
     def __init__(self, target_s: float, largest: int) -> None:
@@ -77,9 +79,13 @@ class ITLController:
             self._since_plain = 0
             return
         self._since_plain += 1
-        suggested = cost * longest_step_s(self.target_s, self._plain_s) / max(seconds, 1e-6)
-        if cost < self._budget / 2 and suggested >= cost:
-            return  # within the target, but too small to extrapolate to a full step
+        longest_s = longest_step_s(self.target_s, self._plain_s)
+        suggested = cost * longest_s / max(seconds, 1e-6)
+        if seconds <= longest_s:
+            if suggested <= self._budget:
+                return  # a lower bound: decodes take a larger part of this step than of a full one
+        elif cost < self._budget / 2:
+            return  # something else took the time
         suggested = min(max(suggested, self._budget / 2), self._budget * 1.5)
         moved = self._budget + _STEP * (suggested - self._budget)
         self._budget = min(max(moved, SMALLEST), self._largest)

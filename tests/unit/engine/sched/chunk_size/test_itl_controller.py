@@ -49,6 +49,42 @@ def test_a_small_chunk_in_time_says_nothing_about_large_ones() -> None:
     assert itl_controller.budget == before
 
 
+@given(
+    base=st.floats(0.004, 0.013),
+    fixed=st.floats(0.0005, 0.003),
+    per_token=st.floats(5e-6, 2e-5),
+    small=st.lists(st.integers(16, 200), min_size=50, max_size=50),
+)
+def test_steps_with_few_prompt_tokens_do_not_shrink_the_chunks_of_full_ones(
+    base: float, fixed: float, per_token: float, small: list[int]
+) -> None:
+    """Any prompt tokens add a fixed time, so few of them seem expensive."""
+    controller = ITLController(0.02, largest=16384)
+
+    def step(tokens: int) -> None:
+        controller.observe(tokens, base + (fixed + per_token * tokens if tokens else 0.0))
+
+    for _ in range(5):
+        step(0)
+    for _ in range(40):
+        step(controller.budget)
+    full = controller.budget
+    assert full == pytest.approx((0.02 - base - fixed) / per_token, rel=0.1)
+    for tokens in small:
+        step(min(tokens, full - 1))
+        step(0)
+    assert controller.budget == full
+
+
+def test_a_stall_in_a_step_with_few_prompt_tokens_does_not_shrink_full_ones() -> None:
+    controller = ITLController(0.02, largest=4096)
+    for _ in range(40):
+        controller.observe(controller.budget, 0.02)
+    full = controller.budget
+    controller.observe(full / 3, 0.2)
+    assert controller.budget == full
+
+
 def test_an_engine_cuts_prompts_beside_decodes_to_its_target() -> None:
     config = engine_config(
         model_path=Path("none"), page_size=4, num_pages=400, chunk_budget=512, itl_target_s=0.5
@@ -87,7 +123,8 @@ def test_full_steps_fill_whole_tiles_and_a_last_chunk_is_not_cut_for_one() -> No
     chunks = [length for step in runner.steps[begun:] for request, _, length in step if request == 4]
     full = sizes[: len(chunks) - 3]  # then the last chunk, and two tokens
     assert len(full) > 2
-    assert all(128 - size % 128 <= config.page_size or size % 128 == 0 for size in full), sizes
+    tiles = [128 if size > 3 * 128 - config.page_size else 64 for size in full]
+    assert all(-size % tile <= config.page_size for size, tile in zip(full, tiles, strict=True)), sizes
     assert sum(chunks) == 3001 + 1
 
 
