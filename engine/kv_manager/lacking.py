@@ -48,7 +48,7 @@ def lacking(
     blocks behind which it has the state; None: the model has no state. `limit`: blocks of the longest prefix
     wanted. `has`: whether a tier has a part of a block.
 
-    O(blocks of the prefix), or O(windows) behind what is cached.
+    O(blocks of the prefix): `has` is asked about each part of a block once at most.
     """
     stride, known = needs.stride, len(table) // needs.stride
     full = [number for number, group in enumerate(needs.groups) if group.window is None]
@@ -57,10 +57,19 @@ def lacking(
     def is_here(place: int) -> bool:
         return place < len(table) and table[place] != NO_PAGE
 
-    def kept(end: int) -> Sequence[int]:
-        position = end * needs.page_size
-        firsts = (needs.first_block(w.group, position + 1) for w in needs.windowed)
-        return kept_places(needs.groups, needs.page_size, position, range(min([known, *firsts]), end))
+    def firsts(end: int) -> list[tuple[int, int]]:
+        """The first block that each window reaches from block `end`, and its group."""
+        position = end * needs.page_size + 1
+        return [(needs.first_block(w.group, position), w.number) for w in needs.windowed]
+
+    def hole(end: int) -> int | None:
+        """The last block in a window before `end` that neither the cache nor a tier has."""
+        reached = firsts(end)
+        for block in range(end - 1, min(reached)[0] - 1 if reached else end, -1):
+            for first, number in reached:
+                if first <= block and not is_here(block * stride + number) and not has(block, number):
+                    return block
+        return None
 
     end = known
     while end < limit and all(has(end, number) for number in full):
@@ -69,12 +78,12 @@ def lacking(
         state = checkpoints is not None and end not in checkpoints
         if state and not all(has(end - 1, part) for part in state_parts):
             end -= 1
-            continue
-        places = [place for place in kept(end) if not is_here(place)]
-        holes = (place // stride for place in reversed(places) if not has(*divmod(place, stride)))
-        hole = next(holes, None)
-        if hole is None:
+        elif (missing := hole(end)) is not None:
+            end = missing
+        else:
+            blocks = range(min([known, *(first for first, _ in firsts(end))]), end)
+            kept = kept_places(needs.groups, needs.page_size, end * needs.page_size, blocks)
+            places = [place for place in kept if not is_here(place)]
             first = min([known, end, *(place // stride for place in places[:1])])
             return Lacking(first, end, places, state)
-        end = hole
     return None
