@@ -41,6 +41,8 @@ class TierUse:
     """How long the copies of that KV took, which may overlap with other waits."""
     wait: PromotionWait | None = None
     """Since it waits for KV on a tier, until it is admitted."""
+    nothing_at: tuple[int, int, int] | None = None
+    """`KVTiers.version`, blocks cached and blocks that can be continued, when tiers had nothing to add."""
 
 
 class Comes(Enum):
@@ -59,6 +61,8 @@ class Prospect:
     comes: Comes
     takes: int
     """Pages that the request takes of those that were available before, all its tokens counted."""
+    searched: bool = True
+    """Whether it cost O(tokens)."""
 
 
 @dataclass(slots=True)
@@ -70,6 +74,8 @@ class PromotionWait:
     version: int = -1
     """`KVTiers.version` when `holds` was decided."""
     holds: bool = False
+    first: Sequence[PageKey] = ()
+    """Pages of the first block that is lacking. Nothing can be promoted before one of them has come."""
     takes: int = 0
     """Pages that it will still take, beside those into which copies are under way."""
 
@@ -207,12 +213,12 @@ class PageTiers:
     def prospect(self, request: Request, room: int, now: float) -> Prospect:
         """What tiers have of a waiting request; orders what is missing, if that fits.
 
-        `room`: pages that it could have now. Costs O(tokens) when something has changed, else O(1).
+        `room`: pages that it could have now. Costs O(1) while KV is under way to it, else O(tokens).
         """
-        use, version = self.use_of(request), self.tiers.version
+        use = self.use_of(request)
         wait = use.wait
-        if wait is not None and wait.holds and wait.version == version and now < wait.until:
-            return Prospect(Comes.SOON, wait.takes)
+        if wait is not None and wait.holds and now < wait.until and self._still_comes(wait):
+            return Prospect(Comes.SOON, wait.takes, searched=False)
         found, known = self._lacking(request)
         new = self._needs.pages(self._needs.blocks(request.num_tokens) - known.blocks)
         takes = new + self._needs.pages(self._cache.unlocked(known)) - self._set_aside_for(request)
@@ -220,18 +226,20 @@ class PageTiers:
             wait.holds = False
             self._arriving.let_go(request)
             return Prospect(Comes.NOTHING, takes)
-        holds, available = False, 0
+        holds, available, first = False, 0, list[PageKey]()
         if found is not None:
             available = max(1, found.end - found.first) * self._cache.page_size
+            first = self._first(request, found)
             lacks_room = max(len(found.places), takes) > room
-            if lacks_room and not self._is_coming(request, found):  # else it has its pages already
+            if lacks_room and not any(map(self.tiers.is_coming, first)):  # else it has its pages already
                 return Prospect(Comes.NO_ROOM, takes)
-            holds = self._bring(request, found, known.blocks, now)
+            self._bring(request, found, known.blocks, now)
+            holds = any(map(self.tiers.is_coming, first))
         if wait is None:
             if not holds:
                 return Prospect(Comes.NOTHING, takes)
             wait = use.wait = PromotionWait(now + patience_s(available, self._prefill_rate))
-        wait.version, wait.holds = self.tiers.version, holds
+        wait.version, wait.holds, wait.first = self.tiers.version, holds, first
         wait.takes = new - self._set_aside_for(request)  # what is cached is locked from now on
         return Prospect(Comes.SOON if holds else Comes.NOTHING, takes)
 
@@ -280,15 +288,18 @@ class PageTiers:
     def _lacking(self, request: Request) -> tuple[Lacking | None, Match]:
         """What tiers have of the longest prefix of a request, and what of it is cached.
 
-        O(tokens).
+        O(tokens); the search on the tiers is left out if it found nothing, and nothing has changed since.
         """
-        size = self._cache.page_size
+        size, use = self._cache.page_size, self.use_of(request)
         limit = request.num_reusable // size
-        keys = self._keys(request, limit)
         known = self._cache.known(request.tokens(0, limit * size))
         usable, checkpoints = self._cache.usable(known), None
         if self._states.used:
             usable, checkpoints = self._states.usable_depth(known), self._states.depths(known)
+        searched = self.tiers.version, known.blocks, usable
+        if use.nothing_at == searched:
+            return None, known
+        keys = self._keys(request, limit)
         found = lacking(
             self._needs,
             known.pages,
@@ -298,10 +309,16 @@ class PageTiers:
             lambda block, part: page_key(keys[block], part) in self.tiers,
             len(self._state_parts),
         )
+        use.nothing_at = searched if found is None else None
         return found, known
 
-    def _bring(self, request: Request, found: Lacking, known: int, now: float) -> bool:
-        """Order copies of what is lacking, as far as there is room. Whether the first of them comes."""
+    def _still_comes(self, wait: PromotionWait) -> bool:
+        """Whether a request waits on as decided. With a tier below the host, more may be loaded for it."""
+        is_same = wait.version == self.tiers.version
+        return is_same or (not self.tiers.disk.num_slots and any(map(self.tiers.is_coming, wait.first)))
+
+    def _bring(self, request: Request, found: Lacking, known: int, now: float) -> None:
+        """Order copies of what is lacking, as far as there is room."""
         stride, wanted = self._needs.stride, self._wanted(request, found)
         ready = self.tiers.ready(wanted)
         part = found if ready == len(wanted) else found.part(min(ready, len(found.places)), stride)
@@ -309,7 +326,6 @@ class PageTiers:
             keys_of_part = wanted if part is found else wanted[: len(part.places)]
             self._promote(request, part, keys_of_part, known, found.end, now)
         self.tiers.load(wanted[ready:])  # last, since it may take the place of copies that nothing reads
-        return self._is_coming(request, found)
 
     def _wanted(self, request: Request, found: Lacking) -> list[PageKey]:
         """Keys of what is lacking."""
@@ -322,15 +338,13 @@ class PageTiers:
         arriving = (promotion.prefix for promotion in self._promotions.values())
         return sum(len(prefix.pages) for prefix in arriving if prefix.request is request)
 
-    def _is_coming(self, request: Request, found: Lacking) -> bool:
-        """Whether a copy brings the first block that is lacking nearer to the pool."""
+    def _first(self, request: Request, found: Lacking) -> list[PageKey]:
+        """Keys of the first block that is lacking, or of the state if no block is."""
         stride, places = self._needs.stride, found.places
-        if places:
-            key = self._keys(request, found.end)[places[0] // stride]
-            first = [page_key(key, p % stride) for p in places[:stride] if p // stride == places[0] // stride]
-        else:
-            first = self._state_keys(request, found.end)
-        return any(map(self.tiers.is_coming, first))
+        if not places:
+            return self._state_keys(request, found.end)
+        key = self._keys(request, found.end)[places[0] // stride]
+        return [page_key(key, p % stride) for p in places[:stride] if p // stride == places[0] // stride]
 
     def _promote(
         self, request: Request, part: Lacking, keys: Sequence[PageKey], known: int, end: int, now: float

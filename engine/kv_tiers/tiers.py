@@ -47,7 +47,7 @@ class KVTiers:
         self.disk = Level(limits.disk_files)
         self.counts = TierCounts()
         self.version = 0
-        """Changes whenever `ready`, `is_coming` or `load` may answer differently."""
+        """Changes when `ready`, `is_coming` or `load` may, or when a tier gets a page that the pool lacks."""
         self._page_bytes = page_bytes
         self._num_groups = len(groups)
         full = (number for number, group in enumerate(groups) if group.window is None)

@@ -23,6 +23,9 @@ from engine.sched.queue.queues import Queues
 
 _PROMOTED_AHEAD: Final = 8
 """Waiting requests, from the head of the queue, whose KV is promoted before they can be admitted."""
+_MOST_SEARCHES: Final = 8
+"""Requests for which a plan searches the tiers, each O(its tokens), and which then wait for a promotion:
+those after them do not pass in this step."""
 
 
 class Admission:
@@ -121,21 +124,24 @@ class Admission:
                 continue  # preempted; its last token comes with this step's results
             if request in step.preempted:
                 return WaitReason.POLICY  # the decodes of this step may name it already
+            whole = Progress(0, request.num_tokens)
+            is_offered = room.left > 0 and room.offer(whole) > 0
+            if room.left > 0 and not is_offered and room.holds_back(whole):
+                continue
             comes = held_back.decide(request)
             if comes is Comes.SOON or (comes is Comes.NO_ROOM and passed is not None):
                 passed = WaitReason.PROMOTION
+                if held_back.num_searched > _MOST_SEARCHES:
+                    return passed
                 continue
             if comes is Comes.NO_ROOM and queues.running and not self._preempts:
                 self._kv.let_all_go()
                 return WaitReason.PAGES  # rather than compute what is on a tier
             if room.left <= 0:
                 return WaitReason.BUDGET
-            if not room.offer(Progress(0, request.num_tokens)):
+            if not is_offered:
                 cached = self._kv.cached_tokens(request)
-                rest = Progress(cached, request.num_tokens - cached)
-                if room.holds_back(rest):
-                    continue
-                if not room.offer(rest):
+                if not room.offer(Progress(cached, request.num_tokens - cached)):
                     return WaitReason.BUDGET
             is_new = request.num_cached is None
             if lacking := self._take_pages(request, forecast, step, admitted):
@@ -201,6 +207,8 @@ class _HeldBack:
         self._kv = kv
         self._now = now
         self._room = kv.num_available
+        self.num_searched = 0
+        """Requests held back for which the tiers were searched."""
         self._decided: dict[int, Comes] = {}
 
     @property
@@ -215,6 +223,7 @@ class _HeldBack:
             prospect = self._kv.tiers.prospect(request, self._room, self._now)
             known = self._decided[request.scheduling.number] = prospect.comes
             self._room -= prospect.takes
+            self.num_searched += prospect.searched and known is not Comes.NOTHING
         return known
 
 
