@@ -111,6 +111,11 @@ class KVManager:
         return self.pool.num_free + max(0, self.cache.num_evictable - copying)
 
     @property
+    def num_usable(self) -> int:
+        """Pages that are not in quarantine."""
+        return self.pool.num_pages - self.pool.counts().quarantined
+
+    @property
     def num_returning(self) -> int:
         """Pages that will be available as soon as copies under way have ended."""
         return self.tiers.tiers.num_returning if self.tiers else 0

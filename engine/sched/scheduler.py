@@ -129,10 +129,11 @@ class Scheduler:
 
     @property
     def wants_pages(self) -> bool:
-        """Whether a request waits for pages: there were none, or it was preempted for them."""
-        waiting = self.waiting
-        return len(waiting) > 0 and (
-            self._admission.stopped_by is WaitReason.PAGES or waiting.num_preempted > 0
+        """Whether a request waits for pages: there were none, or it was preempted for them. Pages in
+        quarantine may never be free: requests that need those do not count."""
+        shut_out = sum(request.num_cached is not None for request in self._admission.shut_out)
+        return len(self.waiting) > 0 and (
+            self._admission.lacks_pages or self.waiting.num_preempted > shut_out
         )
 
     @property

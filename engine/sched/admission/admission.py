@@ -40,6 +40,10 @@ class Admission:
     ) -> None:
         self.stopped_by: WaitReason | None = None
         """Why the last step left requests waiting."""
+        self.lacks_pages = False
+        """The last step stopped at a request for which there were too few pages."""
+        self.shut_out: list[Request] = []
+        """Requests of the last step that need pages in quarantine. Others do not wait for them."""
         self._preempts = config.priority_preemption_threshold is not None
         self._kv = kv
         self._queues = queues
@@ -53,14 +57,15 @@ class Admission:
         A request that would get no tokens of this step takes no pages yet. Returns the admitted requests.
         Admits none if a request was preempted for a decode: its pages are not for new requests.
         """
-        if step.preempted:
-            self.stopped_by = WaitReason.PAGES
-            return []
-        self.stopped_by = None
+        self.shut_out.clear()
+        self.lacks_pages = bool(step.preempted)
+        self.stopped_by = WaitReason.PAGES if step.preempted else None
         admitted: list[Request] = []
-        if len(self._queues.waiting):
+        if len(self._queues.waiting) and not step.preempted:
             held_back = self.promote_ahead(now)
-            self.stopped_by = self._in_order(step, now, num_decodes, held_back, admitted)
+            reason = self._in_order(step, now, num_decodes, held_back, admitted)
+            self.lacks_pages = reason is WaitReason.PAGES
+            self.stopped_by = WaitReason.PAGES if reason is None and self.shut_out else reason
         return admitted
 
     def promote_ahead(self, now: float) -> _HeldBack:
@@ -115,13 +120,16 @@ class Admission:
             return WaitReason.SLOTS
         room = self._chunks.room(num_decodes, len(queues.prefilling) + len(queues.waiting))
         before = deque(self.in_turn())
-        forecast = self._forecaster.forecast(queues.running)
+        forecast, usable = self._forecaster.forecast(queues.running), self._kv.num_usable
         passed: WaitReason | None = None
         for key, request in queues.waiting.in_order():
             while before and (not self._rules.interleaves or key_of(before[0]) <= key):
                 room.grant(_progress(before.popleft()))
             if request.awaits_token:
                 continue  # preempted; its last token comes with this step's results
+            if self._kv.needs.pages(self._kv.needs.blocks(request.num_tokens)) > usable:
+                self.shut_out.append(request)
+                continue
             if request in step.preempted:
                 return WaitReason.POLICY  # the decodes of this step may name it already
             whole = Progress(0, request.num_tokens)
