@@ -21,6 +21,7 @@ from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.device.current import enter_device
 from engine.engine import Engine
 from engine.executor.build import build_runner
+from engine.kernels.compilations import COMPILATIONS
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
 from router.config.choices import Dtype
@@ -69,6 +70,7 @@ class LLM:
         runner, drafts = build_runner(engine_config)
         self._engine = Engine(engine_config, runner=runner, drafts=drafts)
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
+        COMPILATIONS.serve()
         self._runner = Runner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
         self._bounds = ServedBounds(

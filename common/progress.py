@@ -23,6 +23,10 @@ class StageTimes:
         self._clock = clock
         self._began = [(stage, clock())]
 
+    @property
+    def current(self) -> str:
+        return self._began[-1][0]
+
     def enter(self, stage: str) -> None:
         """`stage` begins now, unless it is the current one."""
         if stage != self._began[-1][0]:

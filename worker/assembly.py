@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from decode_worker.incoming import IncomingHandoffs
 from decode_worker.pulled_prefixes import PulledPrefixes
+from engine.kernels.compilations import COMPILATIONS
 from kv_transfer import EndpointEvent, KVEndpoint, KVPort, TransferThread
 from kv_transfer.transports import Transport
 from prefill_worker.migrations import Migrations
@@ -41,6 +42,7 @@ def assemble(parts: Parts) -> RequestHandler:
     answers = Answers(parts.outbox, parts.metrics)
     grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
     parts.metrics.watch_grammars(parts.engine.grammars)
+    parts.metrics.watch_compilations(COMPILATIONS)
     parts.metrics.watch_experts(lambda: parts.runner.expert_load.imbalance)
     if parts.config.transport is None:
         return RequestHandler(parts.engine, answers, parts.clock, grammars)

@@ -187,6 +187,15 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 help="Per second. More than three times what was expected, or a pause that readers notice.",
                 stacked=True,
             ),
+            Panel(
+                "Kernels compiled or loaded while serving",
+                "short",
+                (
+                    ('sum by (worker) (baton_kernels_compiled_total{when="serving"})', "{{worker}} compiled"),
+                    ('sum by (worker) (baton_kernels_loaded_total{when="serving"})', "{{worker}} loaded"),
+                ),
+                help="Requests wait for each. The worker's log names them.",
+            ),
             Panel("Steps per second", "short", rate("baton_steps_total", "worker")),
             Panel(
                 "Tokens computed per step",

@@ -26,6 +26,7 @@ from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.piecewise_graphs import PiecewiseGraphs
+from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv_cache.pool import KVPool
 from engine.kv_cache.slot_count import share_out, wanted_slots
 from engine.kv_cache.stored import Fp8KV
@@ -75,6 +76,8 @@ class ModelRunner:
         """
         self._config = config
         self._device = enter_device(config.device)
+        if self._device.type == "cuda":
+            watch_compilers()
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):

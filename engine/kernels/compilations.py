@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from enum import Enum
 from typing import Final
+
+logger = logging.getLogger(__name__)
+
+_LATE: Final = 100
+
+
+class Phase(Enum):
+    STARTING = "starting"
+    SERVING = "serving"
+    """After the warm-up: a request waits for every kernel that is compiled now."""
 
 
 class Compilations:
     """Noted on whichever thread compiles; read on any."""
 
     def __init__(self) -> None:
-        self.count = 0
         self.seconds = 0.0
-        self.latest = ""
-        """Name of the last kernel."""
+        self.phase = Phase.STARTING
+        self.compiled: Counter[Phase] = Counter()
+        self.loaded: Counter[Phase] = Counter()
+        """Kernels found in the machine's cache, which takes some milliseconds each."""
+        self.late: deque[str] = deque(maxlen=_LATE)
+        """The last kernels that were compiled or loaded while serving, with their variants."""
+        self.on_note: Callable[[str], None] = lambda said: None
+        """Called with a phrase for a person, for each kernel that is compiled before serving."""
         self._lock = threading.Lock()
 
-    def note(self, name: str, seconds: float) -> None:
+    @property
+    def count(self) -> int:
+        return self.compiled.total() + self.loaded.total()
+
+    def serve(self) -> None:
+        """The warm-up is over. Call it when all kernels should be there."""
+        self.phase = Phase.SERVING
+
+    def note(self, name: str, seconds: float, *, cached: bool = False, variant: str = "") -> None:
+        """`cached`: it was compiled before. `variant`: what tells it from others of its name."""
+        phase = self.phase
         with self._lock:
-            self.count += 1
             self.seconds += seconds
-            self.latest = name
+            (self.loaded if cached else self.compiled)[phase] += 1
+            if phase is Phase.SERVING:
+                self.late.append(f"{name} {variant}".rstrip())
+        if phase is Phase.SERVING:
+            done = "loaded" if cached else "compiled"
+            logger.warning("%s the kernel %s in %.3f s while serving; %s", done, name, seconds, variant)
+        elif not cached:
+            self.on_note(f"compiled {self.compiled[phase]} kernels in {self.seconds:.0f} s, last {name}")
 
 
 COMPILATIONS: Final = Compilations()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from common.progress import StageTimes
+from engine.kernels.compilations import COMPILATIONS
 from worker.config import WorkerConfig
 from worker.log import log_to_stderr
 from worker.network import own_address
@@ -78,6 +79,7 @@ class WorkerActor:
             is_reachable=RayContact().answers,
         )
         self._progress = LoadProgress("starting", 0, 0)
+        COMPILATIONS.on_note = self._on_compiled
         self._starting: asyncio.Task[Listening] | None = None
 
     async def start(self) -> Listening:
@@ -126,6 +128,9 @@ class WorkerActor:
     def _on_progress(self, stage: str, done: int, total: int) -> None:
         self._stages.enter(stage)
         self._progress = LoadProgress(stage, done, total)
+
+    def _on_compiled(self, said: str) -> None:
+        self._progress = LoadProgress(f"{self._stages.current}: {said}", 0, 0)
 
 
 def _host(config: WorkerConfig) -> str:

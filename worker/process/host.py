@@ -30,6 +30,7 @@ from common.version import build
 from engine.device.memory import total_bytes
 from engine.engine import Engine
 from engine.executor.build import build_runner
+from engine.kernels.compilations import COMPILATIONS
 from engine.loader.checkpoint import local_copy
 from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
 from engine.warmup import warm_up, warmup_plan_for
@@ -123,6 +124,7 @@ class WorkerHost:
         except BaseException:
             await asyncio.to_thread(self._running.close)
             raise
+        COMPILATIONS.serve()
         self._parts.metrics.ready.set(1)
         log.info("%s serves on %s", self.config.worker_id, self.address)
         return info

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from engine.core.events import StepOutput
 from engine.grammar.compiler import GrammarCompiler
+from engine.kernels.compilations import Compilations, Phase
 from engine.pauses.causes import Cause
 from engine.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import worker_pb2
@@ -113,6 +114,10 @@ class WorkerMetrics:
             lambda: grammars.num_kept
         )
 
+    def watch_compilations(self, compilations: Compilations) -> None:
+        """Export how many kernels this process compiled, and loaded from the machine's cache."""
+        self.registry.register(_CompilationsCollector(compilations))
+
     def watch_experts(self, imbalance: Callable[[], float | None]) -> None:
         """Export the result of `imbalance`; 0 while it is None, as in models without experts."""
         self._gauge(
@@ -128,6 +133,23 @@ class WorkerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, buckets=buckets, registry=self.registry)
+
+
+class _CompilationsCollector(Collector):
+    def __init__(self, compilations: Compilations) -> None:
+        self._compilations = compilations
+
+    def collect(self) -> Iterable[Metric]:
+        for name, text, counts in (
+            ("baton_kernels_compiled", "Kernels compiled, by when", self._compilations.compiled),
+            (
+                "baton_kernels_loaded",
+                "Kernels loaded that were compiled by an earlier process",
+                self._compilations.loaded,
+            ),
+        ):
+            values = {phase.value: counts[phase] for phase in Phase}
+            yield _labelled(CounterMetricFamily, name, text, "when", values)
 
 
 class _StatsCollector(Collector):

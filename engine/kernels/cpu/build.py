@@ -12,8 +12,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
+
+from engine.kernels.compilations import COMPILATIONS
 
 _FOLDER: Final = Path(__file__).parent
 _SOURCES: Final = (*sorted(_FOLDER.glob("*.h")), _FOLDER / "kernels.cpp")
@@ -49,7 +52,9 @@ def built_library(cache: Path | None = None) -> Path:
         with library.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by the operating system when the process ends
             if not library.is_file():
+                began = time.monotonic()
                 compile_library(library)
+                COMPILATIONS.note("kernels for this processor", time.monotonic() - began)
     except OSError as error:
         raise BuildError(f"{folder} cannot be written: {error}") from error
     return library

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from common.metric_export import VLLM
+from engine.kernels.compilations import Compilations
 from router.config.flags.command_line import parse
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from rpc.baton.v1 import worker_pb2
@@ -35,6 +36,7 @@ def exported_metrics() -> set[str]:
     worker.watch(lambda: with_tiers, max_running=256)
     worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
     worker.watch_experts(lambda: None)
+    worker.watch_compilations(Compilations())
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():
