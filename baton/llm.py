@@ -17,6 +17,7 @@ from baton.generation import OfflineSequence, Runner
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
+from common.cpu_times import usable_cores
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.device.current import enter_device
 from engine.engine import Engine
@@ -195,7 +196,7 @@ def _this_machine(config: RouterConfig) -> Machine:
     return Machine(
         device=device,
         memory_bytes=_free_memory() if is_cpu else torch.cuda.get_device_properties(0).total_memory,
-        cpus=os.cpu_count() or 1,
+        cpus=usable_cores(),
         host="",
         cpu_dtype=preferred_cpu_dtype() if is_cpu and config.dtype is Dtype.AUTO else "float32",
     )

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from decode_worker.incoming import IncomingHandoffs
 from decode_worker.pulled_prefixes import PulledPrefixes
+from engine.device.compute_threads import compute_threads
 from engine.kernels.compilations import COMPILATIONS
 from kv_transfer import EndpointEvent, KVEndpoint, KVPort, TransferThread
 from kv_transfer.transports import Transport
@@ -44,6 +45,8 @@ def assemble(parts: Parts) -> RequestHandler:
     parts.metrics.watch_grammars(parts.engine.grammars)
     parts.metrics.watch_compilations(COMPILATIONS)
     parts.metrics.watch_experts(lambda: parts.runner.expert_load.imbalance)
+    if parts.config.engine.device == "cpu":
+        parts.metrics.watch_threads(lambda: compute_threads().threads)
     if parts.config.transport is None:
         return RequestHandler(parts.engine, answers, parts.clock, grammars)
 

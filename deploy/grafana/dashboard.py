@@ -221,6 +221,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
             Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
             Panel(
+                "Threads of a step on CPUs",
+                "short",
+                (("sum by (worker) (baton_compute_threads)", "{{worker}}"),),
+                help="Fewer than --worker-cpus while other programs use its cores (docs/tuning.md).",
+            ),
+            Panel(
                 "Load of the busiest expert",
                 "short",
                 (("sum by (worker) (baton_expert_imbalance)", "{{worker}}"),),

@@ -16,6 +16,7 @@ from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
 from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
+from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.staging import Readback
@@ -80,6 +81,7 @@ class ModelRunner:
             watch_compilers()
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
+        self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
         with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
             self._model = load_model(
                 config.model_path,
@@ -230,6 +232,8 @@ class ModelRunner:
             self._states.keep(batch.verified.accepted(batch.input_ids, tokens))
 
     def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
+        if self._threads is not None:
+            self._threads.adapt()
         num_rows = len(inputs.input_ids)
         forward = next(path for path in self._forwards if path.fits(inputs.num_chunks, num_rows))
         batch = self._batches.build(inputs, forward.place(num_rows))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from common.cpu_times import CpuTimes
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.loader.read_ahead import weights_ahead
@@ -29,7 +30,7 @@ from router.config.choices import Dtype
 from router.config.settings import RouterConfig
 from router.frontend.access import Access, BadKeyFile
 from router.worker_config.machine import Machine, PlanError
-from router.worker_config.plan_warnings import warnings_of
+from router.worker_config.plan_warnings import busy_cores, warnings_of
 from router.worker_config.worker_plan import WorkerPlan, plan_workers
 from rpc.tls import BadCertificate
 
@@ -127,8 +128,11 @@ class Start:
         if self.access.has_files:
             in_background(self.stack, self.access.watch(), "key and certificate files")
         models = [_Model(one, self._display(one), self.connection) for one in self.configs]
+        before = CpuTimes.now()
         for model in models:
             await model.resolve()
+        for warning in busy_cores(before, CpuTimes.now()) if any(model.is_on_cpu for model in models) else ():
+            _log.warning("%s", warning)
         importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.server"))
         self.stack.push_async_callback(self.connection.close)
         with ExitStack() as ahead:
@@ -191,6 +195,11 @@ class _Model:
             )
         if (machine := self._cluster.known_machine()) is not None:
             self._plans = await self._planned(machine)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether it is known before Ray starts that its workers compute on the CPU of this machine."""
+        return self._plans is not None and self._plans[0].config.engine.device == "cpu"
 
     def read_ahead(self, stack: ExitStack, room: int) -> None:
         """`room` bytes of the weights at most, while Ray and the workers start on this machine: its disk is

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import ray
 
+from common.cpu_times import usable_cores
 from common.error_text import first_line
 from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
@@ -55,7 +56,7 @@ class RayConnection:
 
     def rank_cpus(self, config: RouterConfig) -> int:
         """Cores of a rank on this machine."""
-        return config.cluster.worker_cpus or max(1, (os.cpu_count() or 1) // self.num_ranks)
+        return config.cluster.worker_cpus or max(1, usable_cores() // self.num_ranks)
 
     def known_device(self, config: RouterConfig) -> str | None:
         """The device of a local Ray's workers; None if only Ray can tell. Raises ClusterError, PlanError."""

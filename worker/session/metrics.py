@@ -125,6 +125,12 @@ class WorkerMetrics:
             "Tokens of the busiest expert of a layer relative to the mean, averaged over layers",
         ).set_function(lambda: imbalance() or 0.0)
 
+    def watch_threads(self, threads: Callable[[], int]) -> None:
+        """Export the number of threads that compute a step on a CPU."""
+        self._gauge(
+            "baton_compute_threads", "Threads that compute a step on a CPU; fewer while others use its cores"
+        ).set_function(threads)
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 

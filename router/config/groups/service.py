@@ -74,7 +74,8 @@ class ClusterSettings:
     )
     worker_cpus: int | None = _cluster(
         None,
-        "CPU cores per rank (default: on --device cpu the machine's cores divided by the ranks)",
+        "CPU cores per rank, and on --device cpu its threads at most (default: there the machine's cores"
+        " divided by the ranks)",
         "N",
         least=1,
     )

@@ -37,6 +37,7 @@ def exported_metrics() -> set[str]:
     worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
     worker.watch_experts(lambda: None)
     worker.watch_compilations(Compilations())
+    worker.watch_threads(lambda: 1)
     names = set()
     for registry in (router.registry, worker.registry):
         for family in registry.collect():

@@ -38,7 +38,7 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "router.placement": frozenset({"common", "engine", "router.config.choices", "rpc"}),
     "simulator": frozenset({"common", "engine", "router.config.choices", "router.placement", "rpc"}),
     "router": frozenset(PRODUCT) - {"baton", "benchmarks"},
-    "baton": frozenset({"engine", "router", "rpc", "worker"}),
+    "baton": frozenset({"common", "engine", "router", "rpc", "worker"}),
     "benchmarks": frozenset(PRODUCT) - {"baton"},
 }
 """Which packages each of them may import: the top-level ones, and parts of them that lie on another floor.

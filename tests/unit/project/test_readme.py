@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import chunked, compare, conversations, modes, offline, simulate, speculation, start_up
+from benchmarks import (
+    busy_cores,
+    chunked,
+    compare,
+    conversations,
+    modes,
+    offline,
+    simulate,
+    speculation,
+    start_up,
+)
 from benchmarks import simulated_cluster as cluster
 from benchmarks.checkpoints import perplexity, quantize, texts
 from benchmarks.frontier import __main__ as frontier
@@ -39,7 +49,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
         *(chunked, cluster, simulate, compare, conversations, frontier, modes, offline),
-        *(perplexity, quantize, speculation, start_up, texts),
+        *(busy_cores, perplexity, quantize, speculation, start_up, texts),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}

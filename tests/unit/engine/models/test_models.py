@@ -41,6 +41,24 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=tolerance(name), rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_the_number_of_threads_changes_no_bit(name: str, tmp_path: Path) -> None:
+    """A worker changes it between two steps of an answer."""
+    reference(name).save_pretrained(tmp_path)
+    model = load_model(tmp_path)
+    before = torch.get_num_threads()
+    for rows in (1, 200):
+        ids = torch.randint(97, (rows,), generator=torch.Generator().manual_seed(1))
+        by_threads = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            by_threads.append(logits(model, ids))
+        torch.set_num_threads(before)
+        assert torch.equal(by_threads[0], by_threads[1])
+        assert torch.equal(by_threads[0], by_threads[2])
+
+
 @pytest.mark.parametrize("name", ["mistral 3", "qwen2.5-vl", "qwen3-vl"])
 @torch.inference_mode()
 def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.cpu_times import CpuTimes
 from router.cli.doctor import gpus, links, machine, software
 from router.cli.doctor.end_process import Link
 from router.cli.doctor.gpus import Gpu, Pair
@@ -18,6 +19,15 @@ H200 = Gpu(0, "NVIDIA H200", (9, 0), 140 << 30, 55e9)
 
 def verdicts(findings: list[Finding]) -> dict[str, Verdict]:
     return {finding.name: finding.verdict for finding in findings}
+
+
+def test_other_programs_on_the_cores_are_a_warning() -> None:
+    before = CpuTimes(at=1.0, cores=2, busy=0.0, own=0.0)
+    assert machine.check_cores(2, before, CpuTimes(2.0, 2, 0.2, 0.1)).verdict is Verdict.OK
+    busy = machine.check_cores(2, before, CpuTimes(2.0, 2, 1.6, 0.1))
+    assert busy.verdict is Verdict.WARN
+    assert "other programs use 1.5" in busy.text
+    assert machine.check_cores(2, None, None).verdict is Verdict.WARN
 
 
 def test_a_failure_decides_the_exit_status_and_a_warning_does_not() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from common.cpu_times import CpuTimes
 from router.config.flags.command_line import parse
+from router.worker_config import plan_warnings
 from router.worker_config.machine import Machine
-from router.worker_config.plan_warnings import warnings_of
+from router.worker_config.plan_warnings import busy_cores, warnings_of
 
 CPU = Machine(device="cpu", memory_bytes=8 << 30, cpus=2, host="127.0.0.1")
 GPU = Machine(device="cuda", memory_bytes=80 << 30, cpus=2, host="127.0.0.1")
@@ -36,3 +38,20 @@ def test_chunks_below_128_tokens_are_a_warning(machine: Machine) -> None:
     for flags in ("", "--chunked-prefill-size 128", "--chunked-prefill-size -1", "--preset roseinfer"):
         assert not warnings(flags, machine)
     assert not warnings("--long-prefill-token-threshold 0 --preset vllm", machine)
+
+
+def test_more_cores_for_a_worker_than_the_machine_has_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_warnings, "usable_cores", lambda: 2)
+    [warning] = warnings("--worker-cpus 64")
+    assert "--worker-cpus 64: this machine has 2" in warning
+    assert not warnings("--worker-cpus 2")
+    assert not warnings("--worker-cpus 64 --ray-address auto"), "the cluster's machines may have them"
+
+
+def test_other_programs_on_the_cores_are_a_warning() -> None:
+    before = CpuTimes(at=1.0, cores=2, busy=0.0, own=0.0)
+    [warning] = busy_cores(before, CpuTimes(at=2.0, cores=2, busy=1.8, own=0.5))
+    assert "other programs use 1.3 of 2 cores" in warning
+    assert not list(busy_cores(before, CpuTimes(at=2.0, cores=2, busy=0.8, own=0.5)))
+    assert not list(busy_cores(before, CpuTimes(at=1.05, cores=2, busy=0.1, own=0.0))), "too short to tell"
+    assert not list(busy_cores(None, None))
