@@ -56,6 +56,13 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             ),
             Panel("End to end", "s", quantiles("baton_e2e_seconds")),
             Panel(
+                "Pauses of answers, by cause",
+                "short",
+                rate("baton_pauses_total", "cause"),
+                help="Gaps between two tokens of more than 60 ms and twice the usual, per second.",
+                stacked=True,
+            ),
+            Panel(
                 "Requests, by how they ended", "reqps", rate("baton_requests_total", "outcome"), stacked=True
             ),
             Panel(

@@ -38,8 +38,8 @@ def attributed(lapped: Lapped, off: OffCPU) -> Seconds:
     moving.take(Cause.STOPPED, off.stopped_s, moving.parts)
     # If the engine thread ran Python meanwhile, it was the one that held the lock.
     python_s = min(off.cpu_s, sum(lapped.parts.get(part, 0.0) for part in _PYTHON))
-    moving.take(Cause.LOCK, off.held_s - python_s, (Cause.DEVICE,))
-    moving.take(Cause.LOCK, off.others_cpu_s, _PYTHON)
+    held_s = moving.take(Cause.LOCK, off.held_s - python_s, {Cause.DEVICE, *_PYTHON})
+    moving.take(Cause.LOCK, off.others_cpu_s - held_s, _PYTHON)  # shorter waits
     return moving.parts
 
 
@@ -53,19 +53,21 @@ class _Moving:
         self._off_s = max(lapped.seconds - lapped.waited_s - cpu_s, 0.0)
         """Off its core, without waiting for the device."""
 
-    def take(self, cause: Cause, seconds: float, sources: Iterable[Cause]) -> None:
-        """Up to `seconds`, from the longest of `sources` first."""
+    def take(self, cause: Cause, seconds: float, sources: Iterable[Cause]) -> float:
+        """Up to `seconds`, from the longest of `sources` first; returns how many there were."""
+        left = seconds
         there = set(sources) & self.parts.keys() - _KNOWN
         for part in sorted(there, key=lambda part: (-self._available(part), -self.parts[part])):
-            moved = min(seconds, self._available(part))
+            moved = min(left, self._available(part))
             if moved <= 0:
-                return
+                break
             waited = min(moved, self._waited_s) if part is Cause.DEVICE else 0.0
             self._waited_s -= waited
             self._off_s -= moved - waited
-            seconds -= moved
+            left -= moved
             self.parts[part] -= moved
             self.parts[cause] = self.parts.get(cause, 0.0) + moved
+        return seconds - left
 
     def _available(self, part: Cause) -> float:
         waited = self._waited_s if part is Cause.DEVICE else 0.0

@@ -8,13 +8,13 @@ from typing import Final
 from engine.pauses.causes import Cause
 from engine.pauses.laps import Seconds
 
-PAUSE_S: Final = 0.06
-"""A pause between two tokens that readers notice."""
+PAUSE_S: Final = 0.05
+"""Readers notice pauses between tokens from here on, or from a little more on the way to them."""
 SLOW: Final = 3.0
 """A step is slow if it takes more than this many times what was expected,"""
 _LEAST_S: Final = 0.01
 """and at least this much more."""
-_USUAL: Final = 2.0
+_USUAL: Final = 1.6
 """Pauses count from this multiple of the mean step on, where that is long."""
 _AS_EXPECTED: Final = 1.5
 """A slow step that takes less than this many times what was expected has the cause WORK."""

@@ -44,6 +44,30 @@ _PREEMPTIONS = {
     "pages": "running requests needed its KV pages",
     "policy": "a request of higher priority took its place",
 }
+_PAUSES = {
+    "commands": "commands between two engine steps took long",
+    "plan": "the scheduler took long to plan a step",
+    "batch": "the host took long to prepare a step",
+    "launch": "the host took long to launch a step",
+    "device": "the device took long to compute a step",
+    "results": "the host took long to take the results of a step",
+    "send": "the worker took long to send the tokens",
+    "handoff": "the engine was busy with handoffs of KV",
+    "copies": "the engine was busy with copies from and to KV tiers",
+    "gc": "Python's garbage collector ran on the worker",
+    "compile": "a kernel was compiled at its first use",
+    "lock": "another thread of the worker held the interpreter lock",
+    "cpu": "the engine thread waited for a CPU core",
+    "stopped": "the worker's process did not run",
+    "work": "the step had that much work",
+    "retry": "the attempt failed, and another worker continued",
+    "moved": "another worker continued the answer",
+    "preempted": "it was preempted",
+    "transfer": "its KV went to the decode worker",
+    "router": "the router was busy",
+    "network": "the events were late on their way to the router",
+    "unknown": "no cause was recorded",
+}
 _MOVES = {"drain": "the previous worker was being drained"}
 
 
@@ -81,6 +105,7 @@ def _of_unfinished(
     if reason:
         yield f"waits for {reason}: {_NOW.get((now['stage'], reason)) or _REASONS.get(reason, reason)}"
     yield from _preemptions(completion)
+    yield from _pauses(completion)
     passed = f"queue {_s(completion['queue_s'])}, prefill {_s(completion['prefill_s'])}"
     if now["stage"] in ("reserve", "transfer", "decode", "preempted"):
         passed += f", {_s(completion['e2e_s'] - completion['ttft_s'])} since the first token"
@@ -111,6 +136,7 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     if drafted := completion.get("drafted_tokens"):
         yield f"drafts: {completion['accepted_tokens']} of {drafted} tokens were right"
     yield from _preemptions(completion)
+    yield from _pauses(completion)
     for move in completion.get("moves", ()):
         why = _MOVES.get(move["reason"], move["reason"])
         yield f"moved to {move['worker']} after {_s(move['at_s'])}: {why}"
@@ -128,6 +154,18 @@ def _preemptions(completion: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"preempted{times} by {preemption['worker']} after {_s(preemption['at_s'])}, {waited}:"
             f" {_PREEMPTIONS.get(preemption['reason'], preemption['reason'])}"
+        )
+
+
+def _pauses(completion: Mapping[str, Any]) -> Iterator[str]:
+    """One line per pause: when, for how long and why, with the parts of a slow step."""
+    for pause in completion.get("pauses", ()):
+        parts = sorted(pause["parts"].items(), key=lambda part: -part[1])
+        longest = ", ".join(f"{part} {_s(seconds)}" for part, seconds in parts if seconds >= 0.001)
+        yield (
+            f"paused for {_s(pause['seconds'])} after {_s(pause['at_s'] - pause['seconds'])}, by"
+            f" {pause['worker']}: {_PAUSES.get(pause['cause'], pause['cause'])}"
+            + (f" ({longest})" if longest else "")
         )
 
 

@@ -74,11 +74,13 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
     from router.cli.frontends import END_WORKERS, end_with_parent
     from router.cli.startup import CANNOT_START, serve
     from router.cluster.nodes import RayLost
+    from router.workers.loop_turns import TimedLoop
 
     if config.frontend.frontends > 1:
         end_with_parent()
     try:
-        ends_workers = asyncio.run(serve(configs))
+        with asyncio.Runner(loop_factory=TimedLoop) as runner:
+            ends_workers = runner.run(serve(configs))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1

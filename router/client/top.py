@@ -76,6 +76,7 @@ _STAGES: Final = (
 _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH: Final = 14
 _SHOWN_REQUESTS: Final = 10
+_SHOWN_PAUSES: Final = 4
 _BAR: Final = 12
 _REQUEST_BAR: Final = 24
 _ID: Final = 8
@@ -83,10 +84,12 @@ _ID: Final = 8
 
 
 def top_screen(status: Mapping[str, Any]) -> RenderableType:
-    """Figures, workers, links and the last requests, below each other."""
+    """Figures, workers, links, pauses and the last requests, below each other."""
     parts: list[RenderableType] = [_head(status), _figures(status), Text(), _workers(status["workers"])]
     if status["links"]:
         parts += [Text(), _links(status["links"])]
+    if status["pauses"]:
+        parts += [Text(), _pauses(status["pauses"][:_SHOWN_PAUSES])]
     if status["ended"]:
         parts += [Text(), _requests(status["ended"][:_SHOWN_REQUESTS])]
     return Group(*parts)
@@ -165,6 +168,19 @@ def _links(links: Sequence[Mapping[str, Any]]) -> Table:
             f"{link['bytes_per_s'] / 1e6:,.1f} MB/s",
             f"{link['handoffs']:,}",
             f"{link['bytes'] / 1e6:,.0f} MB",
+        )
+    return table
+
+
+def _pauses(pauses: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("pause", "of", "cause", "answers", "ago")
+    for pause in pauses:
+        table.add_row(
+            _span(pause["seconds"]),
+            pause["worker"],
+            pause["cause"],
+            str(pause["answers"]),
+            _span(pause["ended_s_ago"]),
         )
     return table
 

@@ -14,7 +14,12 @@ from typing import Any, Final
 
 from google.protobuf.message import Message
 
+from router.dispatch.pauses import PAUSE_S, UNKNOWN, USUAL, Interruption, Pause, pause_of
+from router.workers.arrivals import ON_TIME, Arrival
 from rpc.baton.v1 import router_pb2, worker_pb2
+
+_MOST_PAUSES: Final = 32
+"""Of one answer that are kept."""
 
 
 class Observer:
@@ -34,6 +39,9 @@ class Observer:
 
     def on_moved(self, reason: str) -> None:
         """Another worker continues the answer."""
+
+    def on_pause(self, pause: Pause) -> None:
+        """A gap before the latest tokens that readers notice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +66,10 @@ class Waterfall:
     """Cached prompt tokens that came from a KV tier, by its name."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
+    _pauses: list[router_pb2.TimingPause] = field(default_factory=list)
+    _interrupted: tuple[float, Interruption] | None = None
+    """The latest interruption and its time."""
+    _num_tokens: int = 0
     _drafted: int = 0
     _accepted: int = 0
     _records_spans: bool = True
@@ -72,6 +84,8 @@ class Waterfall:
     def attempt(self, at: float) -> None:
         """An attempt begins. Time of earlier attempts without a token counts as queueing."""
         self._records_spans = self.first_token is None
+        if not self._records_spans:
+            self._interrupted = at, Interruption.RETRY
         if self._records_spans:
             self.submitted, self.started, self.reserved = at, None, None
             self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
@@ -84,11 +98,13 @@ class Waterfall:
     def moved(self, worker: str, reason: str, at: float) -> None:
         """Another worker decodes from now on."""
         self.decode_worker = worker
+        self._interrupted = at, Interruption.MOVED
         self._moves.append(router_pb2.TimingMove(at_s=at - self.arrival, worker=worker, reason=reason))
         self.observer.on_moved(reason)
 
     def preempted(self, worker: str, reason: str, at: float) -> None:
         """A worker freed its pages and queued it again."""
+        self._interrupted = at, Interruption.PREEMPTED
         self._preemptions.append(
             router_pb2.TimingPreemption(at_s=at - self.arrival, worker=worker, reason=reason)
         )
@@ -114,11 +130,15 @@ class Waterfall:
         self.reserved = self.reserved or at
 
     def arrive(self, at: float) -> None:
+        self._interrupted = at, Interruption.TRANSFER
         self.arrived = self.arrived or at
 
-    def tokens(self, count: int, at: float) -> None:
-        """`count` tokens, at least one, arrived at `at`."""
+    def tokens(self, count: int, at: float, arrival: Arrival = ON_TIME) -> None:
+        """`count` tokens, at least one, arrived at `at`; `arrival`: of their batch."""
         first = self.first_token is None
+        if not first and at - self._last_token > PAUSE_S:
+            self._note_pause(at, arrival)
+        self._num_tokens += count
         if first:
             self.first_token = at
             self.observer.on_first_token(self.timings(at))
@@ -129,6 +149,29 @@ class Waterfall:
         if count:
             self.observer.on_gap(0.0 if first else (at - self._last_token) / count, count)
         self._last_token = at
+
+    def _note_pause(self, at: float, arrival: Arrival) -> None:
+        """Unless the gaps of this answer are all as long."""
+        assert self.first_token is not None
+        seconds, gaps = at - self._last_token, self._num_tokens - 1
+        if gaps and seconds <= USUAL * (self._last_token - self.first_token) / gaps:
+            return
+        since, what = self._interrupted or (-math.inf, None)
+        interruption = what if since > self._last_token else None
+        pause = pause_of(seconds, at, self.decode_worker, arrival, interruption)
+        if not gaps and pause.cause == UNKNOWN:
+            return  # there is no gap to compare it with
+        self.observer.on_pause(pause)
+        if len(self._pauses) < _MOST_PAUSES:
+            self._pauses.append(
+                router_pb2.TimingPause(
+                    at_s=at - self.arrival,
+                    seconds=seconds,
+                    worker=pause.worker,
+                    cause=pause.cause,
+                    parts=pause.parts,
+                )
+            )
 
     def on_handed_off(self, event: worker_pb2.HandedOff) -> None:
         """Spans in the event count from when the request was sent to the worker."""
@@ -165,6 +208,7 @@ class Waterfall:
             placement=self.why,
             moves=self._moves,
             preemptions=self._preemptions,
+            pauses=self._pauses,
             waited=self.waited,
             promoted=self.promoted,
             drafted_tokens=self._drafted,
@@ -185,6 +229,12 @@ def timings_json(timings: router_pb2.Timings) -> dict[str, Any]:
         "placement": timings.placement,
         "moves": _fields_of(timings.moves, "at_s", "worker", "reason"),
         "preemptions": _fields_of(timings.preemptions, "at_s", "waited_s", "worker", "reason"),
+        "pauses": [
+            {**fields, "parts": dict(pause.parts)}
+            for pause, fields in zip(
+                timings.pauses, _fields_of(timings.pauses, "at_s", "seconds", "worker", "cause"), strict=True
+            )
+        ],
         "waited": dict(timings.waited),
         "promoted": dict(timings.promoted),
         "drafted_tokens": timings.drafted_tokens,
@@ -202,7 +252,7 @@ def without_workers(timings: router_pb2.Timings) -> router_pb2.Timings:
     public.CopyFrom(timings)
     for name in ("prefill_worker", "decode_worker", "placement"):
         public.ClearField(name)
-    for change in (*public.moves, *public.preemptions):
+    for change in (*public.moves, *public.preemptions, *public.pauses):
         change.ClearField("worker")
     return public
 

@@ -22,8 +22,10 @@ import grpc
 from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
+from router.workers.arrivals import ON_TIME, Arrivals
 from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness
+from router.workers.loop_turns import busy_since
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
 from rpc.session import BEAT_S, ROUTER_METADATA
@@ -78,6 +80,9 @@ class WorkerSession:
         """Called with every step whose duration the worker reports."""
         self.on_cache: Callable[[bool, Sequence[BlockHash]], None] = lambda _stored, _blocks: None
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
+        self.arrival = ON_TIME
+        """Of the latest batch."""
+        self._arrivals = Arrivals(busy_since)
         self._router = router
         self._has_ray = has_ray
         self._monitor = monitor
@@ -315,6 +320,7 @@ class WorkerSession:
     def _deliver(self, batch: worker_pb2.EventBatch) -> None:
         """Hand events to listeners, with one look-up each; events of forgotten requests are dropped."""
         now = time.monotonic()
+        self.arrival = self._arrivals.note(batch, now)
         self.step = max(self.step, batch.step)
         if batch.HasField("step_work"):
             self.on_step(batch.step_work)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import time
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from common.garbage_collection import CollectorClock
 from common.log_format import data
@@ -17,21 +15,22 @@ from engine.pauses.causes import Cause
 from engine.pauses.laps import Laps
 from engine.pauses.slow_steps import SlowStep, SlowSteps
 from worker.pauses.pulse import Pulse
+from worker.pauses.run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
-_NS: Final = 1e-9
-
 
 class _Used(NamedTuple):
-    """Seconds so far."""
+    """Seconds of CPU time so far."""
 
     thread_s: float
-    """CPU time of the engine thread."""
+    """Of the engine thread."""
     process_s: float
-    """CPU time of all threads."""
-    queued_s: float
-    """That the engine thread was ready to run and waited for a core; 0 where the kernel does not say."""
+    """Of all threads."""
+
+    @classmethod
+    def now(cls) -> _Used:
+        return cls(time.thread_time(), time.process_time())
 
 
 class PauseWatch:
@@ -49,8 +48,8 @@ class PauseWatch:
             )
         )
         self._steps = SlowSteps()
-        self._schedule: int | None = None
-        self._before = _Used(0.0, 0.0, 0.0)
+        self._queue = RunQueue()
+        self._before = _Used(0.0, 0.0)
         """At the end of the last step."""
 
     def start(self) -> None:
@@ -60,55 +59,43 @@ class PauseWatch:
     def stop(self) -> None:
         self._pulse.stop()
         self._collector.stop()
-        if self._schedule is not None:
-            os.close(self._schedule)
+        self._queue.close()
 
     def begin(self) -> None:
         """To be called first, on the engine thread."""
-        self._schedule = _open_schedule()
+        self._queue.open()
         self.rest()
 
     def rest(self) -> None:
         """There is no work: what has passed delays nobody."""
         self._pulse.beat(False)
         self._laps.restart()
-        self._before = self._read()
+        self._before = _Used.now()
 
     def wake(self) -> None:
         """There is work after a `rest`."""
         self._pulse.beat(True)
 
     def on_step(self, output: StepOutput) -> SlowStep | None:
-        """A step has completed; the step if it was slow. Three system calls if it was not."""
-        lapped, before, used = self._laps.take(), self._before, self._read()
+        """A step has completed; the step if it was slow. Two system calls if it was not."""
+        lapped, before, used = self._laps.take(), self._before, _Used.now()
         self._before = used
         if not self._steps.is_slow(lapped.seconds, output.expected_s):
             self._steps.usual(lapped.parts)
+            self._queue.look(lapped.began)
             return None
         late = self._pulse.late_since(lapped.began)
         cpu_s = used.thread_s - before.thread_s
         off = OffCPU(
             cpu_s,
             others_cpu_s=used.process_s - before.process_s - cpu_s,
-            queued_s=used.queued_s - before.queued_s,
+            queued_s=self._queue.waited_s(lapped.began),
             stopped_s=late.stopped_s,
             held_s=late.held_s,
         )
         slow = self._steps.named(attributed(lapped, off), output.expected_s)
         _log(slow)
         return slow
-
-    def _read(self) -> _Used:
-        queued_ns = b"0" if self._schedule is None else os.pread(self._schedule, 64, 0).split()[1]
-        return _Used(time.thread_time(), time.process_time(), int(queued_ns) * _NS)
-
-
-def _open_schedule() -> int | None:
-    """The scheduler's statistics of the calling thread: run time, run-queue wait, time slices."""
-    try:
-        return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
 
 
 def _log(slow: SlowStep) -> None:

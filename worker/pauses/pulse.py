@@ -14,6 +14,9 @@ from typing import Final, NamedTuple
 _PERIOD_S: Final = 0.02
 _LATE_S: Final = 0.01
 """Later beats than this are kept."""
+_RAN: Final = 0.25
+"""Part of a core that a process uses at least while one of its threads holds the interpreter lock, even on
+a machine with more to do."""
 _KEPT: Final = 16
 
 
@@ -89,4 +92,4 @@ class Pulse:
         late = passed - _PERIOD_S
         if late < _LATE_S:
             return Late()
-        return Late(stopped_s=late) if busy < passed / 2 else Late(held_s=late)
+        return Late(stopped_s=late) if busy < _RAN * passed else Late(held_s=late)

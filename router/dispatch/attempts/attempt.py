@@ -318,7 +318,7 @@ class Attempt(ABC):
             stream = self._sequence.stream
             for event, arrived in self._order.take(tokens, at):
                 if event.ids:
-                    self._waterfall.tokens(len(event.ids), arrived)
+                    self._waterfall.tokens(len(event.ids), arrived, assignment.session.arrival)
                 if event.drafted or event.finish or not self._has_tokens:
                     self._note(event, stream.delta)
                 stream.delta.token_ids.extend(event.ids)

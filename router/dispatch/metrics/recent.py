@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from router.dispatch.pauses import Pause
 from rpc.baton.v1 import router_pb2
 
 _SECONDS: Final = 60
@@ -89,6 +90,7 @@ def _quantile(counts: Sequence[int], rank: int) -> float:
 
 
 _KEPT: Final = 32
+_KEPT_PAUSES: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,18 @@ class EndedRequest:
     prompt_tokens: int
     output_tokens: int
     timings: router_pb2.Timings
+
+
+@dataclass(slots=True)
+class SharedPause:
+    """A pause of all the answers that waited for the same batch of a worker, for the same cause."""
+
+    first: Pause
+    number: int
+    """Counted from 1."""
+    answers: int = 1
+    seconds: float = 0.0
+    """The longest of them."""
 
 
 class Handoffs:
@@ -129,6 +143,8 @@ class Recent:
         self.e2e: Final = QuantileWindow()
         self.requests: Final[deque[EndedRequest]] = deque(maxlen=_KEPT)
         """The latest ended requests, oldest first."""
+        self.pauses: Final[deque[SharedPause]] = deque(maxlen=_KEPT_PAUSES)
+        """The latest, oldest first."""
         self.links: Final[dict[tuple[str, str], Handoffs]] = {}
         """By (prefill worker, decode worker). Bounded, since worker ids are fixed."""
 
@@ -153,7 +169,20 @@ class Recent:
         link.bytes += size
         link.rate.add(size, now)
 
+    def paused(self, pause: Pause) -> None:
+        last = self.pauses[-1] if self.pauses else None
+        if last is not None and _shared(last.first) == _shared(pause):
+            last.answers += 1
+            last.seconds = max(last.seconds, pause.seconds)
+        else:
+            number = 1 if last is None else last.number + 1
+            self.pauses.append(SharedPause(pause, number, seconds=pause.seconds))
+
     def ended(self, request: EndedRequest) -> None:
         self.ended_requests.add(1, request.ended)
         self.e2e.add(request.timings.e2e_s, request.ended)
         self.requests.append(request)
+
+
+def _shared(pause: Pause) -> tuple[float, str, str]:
+    return pause.at, pause.worker, pause.cause

@@ -15,6 +15,7 @@ from router.dispatch.metrics.ended_sequences import EndedSequences
 from router.dispatch.metrics.instruments import GAPS, WAITS, Instruments
 from router.dispatch.metrics.known_workers import KnownWorkers
 from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
+from router.dispatch.pauses import CAUSES, UNKNOWN, Pause
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Observer
 from rpc.baton.v1 import router_pb2
@@ -78,6 +79,11 @@ class RouterMetrics(Observer):
             "baton_link_bytes", "KV bytes transferred from one worker to another", "prefill", "decode"
         )
         self._moves = new.counter("baton_moved_answers", "Running answers moved to another worker", "reason")
+        pauses = new.counter(
+            "baton_pauses", "Gaps between tokens of an answer that readers notice, by cause", "cause"
+        )
+        pause_seconds = new.counter("baton_pause_seconds", "Duration of these gaps", "cause")
+        self._pauses = {cause: (pauses.labels(cause), pause_seconds.labels(cause)) for cause in CAUSES}
         self.loop_lag = new.histogram(
             "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
         )
@@ -150,6 +156,12 @@ class RouterMetrics(Observer):
 
     def on_moved(self, reason: str) -> None:
         self._moves.labels(reason).inc()
+
+    def on_pause(self, pause: Pause) -> None:
+        pauses, seconds = self._pauses[pause.cause if pause.cause in self._pauses else UNKNOWN]
+        pauses.inc()
+        seconds.inc(pause.seconds)
+        self.recent.paused(pause)
 
     def retried(self, failed: AttemptFailed) -> None:
         self._retries.labels(failed.worker_id or "none").inc()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent
+from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent, SharedPause
 from router.dispatch.waterfall import timings_json
 from router.processing.served_model import ServedModel
 from router.workers.member import Member
@@ -133,6 +133,7 @@ class StatusReader:
             "e2e_s": _quantiles(recent.e2e, now),
             "workers": [_worker(m, figures.get(m.handle.worker_id)) for m in self._registry.members()],
             "links": [_link(*pair, handoffs, now) for pair, handoffs in recent.links.items()],
+            "pauses": [_pause(shared, now) for shared in reversed(recent.pauses)],
             "ended": [_ended(request, now) for request in reversed(recent.requests)],
         }
 
@@ -188,6 +189,19 @@ def _link(prefill_worker: str, decode_worker: str, handoffs: Handoffs, now: floa
         "handoffs": handoffs.count,
         "bytes": handoffs.bytes,
         "bytes_per_s": handoffs.rate.rate(now),
+    }
+
+
+def _pause(shared: SharedPause, now: float) -> dict[str, Any]:
+    pause = shared.first
+    return {
+        "number": shared.number,
+        "ended_s_ago": now - pause.at,
+        "seconds": shared.seconds,
+        "answers": shared.answers,
+        "worker": pause.worker,
+        "cause": pause.cause,
+        "parts": dict(pause.parts),
     }
 
 

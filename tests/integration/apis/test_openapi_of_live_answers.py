@@ -26,6 +26,7 @@ TIMINGS = router_pb2.Timings(
     decode_worker="decode-0",
     moves=[router_pb2.TimingMove(at_s=0.1, worker="decode-1", reason="drain")],
     preemptions=[router_pb2.TimingPreemption(at_s=0.1, waited_s=0.2, worker="decode-0", reason="pages")],
+    pauses=[router_pb2.TimingPause(at_s=0.3, seconds=0.1, worker="decode-0", cause="gc", parts={"gc": 0.1})],
     waited={"pages": 0.1},
 )
 USAGE = {"include_usage": True, "continuous_usage_stats": True}

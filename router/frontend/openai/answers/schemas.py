@@ -60,6 +60,15 @@ class Preemption(Closed):
     reason: str
 
 
+class AnswerPause(Closed):
+    at_s: float
+    seconds: float
+    worker: str
+    cause: str
+    parts: dict[str, float]
+    """Of the slow step in it: seconds by cause."""
+
+
 class Timings(Closed):
     """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
 
@@ -80,6 +89,8 @@ class Timings(Closed):
     """Of the running answer to other workers."""
     preemptions: list[Preemption]
     """Times at which a worker freed the request's pages."""
+    pauses: list[AnswerPause]
+    """Long gaps between tokens."""
     waited: dict[str, float]
     """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
     promoted: dict[str, int]

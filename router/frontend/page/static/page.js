@@ -4,6 +4,7 @@ import { bytes, count, element, seconds, sparkline, stageBar, waterfall } from "
 import { headers, onKeysChange } from "./chat.js";
 
 const POLL_MS = 1000;
+const PAUSES = 4;
 const byId = (id) => document.getElementById(id);
 const open = new Set();
 let latest = null;
@@ -66,6 +67,7 @@ function show(status) {
   connection(away ? `${workers.length - away} of ${workers.length} workers` : "live", away ? "bad" : "good");
   showFigures(status);
   showWorkers(status);
+  showPauses(status.pauses);
   showRequests(status.ended);
 }
 
@@ -186,6 +188,17 @@ function svgElement(name, attributes) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
+}
+
+/** Gaps between tokens that readers notice, the latest first. */
+function showPauses(pauses) {
+  const line = byId("pauses");
+  line.hidden = !pauses.length;
+  line.textContent = `Last pauses: ${pauses.slice(0, PAUSES).map(pause).join(" · ")}`;
+}
+
+function pause({ seconds: length, worker, cause, answers, ended_s_ago: ago }) {
+  return `${seconds(length)} on ${worker}, ${cause} (${count(answers)} answers, ${uptime(ago)} ago)`;
 }
 
 function showRequests(ended) {

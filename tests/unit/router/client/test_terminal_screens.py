@@ -60,6 +60,17 @@ def status(**changes: Any) -> dict[str, Any]:
         "links": [
             {"from": "prefill-0", "to": "decode-0", "handoffs": 4, "bytes": 2e7, "bytes_per_s": 5e6},
         ],
+        "pauses": [
+            {
+                "number": 3,
+                "ended_s_ago": 5.0,
+                "seconds": 0.118,
+                "answers": 12,
+                "worker": "decode-0",
+                "cause": "gc",
+                "parts": {"gc": 0.1},
+            }
+        ],
         "ended": [
             {
                 "id": "0123456789abcdef",
@@ -91,6 +102,8 @@ def test_top_fits_80_columns_without_cutting_anything_off() -> None:
         "89abcdef",
         "40 → 16",
         "1.25 s",
+        "118.0 ms",
+        "gc",
     ):
         assert shown in text
 
@@ -104,7 +117,7 @@ def test_top_fits_80_columns_with_requests_that_failed() -> None:
 
 
 def test_top_shows_a_router_that_has_served_nothing() -> None:
-    text = drawn(status(links=[], ended=[], ttft_s=None))
+    text = drawn(status(links=[], pauses=[], ended=[], ttft_s=None))
     assert "KV from" not in text
     assert "prefill-0" in text
 

@@ -19,6 +19,7 @@ class Observer:
         self.gaps: list[float] = []
         self.on_first_token = self.first.append
         self.on_second_token = self.second.append
+        self.on_pause = lambda pause: None
 
     def on_gap(self, seconds: float, count: int) -> None:
         self.gaps += [seconds] * count

@@ -7,9 +7,11 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from engine.pauses.causes import Cause
 from engine.pauses.slow_steps import SlowStep
@@ -25,14 +27,17 @@ def longest(found: list[SlowStep]) -> SlowStep:
     return max(found, key=lambda slow: slow.seconds)
 
 
-def hold_the_interpreter() -> None:
-    """One call into C that never looks whether another thread wants to run."""
-    began, size = time.monotonic(), 1 << 20
-    while time.monotonic() - began < _STOP_S:
+def hold_the_interpreter(seconds: float) -> float:
+    """Calls into C that never look whether another thread wants to run. Returns the share of a core that the
+    machine had for them."""
+    began, cpu, size = time.monotonic(), time.thread_time(), 1 << 20
+    while time.monotonic() - began < seconds:
         size *= 2
         sum(range(size))
+    return (time.thread_time() - cpu) / (time.monotonic() - began)
 
 
+@pytest.mark.alone
 def test_a_full_collection_of_a_large_heap() -> None:
     found: list[SlowStep] = []
     heap = [[number] for number in range(3_000_000)]
@@ -44,16 +49,19 @@ def test_a_full_collection_of_a_large_heap() -> None:
     assert longest(found).cause is Cause.GC
 
 
+@pytest.mark.alone
 def test_a_thread_that_holds_the_interpreter_lock() -> None:
-    found: list[SlowStep] = []
-    with running_loop(found.append):
-        holder = threading.Thread(target=hold_the_interpreter)
-        holder.start()
-        holder.join()
-        time.sleep(0.1)
+    for _ in range(20):
+        found: list[SlowStep] = []
+        with running_loop(found.append), ThreadPoolExecutor(1) as thread:
+            share = thread.submit(hold_the_interpreter, _STOP_S).result()
+            time.sleep(0.1)
+        if share > 0.7:  # else the machine stopped the holder, too
+            break
     assert longest(found).cause is Cause.LOCK
 
 
+@pytest.mark.alone
 def test_a_process_that_is_stopped() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.unit.worker.pauses.real_loop"],

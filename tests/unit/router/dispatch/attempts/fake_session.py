@@ -10,6 +10,7 @@ from itertools import count
 
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
+from router.workers.arrivals import ON_TIME
 from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.liveness import CircuitBreaker, Liveness
 from rpc.baton.v1 import worker_pb2
@@ -39,6 +40,7 @@ class FakeSession:
         self.load = WorkerLoad(RequestPages(info.page_size), max_running_requests)
         self.breaker = CircuitBreaker()
         self.alive = True
+        self.arrival = ON_TIME
         self.commands: deque[worker_pb2.Command] = deque()
         self.listeners: dict[int, Listener] = {}
         self.num_sent = 0
