@@ -6,15 +6,21 @@ the first requests and those that decode beside them would see these pauses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SpeculationConfig
 from engine.core.draft_source import DraftSource
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
+
+_Requests: TypeAlias = tuple[tuple[dict[str, Any], DraftHints], ...]
+"""Sampling parameters and hints of each."""
 
 _SHORT: Final = 8
 """Prompt length of the concurrent requests."""
@@ -24,6 +30,8 @@ _ENDS: Final = 8
 _SHORTEST: Final = 16
 _RATIO: Final = 1.2
 """Ratio of a prompt's length to that of the previous one."""
+_COARSE_RATIO: Final = 2.0
+"""The same for prompts of more tokens than are captured."""
 
 
 _SAMPLED: Final[dict[str, Any]] = {
@@ -33,6 +41,10 @@ _SAMPLED: Final[dict[str, Any]] = {
     "logit_bias": ((0, 1.0),),
     "logprobs": 1,
 }
+_SCORED: Final[dict[str, Any]] = {"prompt_logprobs": 1}
+_PREDICTED: Final = DraftHints(prediction=(0,) * _SHORT)
+_ALONE: Final[_Requests] = (({}, NO_HINTS), (_SAMPLED, NO_HINTS), (_SCORED, NO_HINTS))
+_DRAFTED: Final[_Requests] = (({}, _PREDICTED), (_SAMPLED, _PREDICTED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,8 @@ class WarmupPlan:
     prompts: tuple[int, ...] = ()
     """Lengths of prompts submitted one by one while the short requests decode."""
     alone: bool = False
-    """Then a greedy and a sampled request, each with nothing beside it: a single row has its own kernels."""
+    """Then requests with nothing beside them: a single row has its own kernels, and so have scored prompts
+    and, with speculation, drafted tokens."""
 
 
 def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
@@ -62,6 +75,10 @@ def warmup_plan_for(config: EngineConfig) -> WarmupPlan:
         length *= _RATIO
     budget = config.scheduler.chunk_budget
     if budget is not None and config.scheduler.chunked_prefill:
+        length = max(largest, length) * _COARSE_RATIO
+        while length < budget:
+            prompts.append(round(length))
+            length *= _COARSE_RATIO
         prompts.append(budget + _SHORTEST)
     crowd = min(_LARGEST_CROWD, config.scheduler.max_running_requests)
     return WarmupPlan(crowd, tuple(prompts), alone=True)
@@ -75,23 +92,30 @@ def warm_up(
     Afterwards all pages are free; the KV left in them is never read.
     """
     everybody = plan.crowd + len(plan.prompts)
-    scheduler = replace(config.scheduler.without_step_targets(), max_waiting_requests=everybody)
+    scheduler = replace(
+        config.scheduler.without_step_targets(),
+        max_waiting_requests=everybody,
+        speculation=_everything_drafted(config.scheduler.speculation),
+    )
     freely = replace(config, radix_cache=False, scheduler=scheduler)
     engine = Engine(freely, runner=runner, drafts=drafts)
     for k in range(plan.crowd):
         sampled = k % 2 == 1
         # Greedy requests end last, so that mixed and all-greedy batches are both run.
         last = k // _ENDS == (plan.crowd - 1) // _ENDS and not sampled
-        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, sampled=sampled)
+        asks = _SAMPLED if sampled else {}
+        _submit(engine, id=k, length=_SHORT, max_tokens=2 + k // _ENDS + last, asks=asks)
     coming = list(enumerate(plan.prompts, plan.crowd))
     while engine.has_work or coming:
         engine.step()
         if coming:
             id, length = coming.pop(0)
             _submit(engine, id=id, length=length, max_tokens=2)
-    for id, sampled in enumerate((False, True) if plan.alone else (), everybody):
-        _submit(engine, id=id, length=_SHORT, max_tokens=3, sampled=sampled)
-        _finish(engine)
+    if plan.alone:
+        drafted = scheduler.speculation is not None
+        for id, (asks, hints) in enumerate(_ALONE + _DRAFTED if drafted else _ALONE, everybody):
+            _submit(engine, id=id, length=_SHORT, max_tokens=3, asks=asks, hints=hints)
+            _finish(engine)
     engine.check_pages()
 
 
@@ -100,8 +124,24 @@ def _finish(engine: Engine) -> None:
         engine.step()
 
 
-def _submit(engine: Engine, *, id: int, length: int, max_tokens: int, sampled: bool = False) -> None:
+def _everything_drafted(speculation: SpeculationConfig | None) -> SpeculationConfig | None:
+    """Whatever it costs, and for requests that predict their answer."""
+    if speculation is None:
+        return None
+    drafters = speculation.drafters | {DrafterKind.PREDICTION}
+    return replace(speculation, adaptive=False, drafters=drafters)
+
+
+def _submit(
+    engine: Engine,
+    *,
+    id: int,
+    length: int,
+    max_tokens: int,
+    asks: Mapping[str, Any] = MappingProxyType({}),
+    hints: DraftHints = NO_HINTS,
+) -> None:
     prompt = [0] * min(length, engine.max_tokens - 1)
-    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **asks)
     # Ids that no served request has: penalties keep state per slot, keyed by request id.
-    engine.submit(Request(-1 - id, prompt, replace(sampling, **_SAMPLED) if sampled else sampling))
+    engine.submit(Request(-1 - id, prompt, sampling, hints=hints))

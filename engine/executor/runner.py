@@ -138,6 +138,8 @@ class ModelRunner:
         )
         attention = self._attention_over(self.kv, config)
         self._states = attention if isinstance(attention, StatefulAttention) else None
+        if config.num_pages and self._device.type == "cuda":  # otherwise measuring the largest step did
+            self._warm_up_sampler(config.max_decode_rows)
         self._forwards = self._forward_paths(attention, config, progress)
         """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued
@@ -324,6 +326,12 @@ class ModelRunner:
             reserve += self._companion.other_bytes
         blocks = probe.pages_that_fit(page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
         return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
+
+    @torch.inference_mode()
+    def _warm_up_sampler(self, rows: int) -> None:
+        weight = self._model.embed.weight
+        hidden = torch.zeros(rows, self.spec.hidden_size, dtype=weight.dtype, device=weight.device)
+        self._sampler.profile_run(self._model.logits(hidden))
 
     @torch.inference_mode()
     def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:

@@ -14,6 +14,9 @@ from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
 from engine.engine import Engine
+from engine.executor.build import build_runner
+from engine.kernels.compilations import COMPILATIONS
+from engine.warmup import warm_up, warmup_plan_for
 
 
 def engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,34 +35,39 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def build_engine(options: argparse.Namespace, speculation: SpeculationConfig | None = None) -> Engine:
-    """An engine in bfloat16 on the first GPU, whose pool takes what is left of 90% of its memory."""
+    """An engine in bfloat16 on the first GPU, whose pool takes what is left of 90% of its memory.
+
+    Warmed up as a worker is: on a new machine a run would measure its compiler otherwise.
+    """
     suited = defaults_for(torch.cuda.get_device_properties(0).total_memory)
     chunk, graphs, tokens = (
         options.chunked_prefill_size,
         options.cuda_graph_max_bs,
         options.cuda_graph_max_tokens,
     )
-    engine = Engine(
-        EngineConfig(
-            model_path=options.model,
-            device="cuda",
-            dtype="bfloat16",
-            load_format="dummy",
-            quantization=options.quantization,
-            num_pages=0,
-            page_size=options.page_size,
-            max_model_len=options.max_model_len,
-            scheduler=SchedulerConfig(
-                max_running_requests=options.max_running_requests,
-                max_waiting_requests=1_000_000,
-                chunk_budget=suited.chunk_budget if chunk is None else chunk,
-                speculation=speculation,
-            ),
-            cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
-            cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,
-            overlap=not options.no_overlap,
-        )
+    config = EngineConfig(
+        model_path=options.model,
+        device="cuda",
+        dtype="bfloat16",
+        load_format="dummy",
+        quantization=options.quantization,
+        num_pages=0,
+        page_size=options.page_size,
+        max_model_len=options.max_model_len,
+        scheduler=SchedulerConfig(
+            max_running_requests=options.max_running_requests,
+            max_waiting_requests=1_000_000,
+            chunk_budget=suited.chunk_budget if chunk is None else chunk,
+            speculation=speculation,
+        ),
+        cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
+        cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,
+        overlap=not options.no_overlap,
     )
+    runner, drafts = build_runner(config)
+    engine = Engine(config, runner=runner, drafts=drafts)
+    warm_up(runner, config, warmup_plan_for(config), drafts)
+    COMPILATIONS.serve()
     tune_gc()
     return engine
 

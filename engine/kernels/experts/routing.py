@@ -129,7 +129,7 @@ def _summed(counts: torch.Tensor) -> torch.Tensor:
     return sums
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["blocks"])  # type: ignore[untyped-decorator]
 def _sum(  # type: ignore[no-untyped-def]
     counts_ptr, sums_ptr, blocks, columns: tl.constexpr, width: tl.constexpr, rows: tl.constexpr
 ):
@@ -143,7 +143,7 @@ def _sum(  # type: ignore[no-untyped-def]
         before += tl.sum(counts, axis=0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens"])  # type: ignore[untyped-decorator]
 def _choose(  # type: ignore[no-untyped-def]
     logits_ptr,
     bias_ptr,
@@ -220,7 +220,7 @@ def _choose(  # type: ignore[no-untyped-def]
     tl.store(counts_ptr + block * columns + expert, counts)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_tokens", "blocks"])  # type: ignore[untyped-decorator]
 def _place(  # type: ignore[no-untyped-def]
     experts_ptr,
     ranks_ptr,

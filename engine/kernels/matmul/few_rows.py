@@ -83,7 +83,7 @@ def fp8_few_rows(
     return out
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _few_rows(  # type: ignore[no-untyped-def]
     x_ptr,
     scale_ptr,

@@ -125,7 +125,7 @@ def _tiling(num_rows: int, num_experts: int) -> _Tiling:
     return _Tiling(128, 256, words=16, warps=8, stages=3)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "row_tiles"])  # type: ignore[untyped-decorator]
 def _matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     words_ptr,

@@ -104,7 +104,7 @@ def _quantize_rows(  # type: ignore[no-untyped-def]
     tl.store(scales_ptr + row, scale)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["scales_row", "scales_group"])  # type: ignore[untyped-decorator]
 def _quantize_groups(  # type: ignore[no-untyped-def]
     x_ptr,
     out_ptr,

@@ -106,7 +106,7 @@ def _tiling(num_rows: int, num_experts: int, size: int) -> _Tiling:
     return _Tiling(rows=128, features=256, depth=64, warps=8, stages=4)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "row_tiles"])  # type: ignore[untyped-decorator]
 def _grouped_matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     weight_ptr,

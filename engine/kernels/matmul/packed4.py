@@ -140,7 +140,7 @@ def _spread(of_groups, half: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.broadcast_to(of_groups[:, :, None], (rows, groups, half)).reshape(rows, groups * half)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows", "row_tiles"])  # type: ignore[untyped-decorator]
 def _matmul(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,

@@ -78,7 +78,7 @@ def _tiling(features: int, columns: int) -> _Tiling:
     return _Tiling(16, 4, 4 if features > _WIDE else 6)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
 def _few_rows(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,

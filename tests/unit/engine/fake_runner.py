@@ -17,6 +17,7 @@ from engine.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
+from engine.core.sampling_params import PromptLogprobs
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv_cache.pages import PagePool, PageState
@@ -48,6 +49,14 @@ class Work:
     """As `StepInputs.states` has it."""
     before: list[int] | None
     """Tokens whose KV is read; None: drafts are among them, so only the last one is checked."""
+    scored: range
+    """Positions whose next tokens are scored."""
+
+
+def scores(positions: range) -> PromptLogprobs:
+    """As if every token was certain."""
+    count = len(positions)
+    return PromptLogprobs(positions.start + 1, [0.0] * count, [1] * count, 0, [], [])
 
 
 class FakeStep:
@@ -160,13 +169,14 @@ class FakeRunner:
                 samples=chunk.samples,
                 state=state,
                 before=None if chunk.draft else list(chunk.request.tokens(0, chunk.start)),
+                scored=chunk.scored,
             )
             for chunk, state in zip(rows, states, strict=True)
         ]
 
     def launch(self, step: list[Work]) -> FakeStep:
         assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
-        answer = StepResult([], [], {})
+        answer = StepResult([], [], {}, scores=[scores(work.scored) for work in step if work.scored])
         self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
         return self.enqueuing
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SpeculationConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.speculation.kinds import DrafterKind
 from engine.warmup import WarmupPlan, warm_up, warmup_plan_for
 from tests.engine_config import engine_config
 from tests.unit.engine.fake_runner import FakeRunner, reference
@@ -75,18 +76,38 @@ def test_a_gpu_warms_up_what_it_has_captured_and_a_cpu_little() -> None:
     config = engine_config(
         device="cuda",
         max_running_requests=100,
-        chunk_budget=2048,
+        chunk_budget=8192,
         cuda_graph_max_tokens=1024,
     )
     plan = warmup_plan_for(config)
     assert plan.crowd == 100
-    *ladder, longest = plan.prompts
+    *ladder, coarse, longer, longest = plan.prompts
     assert ladder[0] == 16
     assert 800 < ladder[-1] < 1024
     assert all(b <= 1.25 * a for a, b in pairwise(ladder))
-    assert longest > 2048
+    assert 1024 < coarse < longer < 8192 < longest
     assert plan.alone
     assert warmup_plan_for(EngineConfig(model_path=Path("none"))) == WarmupPlan(crowd=1)
+
+
+def test_what_a_lone_request_may_ask_for_is_warmed_up() -> None:
+    """Scored prompts, and drafts of greedy and of sampled answers, whether or not they would pay."""
+    runner, config = fake(
+        speculation=SpeculationConfig(drafters=frozenset({DrafterKind.NGRAM}), num_draft_tokens=4)
+    )
+    scored: list[int | None] = []
+    drafted: list[tuple[bool, int]] = []
+    prepare = runner.prepare
+
+    def watched(plan: StepPlan) -> Any:
+        scored.extend(c.request.sampling.prompt_logprobs for c in plan.chunks if c.num_scored)
+        drafted.extend((c.request.sampling.has_penalties, len(c.draft)) for c in plan.chunks if c.draft)
+        return prepare(plan)
+
+    runner.prepare = watched
+    warm_up(runner, config, WarmupPlan(crowd=2, alone=True))
+    assert scored == [1]
+    assert {edited for edited, _ in drafted} == {True, False}
 
 
 def test_single_rows_are_warmed_up_too() -> None:
