@@ -265,7 +265,7 @@ class ModelStart:
         """Raises LinkBroken."""
         patience = self.config.cluster.startup_timeout
         with self.display.stage("links"):
-            links = await check_links(registry, dispatcher.attempt, timeout_s=patience)
+            links = await check_links(registry, dispatcher.attempt, dispatcher.able, timeout_s=patience)
         for link in links:
             self.display.say(str(link))
 

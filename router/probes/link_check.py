@@ -1,13 +1,15 @@
-"""Link check: before the frontends open, each prefill worker hands off a prompt to a decode worker.
+"""Link check: before the frontends open, prompts are handed off over every link that requests may use.
 
-It fails the start of a cluster whose workers cannot reach each other's memory, measures the KV bandwidth, and
-opens connections before the first request.
+It fails the start of a cluster whose workers cannot reach each other's memory, measures the KV bandwidth of
+one link of each prefill worker, and opens all of them: connecting two transports and their first write take
+50 to 120 ms (two processes of one machine), while both workers may have streams.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,53 +70,71 @@ class LinkBroken(Exception):
     """KV cannot be transferred between two workers; the message names them and the reason."""
 
 
-async def check_links(registry: Registry, make_attempt: MakeAttempt, *, timeout_s: float) -> list[Link]:
-    """Check one link per prefill worker, concurrently. Raises LinkBroken.
+async def check_links(
+    registry: Registry,
+    make_attempt: MakeAttempt,
+    able: Callable[[worker_pb2.Role], Sequence[WorkerSession]],
+    *,
+    timeout_s: float,
+) -> list[Link]:
+    """Measure one link per prefill worker, concurrently, and open the others. Raises LinkBroken.
 
-    `timeout_s` is for each prompt.
+    `able(role)`: workers that can compute this role's part of a sequence. `timeout_s` is for each prompt.
     """
     prefills, decodes = registry.ready(ROLE_PREFILL), registry.ready(ROLE_DECODE)
-    pairs = [(prefill, decodes[i % len(decodes)]) for i, prefill in enumerate(prefills)]
-    return await asyncio.gather(*(_measure(make_attempt, *pair, timeout_s) for pair in pairs))
+    measured = [(prefill, decodes[i % len(decodes)]) for i, prefill in enumerate(prefills)]
+    check = _LinkCheck(make_attempt, timeout_s)
+    links = await asyncio.gather(*(check.measure(*pair) for pair in measured))
+    all_pairs = ((one, other) for one in able(ROLE_PREFILL) for other in able(ROLE_DECODE))
+    unused = [(one, other) for one, other in all_pairs if one is not other and (one, other) not in measured]
+    await asyncio.gather(*(check.open(*pair) for pair in unused))
+    return links
 
 
-async def _measure(
-    make_attempt: MakeAttempt, prefill: WorkerSession, decode: WorkerSession, timeout_s: float
-) -> Link:
-    def pick(role: worker_pb2.Role) -> WorkerSession:
-        return prefill if role == ROLE_PREFILL else decode
+@dataclass(frozen=True, slots=True)
+class _LinkCheck:
+    make_attempt: MakeAttempt
+    timeout_s: float
 
-    async def transfer(prompt: list[int]) -> list[router_pb2.TimingSpan]:
-        sequence = SequenceState(SequenceRequest(prompt, _SAMPLING), Waterfall(time.monotonic()))
-        attempt = make_attempt(sequence, pick)
-        async with asyncio.timeout(timeout_s):
-            await attempt.run()
-        return list(sequence.waterfall.timings(time.monotonic()).pushes)
-
-    try:
-        # Different from the first token on, so that nothing of the second prompt is cached.
-        await transfer([1] * _SHORT)
-        pushes = await transfer([2] * _longest_prompt(prefill.info, decode.info))
-    except TimeoutError:
-        reason = f"no answer within {timeout_s:g} s"
-    except (AttemptFailed, RouterError) as error:
-        reason = str(error)
-    else:
-        num_bytes = sum(push.bytes for push in pushes)
-        transport = prefill.info.transport
-        seconds = busy_seconds((push.begin_s, push.end_s) for push in pushes)
+    async def measure(self, prefill: WorkerSession, decode: WorkerSession) -> Link:
+        """Raises LinkBroken."""
+        await self.open(prefill, decode)
+        # Different from the first token on, so that nothing of it is cached.
+        pushes = await self._transfer(prefill, decode, [2] * _longest_prompt(prefill.info, decode.info))
         return Link(
             prefill.worker_id,
             decode.worker_id,
-            transport,
-            num_bytes,
-            seconds,
+            prefill.info.transport,
+            sum(push.bytes for push in pushes),
+            busy_seconds((push.begin_s, push.end_s) for push in pushes),
             between_gpus=_are_gpus_of_one_machine(prefill.info, decode.info),
         )
-    raise LinkBroken(
-        f"KV cannot be transferred from {prefill.worker_id} to {decode.worker_id}: {reason}; "
-        "run `router doctor` to find the cause"
-    )
+
+    async def open(self, prefill: WorkerSession, decode: WorkerSession) -> None:
+        """Raises LinkBroken."""
+        await self._transfer(prefill, decode, [1] * _SHORT)
+
+    async def _transfer(
+        self, prefill: WorkerSession, decode: WorkerSession, prompt: list[int]
+    ) -> Sequence[router_pb2.TimingSpan]:
+        def pick(role: worker_pb2.Role) -> WorkerSession:
+            return prefill if role == ROLE_PREFILL else decode
+
+        sequence = SequenceState(SequenceRequest(prompt, _SAMPLING), Waterfall(time.monotonic()))
+        attempt = self.make_attempt(sequence, pick)
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await attempt.run()
+        except TimeoutError:
+            reason = f"no answer within {self.timeout_s:g} s"
+        except (AttemptFailed, RouterError) as error:
+            reason = str(error)
+        else:
+            return sequence.waterfall.timings(time.monotonic()).pushes
+        raise LinkBroken(
+            f"KV cannot be transferred from {prefill.worker_id} to {decode.worker_id}: {reason}; "
+            "run `router doctor` to find the cause"
+        )
 
 
 def _longest_prompt(*workers: worker_pb2.WorkerInfo) -> int:

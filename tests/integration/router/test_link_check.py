@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
 import pytest
 
+from router.dispatch.attempts.attempt import Attempt
+from router.dispatch.routing.selector import Pick
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
 from router.probes.link_check import Link, LinkBroken, check_links
+from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker
 
@@ -15,7 +22,9 @@ async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
     workers = [prefill_worker(f"prefill-{i}", fabric) for i in range(3)]
     workers += [decode_worker(f"decode-{i}", fabric) for i in range(2)]
     async with service(*workers) as served:
-        links = await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+        links = await check_links(
+            served.registry, served.dispatcher.attempt, served.dispatcher.able, timeout_s=5.0
+        )
         await served.settled()
     assert [(link.prefill, link.decode) for link in links] == [
         ("prefill-0", "decode-0"),
@@ -25,17 +34,55 @@ async def test_every_prefill_worker_hands_kv_to_a_decode_worker() -> None:
     assert [(link.num_bytes, link.seconds) for link in links] == [(64, pytest.approx(0.1))] * 3
 
 
+async def test_every_link_that_requests_may_use_is_opened_before_the_first_of_them() -> None:
+    fabric = {}
+    workers = [prefill_worker(f"prefill-{i}", fabric) for i in range(3)]
+    workers += [decode_worker(f"decode-{i}", fabric) for i in range(2)]
+    async with service(*workers) as served:
+        opened: list[tuple[str, str]] = []
+
+        def attempt(sequence: SequenceState, pick: Pick) -> Attempt:
+            opened.append((pick(ROLE_PREFILL).worker_id, pick(ROLE_DECODE).worker_id))
+            return served.dispatcher.attempt(sequence, pick)
+
+        await check_links(served.registry, attempt, served.dispatcher.able, timeout_s=5.0)
+        await served.settled()
+    assert {*opened} == {(f"prefill-{p}", f"decode-{d}") for p in range(3) for d in range(2)}
+    assert len(opened) == 6 + 3, "and three of them are measured"
+
+
+async def test_where_every_worker_may_prefill_links_are_opened_both_ways() -> None:
+    async with service(*pair()) as served:
+        opened: list[tuple[str, str]] = []
+
+        def attempt(sequence: SequenceState, pick: Pick) -> Attempt:
+            one, other = pick(ROLE_PREFILL).worker_id, pick(ROLE_DECODE).worker_id
+            opened.append((one, other))
+            if one == "prefill-0":
+                return served.dispatcher.attempt(sequence, pick)
+            ends: Any = Mock(run=AsyncMock())  # the workers of this test have one side only
+            return ends
+
+        await check_links(served.registry, attempt, lambda role: served.registry.sessions(), timeout_s=5.0)
+        await served.settled()
+    assert opened == [("prefill-0", "decode-0")] * 2 + [("decode-0", "prefill-0")]
+
+
 async def test_a_link_that_does_not_work_is_named_with_the_reason() -> None:
     async with service(*pair(decode={"refuse_reservation": True})) as served:
         with pytest.raises(LinkBroken, match="from prefill-0 to decode-0: decode-0: as the test wants it"):
-            await check_links(served.registry, served.dispatcher.attempt, timeout_s=5.0)
+            await check_links(
+                served.registry, served.dispatcher.attempt, served.dispatcher.able, timeout_s=5.0
+            )
         await served.settled()
 
 
 async def test_a_link_that_hangs_fails_the_link_check() -> None:
     async with service(*pair(prefill={"silent": True})) as served:
         with pytest.raises(LinkBroken, match="no answer within"):
-            await check_links(served.registry, served.dispatcher.attempt, timeout_s=0.2)
+            await check_links(
+                served.registry, served.dispatcher.attempt, served.dispatcher.able, timeout_s=0.2
+            )
         await served.settled()
 
 
