@@ -22,7 +22,11 @@ from cloudcoil.models.prometheus_operator import v1, v1alpha1
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 KUBERNETES = "1.37"
 TOOLS = Path(sys.executable).parent
-OPERATED = {"PodMonitor": v1.PodMonitor, "ScrapeConfig": v1alpha1.ScrapeConfig}
+OPERATED = {
+    "PodMonitor": v1.PodMonitor,
+    "PrometheusRule": v1.PrometheusRule,
+    "ScrapeConfig": v1alpha1.ScrapeConfig,
+}
 RAY_CLUSTER = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
 RAY_SERVICE = {"serveConfigV2", "rayClusterConfig"}
 HEAD = {"rayStartParams", "template"}

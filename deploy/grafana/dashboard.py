@@ -1,8 +1,12 @@
-"""Writes the Grafana dashboards from lists of panels: `python deploy/grafana/dashboard.py`."""
+"""Writes the Grafana dashboards from lists of panels: `python deploy/grafana/dashboard.py`.
+
+Every expression is restricted to the variables at the top of a dashboard, and every sum is by model.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +16,16 @@ FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 8, 8
 PANELS_A_ROW = 24 // WIDTH
 WINDOW = "[$__rate_interval]"
+TOKENS_A_SECOND = "suffix: tokens/s"
+STEPS_A_SECOND = "suffix: steps/s"
+TOKENS = "suffix: tokens"
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
     unit: str
-    """Grafana's unit id: s, reqps, short, Bps, percentunit."""
+    """Grafana's unit id, such as s, reqps, short, Bps, percentunit; or `suffix: ` and a word."""
     series: tuple[tuple[str, str], ...]
     """(expression, legend) pairs."""
     help: str = ""
@@ -57,7 +64,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel("End to end", "s", quantiles("baton_e2e_seconds")),
             Panel(
                 "Pauses of answers, by cause",
-                "short",
+                "suffix: pauses/s",
                 rate("baton_pauses_total", "cause"),
                 help="Gaps between two tokens of more than 60 ms and twice the usual, per second.",
                 stacked=True,
@@ -77,15 +84,15 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
         "Load": (
             Panel(
                 "Tokens per second",
-                "short",
+                TOKENS_A_SECOND,
                 (
                     ("sum(baton_prompt_tokens_per_second)", "prompt"),
                     ("sum(baton_output_tokens_per_second)", "output"),
                 ),
             ),
-            Panel("Prompt length", "short", quantiles("baton_request_prompt_tokens"), help="Tokens."),
-            Panel("Output length", "short", quantiles("baton_request_output_tokens"), help="Tokens."),
-            Panel("Queued prompt tokens", "short", (("sum(baton_router_queued_tokens)", "tokens"),)),
+            Panel("Prompt length", TOKENS, quantiles("baton_request_prompt_tokens")),
+            Panel("Output length", TOKENS, quantiles("baton_request_output_tokens")),
+            Panel("Queued prompt tokens", TOKENS, (("sum(baton_router_queued_tokens)", "tokens"),)),
             Panel(
                 "Predicted queue time",
                 "s",
@@ -112,8 +119,8 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "percentunit",
                 (
                     (
-                        'sum by (worker) (rate(process_cpu_seconds_total{role="router"}[$__rate_interval]))',
-                        "router",
+                        f'sum by (instance) (rate(process_cpu_seconds_total{{role="router"}}{WINDOW}))',
+                        "{{instance}}",
                     ),
                 ),
             ),
@@ -121,8 +128,8 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "Open files",
                 "short",
                 (
-                    ('max(process_open_fds{role="router"})', "open"),
-                    ('max(process_max_fds{role="router"})', "limit"),
+                    ('max by (instance) (process_open_fds{role="router"})', "{{instance}} open"),
+                    ('max by (instance) (process_max_fds{role="router"})', "{{instance}} limit"),
                 ),
             ),
         ),
@@ -189,7 +196,7 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel("Engine step", "s", quantiles("baton_step_seconds", "role")),
             Panel(
                 "Slow steps, by cause",
-                "short",
+                STEPS_A_SECOND,
                 rate("baton_slow_steps_total", "cause"),
                 help="Per second. More than three times what was expected, or a pause that readers notice.",
                 stacked=True,
@@ -203,10 +210,10 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 ),
                 help="Requests wait for each. The worker's log names them.",
             ),
-            Panel("Steps per second", "short", rate("baton_steps_total", "worker")),
+            Panel("Steps per second", STEPS_A_SECOND, rate("baton_steps_total", "worker")),
             Panel(
                 "Tokens computed per step",
-                "short",
+                TOKENS,
                 (
                     (
                         f"sum by (role) (rate(baton_computed_prompt_tokens_total{WINDOW}))"
@@ -222,10 +229,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             ),
             Panel("Waiting requests", "short", (("sum by (worker) (baton_waiting_requests)", "{{worker}}"),)),
             Panel(
-                "Waiting prompt tokens", "short", (("sum by (worker) (baton_waiting_tokens)", "{{worker}}"),)
+                "Waiting prompt tokens", TOKENS, (("sum by (worker) (baton_waiting_tokens)", "{{worker}}"),)
             ),
-            Panel("Preemptions", "short", rate("baton_preemptions_total", "worker"), limit=0.1),
-            Panel("Prompt tokens of a step", "short", quantiles("baton_step_prompt_tokens", "role")),
+            Panel(
+                "Preemptions", "suffix: preemptions/s", rate("baton_preemptions_total", "worker"), limit=0.1
+            ),
+            Panel("Prompt tokens of a step", TOKENS, quantiles("baton_step_prompt_tokens", "role")),
             Panel("Decodes of a step", "short", quantiles("baton_step_decodes", "role")),
             Panel(
                 "Threads of a step on CPUs",
@@ -310,10 +319,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             Panel("Running requests", "short", (("sum by (worker) (baton_running_requests)", "{{worker}}"),)),
             Panel(
                 "Prompt tokens computed per second",
-                "short",
+                TOKENS_A_SECOND,
                 rate("baton_computed_prompt_tokens_total", "worker"),
             ),
-            Panel("Tokens sampled per second", "short", rate("baton_generated_tokens_total", "worker")),
+            Panel(
+                "Tokens sampled per second", TOKENS_A_SECOND, rate("baton_generated_tokens_total", "worker")
+            ),
             Panel(
                 "Requests, by how they ended", "reqps", rate("baton_worker_requests_total", "worker, outcome")
             ),
@@ -327,7 +338,9 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                     ),
                 ),
             ),
-            Panel("Unexpected messages", "short", rate("baton_unexpected_messages_total", "worker")),
+            Panel(
+                "Unexpected messages", "suffix: messages/s", rate("baton_unexpected_messages_total", "worker")
+            ),
         ),
         "Processes": (
             Panel("CPU", "percentunit", rate("process_cpu_seconds_total", "worker")),
@@ -336,6 +349,72 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
         ),
     },
 }
+
+
+VARIABLES = {"model": "model_name", "role": "role"}
+"""Label of each variable of which several values, or all, may be chosen."""
+CLUSTER = 'baton_cluster=~"$cluster"'
+"""One cluster at a time. Prometheus' configuration gives the label; without it the variable is empty."""
+_OF_ROUTER = re.compile(
+    r"baton_(router|cluster|link|handoff|stage|moved|requests?|pauses?|no_first_token|ttft|itl|tpot|e2e|prompt|output)_"
+)
+"""Metrics of the router about no role of worker."""
+_METRIC = re.compile(r"\b((?:baton|process)_\w+)(?:\{([^}]*)\})?")
+_AGGREGATION = re.compile(r"\b(sum|max)(?: by \(([^()]*)\) )?\(")
+
+
+def selected(expression: str) -> str:
+    """`expression` about what the variables choose, each sum by model.
+
+    The process of a router has no model: several models share it. Its other metrics have no role.
+    """
+    by_model = _AGGREGATION.sub(_by_model, expression)
+    return _METRIC.sub(_restricted, by_model)
+
+
+def _by_model(found: re.Match[str]) -> str:
+    labels = f"model_name, {found[2]}" if found[2] else "model_name"
+    return f"{found[1]} by ({labels}) ("
+
+
+def _restricted(found: re.Match[str]) -> str:
+    metric, given = found[1], found[2] or ""
+    selectors = [given] if given else []
+    selectors.append(CLUSTER)
+    if 'role="router"' not in given:
+        selectors.append('model_name=~"$model"')
+        if not _OF_ROUTER.match(metric):
+            selectors.append('role=~"$role"')
+    return f"{metric}{{{', '.join(selectors)}}}"
+
+
+def variables() -> list[dict[str, Any]]:
+    known = "baton_worker_up"
+    source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    cluster = _variable("cluster", f"label_values({known}, baton_cluster)")
+    several = {
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+    chosen = [
+        _variable(name, f"label_values({known}{{{CLUSTER}}}, {label})") | several
+        for name, label in VARIABLES.items()
+    ]
+    return [source, cluster, *chosen]
+
+
+def _variable(name: str, query: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": name.capitalize(),
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": {"query": query, "refId": name},
+        "refresh": 2,  # whenever the time range changes
+        "sort": 1,
+    }
 
 
 def dashboard(name: str) -> dict[str, Any]:
@@ -347,9 +426,7 @@ def dashboard(name: str) -> dict[str, Any]:
         "editable": True,
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
-        "templating": {
-            "list": [{"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
-        },
+        "templating": {"list": variables()},
         "links": [{"type": "dashboards", "title": "Baton", "tags": ["baton"], "asDropdown": True}],
         "panels": [
             {**panel, "id": number} for number, panel in enumerate(_panels(DASHBOARDS[name]), start=1)
@@ -386,7 +463,12 @@ def _panel(panel: Panel, grid: dict[str, int]) -> dict[str, Any]:
         "gridPos": grid,
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "targets": [
-            {"refId": chr(ord("A") + index), "expr": expression, "legendFormat": legend, "datasource": source}
+            {
+                "refId": chr(ord("A") + index),
+                "expr": selected(expression),
+                "legendFormat": f"{{{{model_name}}}} {legend}",
+                "datasource": source,
+            }
             for index, (expression, legend) in enumerate(panel.series)
         ],
     }

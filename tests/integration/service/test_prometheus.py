@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from tests.faults.support.small_model import save_small_model
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
 PATIENCE_S = 90.0
+VARIABLES = {"__rate_interval": "1m", "cluster": "baton", "model": "small", "role": "prefill|decode"}
 DRAFTING = SpeculationConfig(num_draft_tokens=4, adaptive=False)
 """Of the answer that the same request got before."""
 
@@ -32,13 +34,13 @@ pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-
 
 
 def expressions() -> dict[str, str]:
-    """Of all panels, by dashboard, title and legend; over a window that a test can wait for."""
+    """Of all panels, by dashboard, title and legend; with variables at a value, over a window to wait for."""
     found = {}
     for file in (DEPLOY / "grafana").glob("*.json"):
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel.get("targets", ()):
                 name = f"{file.stem}: {panel['title']}: {target['legendFormat']}"
-                found[name] = target["expr"].replace("$__rate_interval", "1m")
+                found[name] = Template(target["expr"]).substitute(VARIABLES)
     return found
 
 
@@ -49,7 +51,7 @@ async def prometheus(cluster: LocalCluster, folder: Path) -> AsyncIterator[httpx
     shutil.copy(DEPLOY / "prometheus" / "rules.yml", folder)
     config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     router, workers = config["scrape_configs"]
-    router["static_configs"] = [{"targets": [cluster.url.removeprefix("http://")]}]
+    router["static_configs"][0]["targets"] = [cluster.url.removeprefix("http://")]
     [discovery] = workers["http_sd_configs"]
     discovery |= {"url": f"{cluster.url}/sd/workers", "refresh_interval": "1s"}
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))

@@ -16,6 +16,7 @@ import yaml
 from router.cli.drain_node import make_parser
 from router.config.flags.command_line import parse
 from router.config.settings import RouterConfig
+from scripts.kubernetes_rules import prometheus_rule
 
 ROOT = Path(__file__).resolve().parents[3]
 MANIFESTS = ROOT / "deploy" / "kubernetes"
@@ -98,6 +99,32 @@ def test_key_files_are_mounted_where_the_router_reads_them() -> None:
         assert Path(file).parent == Path(mounted["keys"])
     assert f"--config {mounted['settings']}/router.yaml" in container["args"][0]
     assert config.model.startswith(mounted["models"] + "/")
+
+
+def job_of_routers() -> str:
+    """Label `job` of the routers' series as the Prometheus operator renders it for a PodMonitor."""
+    monitor = manifest("PodMonitor", "baton-router")["spec"]
+    labels = router_pod()["metadata"]["labels"]
+    assert monitor["selector"]["matchLabels"].items() <= labels.items()
+    job: str = labels[monitor["jobLabel"]]
+    return job
+
+
+def test_alerts_for_the_operator_are_those_of_prometheus_and_name_the_job_of_the_routers() -> None:
+    rules = (ROOT / "deploy" / "prometheus" / "rules.yml").read_text()
+    assert (MANIFESTS / "rules.yaml").read_text() == prometheus_rule(rules)
+    operated = manifest("PrometheusRule", "baton")["spec"]
+    assert operated == yaml.safe_load(rules)
+    expressions = [rule["expr"] for group in operated["groups"] for rule in group["rules"]]
+    assert {job for each in expressions for job in re.findall(r'job="([^"]+)"', each)} == {job_of_routers()}
+
+
+def test_routers_and_workers_have_the_same_cluster_in_prometheus() -> None:
+    (endpoint,) = manifest("PodMonitor", "baton-router")["spec"]["podMetricsEndpoints"]
+    workers = manifest("ScrapeConfig", "baton-workers")["spec"]["relabelings"]
+    routers = [label for label in endpoint["relabelings"] if label["targetLabel"] == "baton_cluster"]
+    assert len(routers) == 1
+    assert routers == [label for label in workers if label["targetLabel"] == "baton_cluster"]
 
 
 def test_secrets_are_those_that_the_first_lines_create() -> None:

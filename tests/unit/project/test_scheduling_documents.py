@@ -9,7 +9,7 @@ import pytest
 
 from router.config.flags.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
-from tests.unit.project.test_deploy import exported_metrics
+from tests.unit.project.monitoring.metric_names import exported_metrics, metrics_in
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 OWN_FLAGS = {setting.flag for setting in SETTINGS.values()}
@@ -26,7 +26,7 @@ def flags_in(page: str) -> set[str]:
 def test_every_metric_of_a_document_is_exported(page: Path) -> None:
     exported = exported_metrics()
     families = {re.sub(r"_(bucket|total)$", "", name) for name in exported}
-    named = set(re.findall(r"\bbaton_[a-z_]+[a-z]\b", page.read_text()))
+    named = {name.rstrip("_") for name in metrics_in(page.read_text())}
     assert named <= exported | families
 
 

@@ -43,7 +43,7 @@ def test_vllms_names_replace_those_of_metrics_that_it_has() -> None:
 
 
 def test_every_name_of_vllm_that_is_served_is_in_the_documentation() -> None:
-    document = (Path(__file__).resolve().parents[3] / "docs" / "monitoring.md").read_text()
+    document = (Path(__file__).resolve().parents[4] / "docs" / "monitoring.md").read_text()
     assert {name.name for name in VLLM.values()} <= set(
         re.findall(r"(vllm:\w+?)(?:_total)?(?=[`{])", document)
     )
