@@ -16,6 +16,7 @@ from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
 from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
+from engine.device.allocations import reserve_pinned_memory
 from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
@@ -140,6 +141,8 @@ class ModelRunner:
         self._states = attention if isinstance(attention, StatefulAttention) else None
         if config.num_pages and self._device.type == "cuda":  # otherwise measuring the largest step did
             self._warm_up_sampler(config.max_decode_rows)
+        if self._device.type == "cuda":
+            reserve_pinned_memory()
         self._forwards = self._forward_paths(attention, config, progress)
         """The first that fits a batch computes it."""
         # The token last sampled for each slot. The next step reads it here, so that it can be enqueued

@@ -30,6 +30,8 @@ class Cause(Enum):
     """Python's cyclic garbage collector, on any thread."""
     COMPILE = "compile"
     """Compiling or loading a kernel at its first use."""
+    ALLOCATION = "allocation"
+    """The driver allocated or freed memory of the GPU, or pinned memory of the host."""
     LOCK = "lock"
     """Another thread of the process held the interpreter lock."""
     CPU = "cpu"

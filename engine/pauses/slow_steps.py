@@ -18,6 +18,7 @@ _USUAL: Final = 1.6
 """Pauses count from this multiple of the mean step on, where that is long."""
 _AS_EXPECTED: Final = 1.5
 """A slow step that takes less than this many times what was expected has the cause WORK."""
+_USES_DRIVER: Final = frozenset({Cause.BATCH, Cause.LAUNCH, Cause.DEVICE, Cause.HANDOFF, Cause.COPIES})
 _WEIGHT: Final = 0.05
 """Weight of the newest step in what parts usually take."""
 
@@ -52,10 +53,11 @@ class SlowSteps:
             known = usual.get(part, 0.0)
             usual[part] = known + _WEIGHT * (parts.get(part, 0.0) - known)
 
-    def named(self, parts: Seconds, expected_s: float) -> SlowStep:
+    def named(self, parts: Seconds, expected_s: float, *, allocated: bool = False) -> SlowStep:
         """Describe a slow step: its cause is the part that took longest beyond what it usually takes.
 
-        The device is expected to take what the other parts usually leave of the step.
+        The device is expected to take what the other parts usually leave of the step. `allocated`: the driver
+        has allocated or freed memory meanwhile, which makes a part that uses it long.
         """
         seconds = sum(parts.values())
         if seconds < _AS_EXPECTED * expected_s:
@@ -66,6 +68,10 @@ class SlowSteps:
         others = sum(usual.values()) - usual.get(Cause.DEVICE, 0.0)
         usual[Cause.DEVICE] = max(usual.get(Cause.DEVICE, 0.0), expected_s - others)
         cause = max(parts, key=lambda part: parts[part] - usual.get(part, 0.0))
+        if allocated and cause in _USES_DRIVER:
+            known = usual.get(cause, 0.0)
+            parts = parts | {cause: known, Cause.ALLOCATION: parts[cause] - known}
+            cause = Cause.ALLOCATION
         return SlowStep(cause, seconds, expected_s, parts)
 
     def _average(self, seconds: float) -> None:

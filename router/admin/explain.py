@@ -56,6 +56,7 @@ _PAUSES = {
     "copies": "the engine was busy with copies from and to KV tiers",
     "gc": "Python's garbage collector ran on the worker",
     "compile": "a kernel was compiled at its first use",
+    "allocation": "the driver allocated or freed memory",
     "lock": "another thread of the worker held the interpreter lock",
     "cpu": "the engine thread waited for a CPU core",
     "stopped": "the worker's process did not run",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from common.garbage_collection import CollectorClock
 from common.log_format import data
@@ -18,6 +20,8 @@ from worker.pauses.pulse import Pulse
 from worker.pauses.run_queue import RunQueue
 
 log = logging.getLogger(__name__)
+
+_LOOK_S: Final = 0.1
 
 
 class _Used(NamedTuple):
@@ -36,9 +40,10 @@ class _Used(NamedTuple):
 class PauseWatch:
     """Belongs to the engine thread, from `begin` on."""
 
-    def __init__(self, laps: Laps) -> None:
-        """`laps`: the engine's."""
+    def __init__(self, laps: Laps, allocations: Callable[[], int]) -> None:
+        """`laps`: the engine's. `allocations`: see `num_allocations`; called a few times a second."""
         self._laps = laps
+        self._allocations = allocations
         self._collector = CollectorClock()
         self._pulse = Pulse()
         laps.watch(
@@ -49,6 +54,8 @@ class PauseWatch:
         )
         self._steps = SlowSteps()
         self._queue = RunQueue()
+        self._num_allocations = 0
+        self._looked_at = -math.inf
         self._before = _Used(0.0, 0.0)
         """At the end of the last step."""
 
@@ -65,6 +72,7 @@ class PauseWatch:
         """To be called first, on the engine thread."""
         self._queue.open()
         self.rest()
+        self._look(-math.inf)
 
     def rest(self) -> None:
         """There is no work: what has passed delays nobody."""
@@ -82,20 +90,28 @@ class PauseWatch:
         self._before = used
         if not self._steps.is_slow(lapped.seconds, output.expected_s):
             self._steps.usual(lapped.parts)
-            self._queue.look(lapped.began)
+            if lapped.began - self._looked_at > _LOOK_S:
+                self._look(lapped.began)
             return None
+        queued_s, allocated = self._look(lapped.began)
         late = self._pulse.late_since(lapped.began)
         cpu_s = used.thread_s - before.thread_s
         off = OffCPU(
             cpu_s,
             others_cpu_s=used.process_s - before.process_s - cpu_s,
-            queued_s=self._queue.waited_s(lapped.began),
+            queued_s=queued_s,
             stopped_s=late.stopped_s,
             held_s=late.held_s,
         )
-        slow = self._steps.named(attributed(lapped, off), output.expected_s)
+        slow = self._steps.named(attributed(lapped, off), output.expected_s, allocated=allocated)
         _log(slow)
         return slow
+
+    def _look(self, now: float) -> tuple[float, bool]:
+        """What is too slow to be read for every step, since the last call: seconds in the run queue, and
+        whether the driver allocated memory."""
+        before, self._num_allocations, self._looked_at = self._num_allocations, self._allocations(), now
+        return self._queue.waited_s(), self._num_allocations != before
 
 
 def _log(slow: SlowStep) -> None:

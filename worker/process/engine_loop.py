@@ -11,8 +11,10 @@ import math
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeAlias
 
+from engine.device.allocations import num_allocations
 from engine.device.current import enter_device
 from engine.engine import Engine
 from engine.executor.base import StepInFlight
@@ -59,7 +61,7 @@ class EngineLoop:
         self._metrics = metrics
         self._clock = clock
         self._on_death = on_death
-        self._pauses = PauseWatch(engine.laps)
+        self._pauses = PauseWatch(engine.laps, partial(num_allocations, engine.config.device))
         self._lap = engine.laps.lap
         self._batch_log = batch_log or BatchLog(0, engine.config.page_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)

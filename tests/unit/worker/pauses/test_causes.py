@@ -76,6 +76,8 @@ class Loop:
             on_death=Mock(),
         )
         self.loop._pauses._collector = Mock(spec=CollectorClock, seconds=0.0)
+        self.allocations = 0
+        self.loop._pauses._allocations = lambda: self.allocations
         self.loop._pauses.begin()
         self.engine.submit(make_request(1, [5, 6, 7], max_tokens=200, ignore_eos=True))
         self.loop._settled = False
@@ -218,6 +220,28 @@ def test_a_kernel_that_is_compiled_at_its_first_use(loop: Loop) -> None:
     loop.runner.launching = compiling  # type: ignore[method-assign]
     loop.turns(5)
     assert loop.causes == [Cause.COMPILE]
+
+
+@pytest.mark.parametrize("part", ["batch", "launching", "device"])
+def test_memory_that_the_driver_allocates_during_a_step(loop: Loop, part: str) -> None:
+    late = loop.once()
+
+    def allocating() -> None:
+        before = loop.times.now
+        late()
+        loop.allocations += loop.times.now > before
+
+    setattr(loop.runner, part, allocating)
+    loop.turns(5)
+    assert loop.causes == [Cause.ALLOCATION]
+    assert loop.slow[0].parts[Cause.ALLOCATION] == pytest.approx(_PAUSE_S, rel=0.01)
+
+
+def test_an_allocation_is_not_why_a_plan_takes_long(loop: Loop) -> None:
+    loop.inbox.post(loop.pause)
+    loop.allocations += 1
+    loop.turns(5)
+    assert loop.causes == [Cause.COMMANDS]
 
 
 def test_time_without_work_is_no_pause() -> None:
