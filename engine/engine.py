@@ -82,6 +82,7 @@ class Engine:
             config.scheduler,
             self.kv,
             context=self.max_tokens,
+            vocab_size=self.runner.spec.vocab_size,
             seed=config.seed,
             max_rows=config.max_decode_rows,
             max_edited_drafts=config.max_edited_drafts,

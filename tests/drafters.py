@@ -25,7 +25,10 @@ class Random:
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A draft model that guesses what `answer_of` says, now and then something else, or nothing."""
+    """A draft model that guesses what `answer_of` says, now and then something else, or nothing.
+
+    It has more tokens than any vocabulary.
+    """
 
     answer_of: Callable[[Sequence[TokenId], int], list[TokenId]]
     """Of a prompt, and a number of tokens."""
@@ -40,7 +43,7 @@ class RandomModel:
         self.known.add(request.id)
         begin = request.num_known - len(request.prompt)
         answer = self.answer_of(request.prompt, begin + limit)[begin:]
-        guesses = [token if self.rng.random() < 0.8 else 0 for token in answer]
+        guesses = [token if self.rng.random() < 0.8 else self.rng.choice([0, 1 << 20]) for token in answer]
         return guesses[: self.rng.choice([0, limit, limit])]
 
     def ended(self, request: RequestId) -> None:

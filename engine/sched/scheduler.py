@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -47,12 +48,13 @@ class Scheduler:
         kv: KVManager,
         *,
         context: int,
+        vocab_size: int = sys.maxsize,
         seed: int = 0,
         max_rows: int | None = None,
         max_edited_drafts: int | None = None,
         drafts: DraftSource | None = None,
     ) -> None:
-        """`context`: largest number of prompt and output tokens of a request. `max_rows`,
+        """`context`: largest number of prompt and output tokens of a request. `vocab_size`, `max_rows`,
         `max_edited_drafts` and `drafts`: see `Speculator`."""
         self.config = config
         self.kv = kv
@@ -75,6 +77,7 @@ class Scheduler:
             self.speculator = Speculator(
                 config.speculation,
                 context=context,
+                vocab_size=vocab_size,
                 max_rows=max_rows,
                 max_edited_drafts=max_edited_drafts,
                 step_target_s=config.itl_target_s,

@@ -45,6 +45,7 @@ def speculate(
         else Speculator(
             config,
             context=engine.max_tokens,
+            vocab_size=engine.runner.spec.vocab_size,
             max_rows=engine.config.max_decode_rows if built else None,
             step_target_s=engine.config.scheduler.itl_target_s,
             drafters_of=drafters_of,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 from engine.config import SpeculationConfig
@@ -73,19 +74,22 @@ class Speculator:
         config: SpeculationConfig,
         *,
         context: int,
+        vocab_size: int,
         max_rows: int | None = None,
         max_edited_drafts: int | None = None,
         step_target_s: float | None = None,
         drafters_of: DraftersOf | None = None,
         model: DraftSource | None = None,
     ) -> None:
-        """`context`: most tokens of a request. `max_rows`: most decodes and drafts of a step; None: any
-        number. `max_edited_drafts`: most drafts of requests with penalties or a grammar. `drafters_of`: in
-        place of the configured ones. `model`: drafts for all requests that may use it.
+        """`context`: most tokens of a request. `vocab_size`: of the model that verifies. `max_rows`: most
+        decodes and drafts of a step; None: any number. `max_edited_drafts`: most drafts of requests with
+        penalties or a grammar. `drafters_of`: in place of the configured ones. `model`: drafts for all
+        requests that may use it.
         """
         self.config: Final = config
         self.counts = DraftCounts(accepted_at=[0] * config.num_draft_tokens)
         self._context = context
+        self._vocab_size = vocab_size
         self._max_rows = min(max_rows or math.inf, config.max_rows or math.inf)
         self._max_edited = math.inf if max_edited_drafts is None else max_edited_drafts
         self._drafters_of = drafters_of or self._configured
@@ -229,7 +233,8 @@ class Speculator:
             return
         wanted = [Wanted(decodes[k].request, best.wanted + best.unknown) for k, best in asked]
         for (k, best), guesses in zip(asked, self._model.draft(wanted), strict=True):
-            if tokens := guesses[best.unknown :]:
+            # A draft model's embedding may be padded to more rows than the model has that verifies.
+            if tokens := [*takewhile(lambda token: token < self._vocab_size, guesses[best.unknown :])]:
                 assert best.drafting.model is not None
                 drafts[k] = tokens
                 best.drafting.current = (DrafterKind.MODEL, best.drafting.model)

@@ -153,6 +153,7 @@ class FakeRunner:
 
     def prepare(self, plan: StepPlan) -> list[Work]:
         check_plan(plan)
+        assert all(0 <= token < VOCAB for chunk in plan.chunks for token in chunk.draft), "an unknown token"
         rows = plan.rows()
         states = [state for chunk in plan.chunks for state in states_of(chunk)]
         self._check_pages(plan)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from engine.config import SpeculationConfig
@@ -50,6 +52,39 @@ def test_a_model_that_says_something_else_changes_nothing(
     assert answers(engine, requests(samplings)) == plain
     counts = engine.stats().drafts
     assert counts.accepted < 0.1 * counts.drafted
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    """The same model, with rows of padding behind its vocabulary, which it often guesses."""
+    small = save_small_model(tmp_path_factory.mktemp("padded"))
+    vocab_size = small.model.config.vocab_size
+    small.model.resize_token_embeddings(vocab_size + 30, mean_resizing=False)
+    torch.manual_seed(3)
+    small.model.get_output_embeddings().weight.data[vocab_size:].normal_(std=0.6)
+    small.model.save_pretrained(small.folder)
+    return small
+
+
+def test_guesses_beyond_the_vocabulary_of_the_target_are_not_verified(
+    model: SmallModel, padded: SmallModel, samplings: list[SamplingParams], plain: dict[int, list[Any]]
+) -> None:
+    engine = engine_with(model.folder, padded.folder)
+    guessed: list[int] = []
+    drafts: Any = engine.drafts
+    draft = drafts.draft
+
+    def noted(wanted: Sequence[Wanted]) -> list[list[int]]:
+        found = draft(wanted)
+        guessed.extend(token for tokens in found for token in tokens)
+        return found
+
+    drafts.draft = noted
+    assert answers(engine, requests(samplings)) == plain
+    vocab_size = engine.runner.spec.vocab_size
+    assert min(guessed) < vocab_size <= max(guessed)
+    assert engine.stats().drafts.accepted > 0
     engine.close()
 
 
