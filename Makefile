@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo machines cluster-demo check-manifests wheel test test-all test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo image machines cluster-demo check-manifests wheel test test-all test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -24,6 +24,9 @@ setup:  ## Make .venv with everything in it (Python 3.11 or 3.12; minutes once, 
 
 demo: setup  ## Serve SmolLM2 with a prefill and a decode worker, stream an answer, show where the time went
 	@$(BIN)/python -m scripts.demo
+
+image: setup  ## Build the container image and serve with it, in one container and in two (docker or podman)
+	@$(BIN)/python -m scripts.image
 
 # Says what is missing before setup takes minutes.
 machines:

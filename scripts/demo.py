@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,11 @@ def main() -> None:
         sys.exit("demo: interrupted; the server was stopped")
 
 
-def ask(url: str, console: Console) -> None:
-    """Stream one answer to the terminal, then draw where its time went."""
+def ask(url: str, console: Console, *, watches_workers: bool = True) -> None:
+    """Stream one answer to the terminal, then draw where its time went.
+
+    `watches_workers`: show how much of the prompt they have computed, from their metrics.
+    """
     document = (ROOT / DOCUMENT).read_text()
     console.print(f"\n[bold]Question[/bold], after the text of {DOCUMENT}: {QUESTION}")
     console.print("\n[bold]Answer[/bold], by a model of 135M parameters")
@@ -63,7 +66,8 @@ def ask(url: str, console: Console) -> None:
         extra_body={"timings": True},
     )
     timings: dict[str, Any] = {}
-    with reading(url, console) as end_of_reading:
+    watched = reading(url, console) if watches_workers else nullcontext(lambda: None)
+    with watched as end_of_reading:
         for chunk in stream:
             if text := text_of(chunk):
                 end_of_reading()
