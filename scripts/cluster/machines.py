@@ -67,11 +67,15 @@ while True:
 """PID 1 of a machine: sets it up, starts sshd, and then reaps orphans."""
 
 
-def why_not() -> str:
-    """Why no such machine can be started here, and what to do; empty if it can."""
+def why_not(*packages: str) -> str:
+    """Why no such machine can be started here, and what to do; empty if it can.
+
+    `packages`: further Debian packages, each with a command of its name.
+    """
     if os.geteuid() != 0:
         return "machines in namespaces need root: run it with sudo"
-    missing = sorted({package for tool, package in _TOOLS.items() if _which(tool) is None})
+    tools = _TOOLS | dict(zip(packages, packages, strict=True))
+    missing = sorted({package for tool, package in tools.items() if _which(tool) is None})
     if missing:
         return f"machines in namespaces need Debian packages: apt-get install {' '.join(missing)}"
     return namespaces.why_not()
@@ -280,4 +284,4 @@ def _run(*command: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(why_not() or None)
+    sys.exit(why_not(*sys.argv[1:]) or None)

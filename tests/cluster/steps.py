@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from common.ports import PortRange
 from scripts.cluster.clients import Stream
 from scripts.cluster.three_nodes import ThreeNodes, Worker, command_with
 from tests.faults.support.small_model import Question, SmallModel
 
+PACKAGES = ("redis-server", "prometheus")
+"""Debian packages that the tests need beside those of the machines; `make test-cluster` asks for them."""
 SHAPE = {
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -86,23 +89,60 @@ def pids_of_workers(cluster: ThreeNodes) -> dict[str, int]:
     return {name: worker.pid for name, worker in cluster.workers().items()}
 
 
-def load(
-    cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head", answers: int = 6
-) -> tuple[list[Question], list[Stream]]:
-    """Long answers, all of them being written, through the router on `node`: they take longer than
-    `router workers` does on a quiet machine."""
-    questions = [question(small, seed + i, max_tokens=800) for i in range(answers)]
-    streams = [stream for _, stream in cluster.watch(questions, node)]
-    cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in streams), 60)
-    return questions, streams
+class Load:
+    """Streams of long answers through one router, each asked for again when it ends, until `end`.
 
+    So a fault finds streams on every worker, however long it takes to choose one, and none ends meanwhile.
+    """
 
-def expect_all(
-    cluster: ThreeNodes, small: SmallModel, questions: Sequence[Question], streams: Sequence[Stream]
-) -> None:
-    cluster.wait_until(lambda: all(stream.is_over for stream in streams))
-    for asked, stream in zip(questions, streams, strict=True):
-        expect(small, asked, stream)
+    def __init__(
+        self, cluster: ThreeNodes, small: SmallModel, *, seed: int, node: str = "head", answers: int = 6
+    ) -> None:
+        """Returns when all answers are being written."""
+        self._cluster, self._small, self._node = cluster, small, node
+        self._asked: list[tuple[Question, Stream]] = []
+        self._continues = True
+        self._lock = threading.Lock()
+        for number in range(answers):
+            self._ask(question(small, seed + number, max_tokens=800))
+        begun = self.streams
+        cluster.wait_until(lambda: all(len(stream.stamps) > 5 for stream in begun), 60)
+
+    @property
+    def streams(self) -> list[Stream]:
+        """All so far."""
+        with self._lock:
+            return [stream for _, stream in self._asked]
+
+    @property
+    def longest_pause(self) -> str:
+        return f"{max(stream.longest_pause for stream in self.streams):.2f} s"
+
+    def end(self) -> None:
+        """Let the last answers end, and compare all of them."""
+        self.stop()
+        self._cluster.wait_until(lambda: all(stream.is_over for stream in self.streams))
+        for asked, stream in self._asked:
+            expect(self._small, asked, stream)
+
+    def end_lost(self) -> None:
+        """The same for a load whose router is lost: each stream has the beginning of its answer."""
+        self.stop()
+        for asked, stream in self._asked:
+            assert self._small.text(self._small.answer(asked)).startswith(stream.text)
+
+    def stop(self) -> None:
+        """Ask no more."""
+        with self._lock:
+            self._continues = False
+
+    def _ask(self, asked: Question) -> None:
+        with self._lock:
+            if not self._continues:
+                return
+            ((future, stream),) = self._cluster.watch([asked], self._node)
+            self._asked.append((asked, stream))
+        future.add_done_callback(lambda done: None if done.result().error else self._ask(asked))
 
 
 def busiest(cluster: ThreeNodes, *, beside: str = "") -> tuple[str, Worker]:
@@ -115,18 +155,20 @@ def busiest(cluster: ThreeNodes, *, beside: str = "") -> tuple[str, Worker]:
 
 def kill_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> None:
     """The streams of a worker whose process is killed go on elsewhere, and it comes back."""
-    questions, streams = load(cluster, small, seed=seed)
+    load = Load(cluster, small, seed=seed)
     name, worker = busiest(cluster)
     cluster.machines[worker.node].run(f"kill -9 {worker.pid}")
-    expect_all(cluster, small, questions, streams)
-    show(killed=name, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    killed = time.monotonic()
+    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1:] > [killed] for s in load.streams), 60)
+    load.end()
+    show(killed=name, longest_pause=load.longest_pause)
     cluster.wait_until(lambda: cluster.workers()[name].pid not in (0, worker.pid))
     cluster.wait_for_workers()
 
 
 def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
     """The streams of a node that is cut off go on elsewhere before Ray notices. Returns the worker's name."""
-    questions, streams = load(cluster, small, seed=seed)
+    load = Load(cluster, small, seed=seed)
     name, worker = busiest(cluster, beside="head")
     others = cluster.homes().keys() - {name}
     fences = cluster.log().count(f"{name} is fenced")
@@ -136,9 +178,10 @@ def cut_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) -> str:
 
     cluster.machines.cut(worker.node)
     cut = time.monotonic()
-    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1] > cut + TIMEOUT_S for s in streams), 60)
+    streams = load.streams
+    cluster.wait_until(lambda: all(s.is_over or s.stamps[-1:] > [cut + TIMEOUT_S] for s in streams), 60)
     assert not is_fenced()
-    expect_all(cluster, small, questions, streams)
+    load.end()
     paused = [stream.longest_pause for stream in streams if stream.longest_pause > TIMEOUT_S]
     assert paused, "no stream was on the node"
     show(cut_off=f"{name} on {worker.node}", paused=len(paused), longest_pause=f"{max(paused):.2f} s")

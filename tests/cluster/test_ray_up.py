@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 
 import pytest
@@ -12,16 +11,16 @@ import pytest
 from scripts.cluster.machines import USER, why_not
 from scripts.cluster.three_nodes import DEPLOY, NODES, ThreeNodes, command_with, commands
 from tests.cluster.steps import (
+    PACKAGES,
     PATIENCE,
     PORTS,
     ROUTER_TIMEOUT_S,
     START_WORKER,
     TOKEN_BYTES,
+    Load,
     cut_under_load,
     expect,
-    expect_all,
     kill_under_load,
-    load,
     pids_of_workers,
     place_anew,
     question,
@@ -34,7 +33,7 @@ from tests.faults.support.small_model import SmallModel
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.skipif(bool(why_not(*PACKAGES)), reason=why_not(*PACKAGES)),
 ]
 OF_BATON = (
     *("raylet", "gcs_server", "ray::", "log_monitor", "agent.py", "monitor.py", "bin/router"),
@@ -82,7 +81,6 @@ def test_answers_are_right_and_their_kv_crosses_the_wire(cluster: ThreeNodes, sm
     assert sent > kv
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Debian's package prometheus")
 def test_prometheus_finds_the_router_and_every_worker(cluster: ThreeNodes) -> None:
     for command in commands(DEPLOY / "prometheus" / "prometheus.yml")[1:]:
         cluster.type(command)
@@ -199,7 +197,7 @@ def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
 
     cluster.edit(**{"max-running-requests": 32})
     cluster.type(command_with("rsync-up"))
-    questions, streams = load(cluster, small, seed=80, node="w1")
+    load = Load(cluster, small, seed=80, node="w1")
     upgraded = len(cluster.log())
     cluster.type(command_with("service start").replace("start", "restart"))
     number = 90
@@ -207,16 +205,14 @@ def test_two_routers_and_their_workers_are_replaced_without_a_failed_request(
         asked = question(small, number := number + 1)
         expect(small, asked, cluster.ask(asked, "w1"))
         assert number < 300, cluster.log()[upgraded:]
-    expect_all(cluster, small, questions, streams)
-    show(
-        asked_meanwhile=number - 90, longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s"
-    )
+    load.end()
+    show(asked_meanwhile=number - 90, longest_pause=load.longest_pause)
     after = pids_of_workers(cluster)
     assert not set(after.items()) & set(before.items())
 
-    questions, streams = load(cluster, small, seed=310)
+    load = Load(cluster, small, seed=310)
     cluster.start_router("w1")
-    expect_all(cluster, small, questions, streams)
+    load.end()
     asked = question(small, 320)
     expect(small, asked, cluster.ask(asked, "w1"))
     cluster.machines["w1"].run("~/baton/service stop", user=USER)
@@ -227,15 +223,15 @@ def kill_gcs_under_load(cluster: ThreeNodes, small: SmallModel, *, seed: int) ->
     """No stream, no worker and no router ends, and Ray restarts workers afterwards."""
     head = cluster.machines["head"]
     before, routers = pids_of_workers(cluster), head.processes("bin/router --config")
-    questions, streams = load(cluster, small, seed=seed)
+    load = Load(cluster, small, seed=seed)
     ((gcs, _),) = head.processes("gcs/gcs_server").items()
     killed = time.monotonic()
     head.run(f"kill -9 {gcs}")
     cluster.wait_until(lambda: set(head.processes("gcs/gcs_server")) - {gcs}, 60)
     cluster.wait_until(lambda: cluster.active_nodes() == len(NODES), 60)
     show(ray_answers=f"{time.monotonic() - killed:.1f} s after the kill")
-    expect_all(cluster, small, questions, streams)
-    show(longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    load.end()
+    show(longest_pause=load.longest_pause)
     assert pids_of_workers(cluster) == before
     assert head.processes("bin/router --config") == routers
     kill_under_load(cluster, small, seed=seed + 10)
@@ -252,12 +248,12 @@ def test_workers_of_other_nodes_outlive_the_ray_of_the_head(cluster: ThreeNodes,
     place_anew(cluster)  # one on each node
     elsewhere = {name: w.pid for name, w in cluster.workers().items() if w.node != "head"}
     assert len(elsewhere) == 2
-    questions, streams = load(cluster, small, seed=430)
+    load = Load(cluster, small, seed=430)
     (raylet,) = head.processes("raylet/raylet")
     begun = len(cluster.log())
     killed = time.monotonic()
     head.run(f"kill -9 {raylet}")
-    expect_all(cluster, small, questions, streams)
+    load.end()
     cluster.wait_until(lambda: "the router ended with status 3" in cluster.log()[begun:], 120)
     cluster.wait_until(cluster.is_ready, 120)
     show(serves_again=f"{time.monotonic() - killed:.1f} s after the kill")
@@ -295,8 +291,7 @@ def test_the_mode_is_changed_without_touching_ray_and_survives_a_kill_and_a_cut(
 def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_again(
     cluster: ThreeNodes, small: SmallModel
 ) -> None:
-    if shutil.which("redis-server") is not None:
-        start_redis(cluster)
+    start_redis(cluster)
     cluster.edit_file("cluster.yaml", worker_start_ray_commands=[f"{PATIENCE}{START_WORKER}"])
     begun = len(cluster.log())
     cluster.type(command_with("ray up -y deploy"), timeout_s=600)
@@ -307,7 +302,6 @@ def test_a_router_whose_ray_was_restarted_ends_with_the_reason_and_is_started_ag
     expect(small, asked, cluster.ask(asked))
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Debian's package redis-server")
 def test_gcs_keeps_its_state_in_redis_as_well(cluster: ThreeNodes, small: SmallModel) -> None:
     assert "baton" in cluster.ops.run("redis-cli -p 6390 -a swordfish keys '*'").stdout
     cluster.wait_until(lambda: cluster.active_nodes() == len(NODES))

@@ -5,7 +5,6 @@ First the machine without Ray's head, then the one with it.
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
@@ -13,13 +12,13 @@ import pytest
 from scripts.cluster.machines import USER, why_not
 from scripts.cluster.three_nodes import NODES, ThreeNodes, command_with
 from tests.cluster.steps import (
+    PACKAGES,
     PATIENCE,
     PATIENCE_S,
     REDIS,
     ROUTER_TIMEOUT_S,
+    Load,
     expect,
-    expect_all,
-    load,
     question,
     show,
     start_redis,
@@ -29,8 +28,7 @@ from tests.faults.support.small_model import SmallModel
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Debian's package redis-server"),
+    pytest.mark.skipif(bool(why_not(*PACKAGES)), reason=why_not(*PACKAGES)),
 ]
 OTHER = "w1"
 """The node of the second router, which is the later one: of both, it decides for the cluster."""
@@ -78,13 +76,13 @@ def test_a_new_version_is_rolled_router_by_router_without_a_failed_request(
         node.run("cd ~/baton/venv/lib/python3*/site-packages; echo '# new' >> common/version.py", user=USER)
     began = time.monotonic()
     for number, (old, other) in enumerate((("head", OTHER), (OTHER, "head"))):
-        questions, streams = load(cluster, small, seed=540 + 10 * number, node=other, answers=4)
+        load = Load(cluster, small, seed=540 + 10 * number, node=other, answers=4)
         cluster.machines[old].run("~/baton/service restart", user=USER, timeout_s=200)
         cluster.wait_until(lambda old=old: cluster.is_ready(old))
         asked = question(small, 560 + number)
         expect(small, asked, cluster.ask(asked, old))
-        expect_all(cluster, small, questions, streams)
-        show(longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+        load.end()
+        show(longest_pause=load.longest_pause)
     cluster.wait_for_workers()
     show(rolled=f"{time.monotonic() - began:.0f} s")
     after = homes(cluster)
@@ -99,8 +97,8 @@ def test_the_cluster_goes_on_with_one_router_when_the_node_of_the_other_one_is_c
     before = homes(cluster)
     assert homes(cluster, OTHER) == before
     assert {node for node, _ in before.values()} == set(NODES)
-    questions, streams = load(cluster, small, seed=600, answers=4)
-    lost_questions, lost = load(cluster, small, seed=610, node=OTHER, answers=2)
+    load = Load(cluster, small, seed=600, answers=4)
+    lost = Load(cluster, small, seed=610, node=OTHER, answers=2)
     cluster.machines.cut(OTHER)
     cut = time.monotonic()
     elsewhere = {name: home for name, home in before.items() if home[0] != OTHER}
@@ -110,10 +108,9 @@ def test_the_cluster_goes_on_with_one_router_when_the_node_of_the_other_one_is_c
     adopted = homes(cluster)
     assert adopted.keys() == before.keys()
     assert elsewhere.items() <= adopted.items(), "a worker was restarted that had lost nothing"
-    expect_all(cluster, small, questions, streams)
-    show(longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
-    for asked, stream in zip(lost_questions, lost, strict=True):
-        assert small.text(small.answer(asked)).startswith(stream.text)
+    load.end()
+    show(longest_pause=load.longest_pause)
+    lost.end_lost()
     asked = question(small, 620)
     expect(small, asked, cluster.ask(asked))
 
@@ -153,14 +150,14 @@ def test_a_router_that_is_back_owns_nothing_and_starts_nothing(
 ) -> None:
     before = homes(cluster)
     begun = len(cluster.log(OTHER))
-    questions, streams = load(cluster, small, seed=630, answers=4)
+    load = Load(cluster, small, seed=630, answers=4)
     mended = time.monotonic()
     cluster.machines.mend(OTHER)
     cluster.wait_until(lambda: "the router ended with status 3" in cluster.log(OTHER)[begun:])
     cluster.wait_until(lambda: cluster.is_ready(OTHER))
     show(serves_again=f"{time.monotonic() - mended:.0f} s after the link is back")
     cluster.wait_for_workers()
-    expect_all(cluster, small, questions, streams)
+    load.end()
     assert homes(cluster) == before
     cluster.wait_until(lambda: homes(cluster, OTHER) == before, 30)
     assert there(cluster) == set(before.values())
@@ -176,14 +173,14 @@ def test_a_router_on_another_machine_serves_while_the_head_s_is_replaced(
     before = homes(cluster, OTHER)
     elsewhere = {name: home for name, home in before.items() if home[0] != "head"}
     assert len(elsewhere) < len(before), "no worker is on the head"
-    questions, streams = load(cluster, small, seed=700, node=OTHER, answers=4)
+    load = Load(cluster, small, seed=700, node=OTHER, answers=4)
     head, router = cluster.machines["head"], cluster.machines[OTHER].processes("bin/router --config")
     cluster.machines.switch_off("head")
     off = time.monotonic()
     asked = question(small, 710)
     expect(small, asked, cluster.ask(asked, OTHER))
-    expect_all(cluster, small, questions, streams)
-    show(longest_pause=f"{max(stream.longest_pause for stream in streams):.2f} s")
+    load.end()
+    show(longest_pause=load.longest_pause)
 
     head.run("rm -rf /tmp/ray ~/baton/gcs ~/baton/*.log", user=USER)  # another disk
     cluster.machines.mend("head")
