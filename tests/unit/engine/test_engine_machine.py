@@ -39,12 +39,13 @@ def orders(draw: st.DrawFn) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "policy": policy,
         "forecast": draw(st.sampled_from(Forecast)),
-        "aging_tokens": draw(st.sampled_from([1, 30, 4_000_000])),
+        "aging_tokens": draw(st.sampled_from([1, 30, 80, 4_000_000])),
+        "page_aligned_chunks": draw(st.booleans()),
     }
     if policy is Policy.PRIORITY:
         settings["priority_preemption_threshold"] = draw(st.sampled_from([0, 2, None]))
     if policy not in (Policy.LPM, Policy.DFS_WEIGHT):
-        settings["tenant_quantum"] = draw(st.sampled_from([None, 5]))
+        settings["tenant_quantum"] = draw(st.sampled_from([None, 5, 10_000]))
     return settings
 
 
@@ -98,24 +99,21 @@ class EngineMachine(RuleBasedStateMachine):
         states: int,
         windows: list[int | None],
     ) -> None:
-        self.engine = make_engine(
+        self.open(
+            groups=group_layers(windows, 64),
             page_size=page,
             chunk_budget=chunk,
             num_pages=pages * 4 // page * len(windows),
-            groups=group_layers(windows, 64),
             overlap=overlap,
             radix_cache=radix,
             batching=batching,
             max_running_requests=slots,
             num_state_slots=states if windows == [None] else 0,
-            # An example must be repeatable, and waits for tiers depend on the time.
-            clock=partial(next, accumulate(repeat(0.001))),
             **order,
             **limits,
         )
         runner: Any = self.engine.runner
         runner.looks = looks
-        self.copier: Any = None
         if tiers is not None and radix:
             self.copier = FakeCopier(runner.memory, tiers.host_slots)
             self.engine.kv.use_tiers(
@@ -124,11 +122,18 @@ class EngineMachine(RuleBasedStateMachine):
                 root_key("model"),
                 runner.pages_of_slot,
             )
+        self.prepare(data)
+
+    def open(self, **settings: Any) -> None:
+        # An example must be repeatable, and waits for tiers depend on the time.
+        self.engine = make_engine(clock=partial(next, accumulate(repeat(0.001))), **settings)
+        self.copier: Any = None
         self.next_id = 0
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []
         self.quarantined: list[Reservation] = []
-        self.prepare(data)
+        self.answered: list[list[int]] = []
+        """Prompts and their answers, the last ones."""
 
     def prepare(self, data: st.DataObject) -> None:
         """Another machine's settings of the engine."""
@@ -148,10 +153,22 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(arrivals=arrivals)
     def submit(self, arrivals: list[tuple[list[int], int, int, str]]) -> None:
         for prompt, max_tokens, priority, tenant in arrivals:
-            request = self.new_request(prompt, max_tokens)
-            request.priority, request.tenant = priority, tenant
-            self.engine.submit(request)
-            self.live[request.id] = request
+            self.send(prompt, max_tokens, priority, tenant)
+
+    def send(self, prompt: list[int], max_tokens: int, priority: int = 0, tenant: str = "") -> None:
+        if len(prompt) + max_tokens > self.engine.max_tokens:
+            return
+        request = self.new_request(prompt, max_tokens)
+        request.priority, request.tenant = priority, tenant
+        self.engine.submit(request)
+        self.live[request.id] = request
+
+    @precondition(lambda self: self.answered)
+    @rule(data=st.data(), cut=st.integers(0, 3), tail=st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    def go_on(self, data: st.DataObject, cut: int, tail: list[int]) -> None:
+        """The next turn of a conversation, or another one that branches just before its end."""
+        known = data.draw(st.sampled_from(self.answered))
+        self.send([*known[: len(known) - cut], *tail], data.draw(st.integers(1, 4)))
 
     @rule(prompt=prompts, max_tokens=st.integers(2, 12))
     def reserve(self, prompt: list[int], max_tokens: int) -> None:
@@ -238,6 +255,7 @@ class EngineMachine(RuleBasedStateMachine):
                 if out.finish is not None:
                     request = self.live.pop(out.request.id)
                     assert request.output == reference(request.prompt, request.sampling.max_tokens)
+                    self.answered = [[*request.prompt, *request.output], *self.answered][:4]
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
