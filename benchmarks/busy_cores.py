@@ -2,8 +2,8 @@
 
     python -m benchmarks.busy_cores --loops 2
 
-Each setting is a server of its own, which is measured alone and beside the loops in turn. Whatever else runs
-on the machine counts as well; the table gives what that used before the first server.
+Each setting is a server of its own; all are started, and measured in turn. Whatever else runs on the machine
+counts as well; the table gives what that used before the first server.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -55,18 +55,23 @@ def tokens_per_s(server: BatonServer, model: str, tokens: int) -> float:
     return tokens / (time.monotonic() - began)
 
 
-def measure(flags: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    """By what runs beside."""
-    speeds: dict[str, list[float]] = {"alone": [], "busy": []}
-    with BatonServer("--model", options.model, "--served-model-name", "model", *flags) as server:
-        tokens_per_s(server, "model", options.tokens)
+def measure(settings: list[list[str]], options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Tokens/s by setting and by what runs beside."""
+    speeds: dict[str, dict[str, list[float]]] = {}
+    with ExitStack() as stack:
+        servers = {}
+        for flags in settings:
+            server = BatonServer("--model", options.model, "--served-model-name", "model", *flags)
+            servers[shlex.join(flags) or "default"] = stack.enter_context(server)
+            tokens_per_s(server, "model", options.tokens)
         for _ in range(options.rounds):
             for beside, loops in (("alone", 0), ("busy", options.loops)):
                 with busy_loops(loops):
-                    time.sleep(_SETTLE_S)
-                    speeds[beside] += [
-                        tokens_per_s(server, "model", options.tokens) for _ in range(options.answers)
-                    ]
+                    for name, server in servers.items():
+                        time.sleep(_SETTLE_S)
+                        speeds.setdefault(name, {}).setdefault(beside, []).extend(
+                            tokens_per_s(server, "model", options.tokens) for _ in range(options.answers)
+                        )
     return speeds
 
 
@@ -74,7 +79,7 @@ def main() -> None:
     options = make_parser().parse_args()
     origin, used = provenance(), sum(psutil.cpu_percent(interval=2.0, percpu=True)) / 100
     settings = [shlex.split(flags) for flags in options.setting or ("", "--worker-cpus 1")]
-    results = {shlex.join(flags) or "default": measure(flags, options) for flags in settings}
+    results = measure(settings, options)
     table = Table(
         "setting",
         "alone",

@@ -30,6 +30,10 @@ _CALM: Final = 0.12
 """Cores that others may use when a thread is added."""
 _CALM_S: Final = 2.0
 """For how long there must be room before threads are added."""
+_STALE_S: Final = 1.0
+"""A longer period without a step tells little of the present."""
+_SOON_S: Final = 0.1
+"""Interval after such a period."""
 _LOG_INTERVAL_S: Final = 60.0
 
 
@@ -54,7 +58,7 @@ class ThreadChoice:
             self.threads, self._calm_since = fewer, times.at
         elif (more := min(self._most, _whole(free + _CALM))) <= self.threads:
             self._calm_since = times.at
-        elif times.at - self._calm_since >= _CALM_S:
+        elif times.at - self._calm_since >= _CALM_S and times.at - before.at <= _STALE_S:
             self.threads, self._calm_since = more, times.at
         return self.threads
 
@@ -87,7 +91,7 @@ class ComputeThreads:
         """
         if self._choice is None or (now := self._clock()) < self._due:
             return
-        self._due = now + _INTERVAL_S
+        self._due = now + (_INTERVAL_S if now < self._due + _STALE_S else _SOON_S)
         times = self._read()
         if times is None:
             return

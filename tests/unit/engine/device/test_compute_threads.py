@@ -70,11 +70,23 @@ def test_a_moment_of_work_elsewhere_starts_the_calm_period_again() -> None:
         assert choice.at(cores.run(0.25, others=0.2)) == 1
 
 
-def test_a_long_idle_and_calm_time_is_a_calm_period() -> None:
+def test_after_a_long_idle_time_one_more_look_decides() -> None:
+    for others, threads in ((0.01, 2), (1.0, 1)):
+        cores = Cores(2)
+        choice = ThreadChoice(2, cores.now)
+        choice.at(cores.run(0.25, others=1.0))
+        assert choice.at(cores.run(15.0, others=0.01, own=0.0)) == 1
+        assert choice.at(cores.run(0.1, others=others)) == threads
+
+
+def test_the_first_step_after_an_idle_time_is_followed_by_a_look_soon(two_threads: None) -> None:
     cores = Cores(2)
-    choice = ThreadChoice(2, cores.now)
-    choice.at(cores.run(0.25, others=1.0))
-    assert choice.at(cores.run(15.0, others=0.01, own=0.0)) == 2
+    looks = []
+    threads = ComputeThreads(lambda: looks.append(cores.now.at) or cores.now, lambda: cores.now.at)
+    for seconds in (15.0, 0.05, 0.05, 0.1, 0.15):
+        cores.run(seconds, others=0.0)
+        threads.adapt()
+    assert looks == pytest.approx([0.0, 15.0, 15.1, 15.35])
 
 
 @pytest.fixture
