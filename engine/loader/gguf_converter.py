@@ -38,6 +38,13 @@ _ARCHITECTURES: Final = {
     "gemma3": "Gemma3ForCausalLM",
 }
 """`general.architecture` -> the class of config.json. GGUF files of Mistral and SmolLM2 say llama."""
+_TOKENIZERS: Final = {
+    "llama": "TokenizersBackend",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+    "gemma3": "GemmaTokenizer",
+}
+"""`general.architecture` -> what transformers' AutoTokenizer is."""
 
 _MODULES: Final = {
     "token_embd": "model.embed_tokens",
@@ -77,7 +84,8 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
         UnsupportedModel: Baton does not support the file's architecture or one of its features.
     """
     reader = _open(source)
-    config, generation = _configs(_Metadata(reader))
+    metadata = _Metadata(reader)
+    config, generation = _configs(metadata)
     codes = _CodedWeights.of(reader) if keep_codes else None
     if codes is not None:
         config["quantization_config"] = codes.config
@@ -85,12 +93,26 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     _write_tensors(reader, config, codes, target, progress)
-    _write_tokenizer(source, target)
+    _write_tokenizer(source, metadata.architecture, target)
+
+
+class _Reader(GGUFReader):
+    """Reads from a plain array over the mapped file: a slice of a numpy.memmap takes three times as long, and
+    the vocabulary takes hundreds of thousands of them.
+    """
+
+    @property
+    def data(self) -> npt.NDArray[Any]:
+        return self._data
+
+    @data.setter
+    def data(self, mapped: npt.NDArray[Any]) -> None:
+        self._data = mapped.view(np.ndarray)
 
 
 def _open(source: Path) -> GGUFReader:
     try:
-        return GGUFReader(source)
+        return _Reader(source)
     except ValueError as error:
         raise UnsupportedModel(f"{source} is no GGUF file that can be read: {error}") from error
 
@@ -290,8 +312,10 @@ def _halves_apart(value: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     return np.ascontiguousarray(ordered).reshape(value.shape)
 
 
-def _write_tokenizer(source: Path, target: Path) -> None:
-    from transformers import AutoTokenizer  # takes seconds to import and is needed only here
+def _write_tokenizer(source: Path, architecture: str, target: Path) -> None:
+    # Takes a second to import and is needed only here. AutoTokenizer would read the file once more, for
+    # seconds, to choose the class.
+    import transformers
 
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.save_pretrained(target)
+    tokenizer = getattr(transformers, _TOKENIZERS[architecture])
+    tokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)

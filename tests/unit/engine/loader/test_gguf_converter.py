@@ -102,6 +102,7 @@ def write(
     model: PreTrainedModel,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     extra: Callable[[GGUFWriter], None] = lambda writer: None,
+    tokenizer: str = "gpt2",
 ) -> None:
     config = model.config
     writer = GGUFWriter(path, architecture)
@@ -117,7 +118,8 @@ def write(
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
-    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_model(tokenizer)
+    writer.add_token_scores([0.0] * config.vocab_size)
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([TokenType.NORMAL] * config.vocab_size)
     writer.add_token_merges(["a b"])
@@ -237,6 +239,19 @@ def test_the_tokenizer_and_the_end_of_a_chat_turn_come_along(tmp_path: Path) -> 
     assert tokenizer.convert_ids_to_tokens([5]) == [VOCABULARY[5]]
     assert tokenizer.chat_template == "{{ messages[0].content }}"
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [5, 9]}
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_tokenizer_is_the_one_of_transformers(tmp_path: Path, architecture: str, kind: str) -> None:
+    write(tmp_path / "model.gguf", architecture, MODELS[architecture](), tokenizer=kind)
+    oracle = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    oracle.save_pretrained(tmp_path / "oracle")
+
+    folder = converted(tmp_path / "model.gguf")
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folder / name).read_text() == (tmp_path / "oracle" / name).read_text()
 
 
 def test_linear_rope_scaling_comes_along_and_others_are_refused(tmp_path: Path) -> None:
