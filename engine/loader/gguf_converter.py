@@ -101,12 +101,12 @@ class _Reader(GGUFReader):
     the vocabulary takes hundreds of thousands of them.
     """
 
-    @property
-    def data(self) -> npt.NDArray[Any]:
+    @property  # type: ignore[override]
+    def data(self) -> npt.NDArray[np.uint8]:
         return self._data
 
     @data.setter
-    def data(self, mapped: npt.NDArray[Any]) -> None:
+    def data(self, mapped: npt.NDArray[np.uint8]) -> None:
         self._data = mapped.view(np.ndarray)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.progress import Progress, silent
+from engine.device.compute_threads import compute_threads
 from engine.device.cpu_threads import in_parallel
 from engine.layers.factory import Layers
 from engine.layers.ops.select import ops_for
@@ -77,6 +78,8 @@ def load_model(
         case _:
             raise ValueError(f"load_format {load_format!r} is unknown; use auto or dummy")
     progress("Packing weights", 0, 0)
+    if target.type == "cpu":
+        compute_threads().adapt()
     model.pack()
     return model.eval()
 

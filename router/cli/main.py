@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
+from common.cpu_times import CpuTimes
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.preflight import allow_many_connections, shadowed_packages
@@ -69,6 +70,7 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
     """Run one router; returns the exit status of this process."""
     config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
+    began = CpuTimes.now()
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
     from router.cli.frontends import END_WORKERS, end_with_parent
@@ -80,7 +82,7 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
         end_with_parent()
     try:
         with asyncio.Runner(loop_factory=TimedLoop) as runner:
-            ends_workers = runner.run(serve(configs))
+            ends_workers = runner.run(serve(configs, began))
     except CANNOT_START as error:
         print(f"router: {error}", file=sys.stderr)
         return 1

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _LOOPBACK: Final = "127.0.0.1"
+_RESOLVED_S: Final = 0.7
+"""For models to be found and planned before Ray starts; those that take longer are so meanwhile."""
 
 
 class StartupFailed(Exception):
@@ -61,8 +63,9 @@ CANNOT_START: Final = (
 """Errors that the user can act on. They are printed as one line, without a traceback."""
 
 
-async def serve(configs: Sequence[RouterConfig]) -> bool:
+async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) -> bool:
     """Run until SIGTERM or SIGINT, then drain. `configs`: of each model; they share all other settings.
+    `began`: when this process had just started.
 
     Returns whether the workers are to end too, when all front ends have ended. Raises the errors of
     CANNOT_START, and RayLost.
@@ -76,7 +79,7 @@ async def serve(configs: Sequence[RouterConfig]) -> bool:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         try:
             with StartupDisplay() as display:
-                start = Start(configs, connection, access, display, stack, on_ray=shutdown.install)
+                start = Start(configs, connection, access, display, stack, shutdown.install, began)
                 service = await shutdown.unless_requested(start.service(shutdown.request))
         except Interrupted:
             _log.info("interrupted while starting")
@@ -108,6 +111,8 @@ class Start:
     stack: AsyncExitStack
     on_ray: Callable[[], None] = lambda: None
     """Called when Ray has started, which handles signals in a way of its own."""
+    began: CpuTimes | None = None
+    """When this process had just started."""
 
     async def service(self, stop: Callable[[bool], None]) -> Service:
         """The models and their front ends. `stop` begins the orderly end of this process; with True, the
@@ -124,25 +129,50 @@ class Start:
 
     async def models(self) -> list[ModelService]:
         """All, ready to serve. Raises the errors of CANNOT_START."""
-        config = self.configs[0]
         if self.access.has_files:
             in_background(self.stack, self.access.watch(), "key and certificate files")
-        models = [_Model(one, self._display(one), self.connection) for one in self.configs]
-        before = CpuTimes.now()
+        dtype = _CpuDtype()
+        models = [_Model(one, self._display(one), self.connection, dtype) for one in self.configs]
+        with ExitStack() as ahead:
+            await self._resolve_and_join(models, ahead)
+            return await self._all_ready(models)
+
+    async def _resolve_and_join(self, models: Sequence[_Model], ahead: ExitStack) -> None:
+        """A plan that cannot work is refused before Ray starts, unless a model is converted or fetched first:
+        then Ray starts meanwhile, and the CPU is measured.
+        """
+        tasks = [asyncio.create_task(self._resolve(models, ahead))]
+        try:
+            await asyncio.wait(tasks, timeout=_RESOLVED_S)
+            if tasks[0].done():
+                tasks[0].result()
+                self._warn_of_busy_cores(models)
+            else:
+                for model in models:
+                    model.measure_dtype()
+            self.stack.push_async_callback(self.connection.close)
+            tasks.append(asyncio.create_task(self._join()))
+            importing = asyncio.to_thread(importlib.import_module, "router.cli.server")
+            await asyncio.gather(*tasks, importing)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _resolve(self, models: Sequence[_Model], ahead: ExitStack) -> None:
         for model in models:
             await model.resolve()
-        for warning in busy_cores(before, CpuTimes.now()) if any(model.is_on_cpu for model in models) else ():
-            _log.warning("%s", warning)
-        importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "router.cli.server"))
-        self.stack.push_async_callback(self.connection.close)
-        with ExitStack() as ahead:
-            for model in models:
-                model.read_ahead(ahead, free_main_memory() // 2 // len(models))
-            with self.display.stage(f"Ray ({config.cluster.ray_address or 'local'})"):
-                await self.connection.join()
-            self.on_ray()
-            await importing
-            return await self._all_ready(models)
+        for model in models:
+            model.read_ahead(ahead, free_main_memory() // 2 // len(models))
+
+    def _warn_of_busy_cores(self, models: Sequence[_Model]) -> None:
+        if any(model.is_on_cpu for model in models):
+            for warning in busy_cores(self.began, CpuTimes.now()):
+                _log.warning("%s", warning)
+
+    async def _join(self) -> None:
+        with self.display.stage(f"Ray ({self.configs[0].cluster.ray_address or 'local'})"):
+            await self.connection.join()
+        self.on_ray()
 
     def _check_ports(self, config: RouterConfig) -> None:
         """Raises PortTaken."""
@@ -171,11 +201,27 @@ class Start:
             await asyncio.wait(starts)
 
 
+class _CpuDtype:
+    """The dtype of --dtype auto on this CPU, measured once for all models."""
+
+    def __init__(self) -> None:
+        self._measuring: asyncio.Task[str] | None = None
+
+    def measured(self) -> asyncio.Task[str]:
+        """The first call starts the measurement."""
+        if self._measuring is None:
+            self._measuring = asyncio.create_task(asyncio.to_thread(preferred_cpu_dtype))
+        return self._measuring
+
+
 class _Model:
     """The start of one model."""
 
-    def __init__(self, config: RouterConfig, display: StartupDisplay, connection: RayConnection) -> None:
+    def __init__(
+        self, config: RouterConfig, display: StartupDisplay, connection: RayConnection, dtype: _CpuDtype
+    ) -> None:
         self._config = config
+        self._dtype = dtype
         self._display = display
         self._connection = connection
         self._cluster = Cluster(config, connection)
@@ -186,6 +232,7 @@ class _Model:
         """Find the model, and plan its workers before Ray starts where possible: a plan that cannot work is
         refused within a second.
         """
+        machine = self._cluster.known_machine()
         with self._display.stage(f"model {self._config.model}"):
             self._checkpoint = await asyncio.to_thread(
                 resolve,
@@ -193,8 +240,17 @@ class _Model:
                 self._display.progress,
                 keep_codes=self._config.keeps_codes,
             )
-        if (machine := self._cluster.known_machine()) is not None:
+        if machine is not None:
             self._plans = await self._planned(machine)
+
+    def measure_dtype(self) -> None:
+        """Start to, if its workers will compute on this CPU in the dtype that is faster."""
+        machine = self._cluster.known_machine()
+        if machine is not None and self._needs_dtype(machine):
+            self._dtype.measured()
+
+    def _needs_dtype(self, machine: Machine) -> bool:
+        return machine.device == "cpu" and self._config.dtype is Dtype.AUTO
 
     @property
     def is_on_cpu(self) -> bool:
@@ -224,9 +280,9 @@ class _Model:
             raise StartupFailed(self._display.labelled(str(error))) from error
 
     async def _planned(self, machine: Machine) -> list[WorkerPlan]:
-        if machine.device == "cpu" and self._config.dtype is Dtype.AUTO:
+        if self._needs_dtype(machine):
             with self._display.stage("dtype for this CPU"):
-                machine = replace(machine, cpu_dtype=await asyncio.to_thread(preferred_cpu_dtype))
+                machine = replace(machine, cpu_dtype=await self._dtype.measured())
         for warning in warnings_of(self._config, machine):
             _log.warning("%s", self._display.labelled(warning))
         return plan_workers(self._config, self._checkpoint, machine)

@@ -50,6 +50,8 @@ class RayConnection:
         self._own_node = ""
         self._is_driver = True
         """Whether this process joined Ray here: an actor is in it already."""
+        self._joins = False
+        """Whether `join` was called."""
         self._is_lost = False
         self._unanswered_since: float | None = None
         """When the first question was asked that Ray has not answered yet."""
@@ -80,6 +82,7 @@ class RayConnection:
 
     async def join(self) -> None:
         """Start or join Ray; takes about 4 s for a local Ray. Raises ClusterError."""
+        self._joins = True
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await self._thread.call(self._init)
@@ -175,5 +178,10 @@ class RayConnection:
 
     async def close(self) -> None:
         """Leave Ray; if this process started it, end it. Safe to call at any point."""
-        if self.is_up and self._is_driver:
-            await self._thread.call(ray.shutdown)
+        if not self._is_lost and self._is_driver and (self.is_up or (self.is_local and self._joins)):
+            await self._thread.call(_end)  # after a start that is in progress
+
+
+def _end() -> None:
+    if ray.is_initialized():
+        ray.shutdown()
