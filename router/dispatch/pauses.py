@@ -16,6 +16,7 @@ USUAL: Final = 2.0
 """where it is this many times the mean gap of the answer."""
 _EXPLAINS: Final = 0.25
 """Part of a pause that a cause must account for."""
+_MOST: Final = 0.5
 
 
 class Interruption(Enum):
@@ -63,12 +64,17 @@ def pause_of(
     """A gap of `seconds` before tokens that came `at`, by `arrival`."""
     slow = arrival.slow if arrival.slow_at > at - seconds else None
     parts = {} if slow is None else dict(slow.parts)
-    if interruption is not None:
-        return Pause(at, seconds, worker, interruption.value, parts)
     explained = {Cause.SEND.value: arrival.send_s, ROUTER: arrival.loop_s, NETWORK: arrival.network_s}
     if slow is not None:
         # A step that took as long as expected explains all of the pause that it is.
         beyond = slow.seconds if slow.cause == Cause.WORK.value else slow.seconds - slow.expected_s
         explained[slow.cause] = explained.get(slow.cause, 0.0) + beyond
     cause = max(explained, key=explained.__getitem__)
-    return Pause(at, seconds, worker, cause if explained[cause] > _EXPLAINS * seconds else UNKNOWN, parts)
+    needed = _EXPLAINS
+    if interruption is not None:
+        # Every answer is transferred once: that is not why one of them takes long if something else took most
+        # of it.
+        needed = _MOST if interruption is Interruption.TRANSFER else 1.0
+    if explained[cause] <= needed * seconds:
+        cause = UNKNOWN if interruption is None else interruption.value
+    return Pause(at, seconds, worker, cause, parts)

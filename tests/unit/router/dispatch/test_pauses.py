@@ -80,6 +80,14 @@ def test_what_happened_to_the_answer_is_the_cause(happens: Callable[[Waterfall],
     assert causes(marks) == [cause, UNKNOWN], "of one pause alone"
 
 
+def test_a_transfer_is_not_the_cause_where_something_else_took_most_of_the_pause() -> None:
+    for late, cause in ((0.15, ROUTER), (0.05, "transfer")):
+        marks = decoding()
+        marks.arrive(100.01)
+        marks.tokens(1, 100.2, Arrival(loop_s=late))
+        assert causes(marks) == [cause]
+
+
 def test_short_gaps_and_usual_ones_are_no_pauses() -> None:
     marks = decoding()
     marks.tokens(1, 100.05)
