@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, cast
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,24 +15,20 @@ from baton.generation import OfflineSequence, Runner
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
-from common.cpu_times import usable_cores
-from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.device.current import enter_device
 from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
 from engine.loader.checkpoint import resolve
 from engine.warmup import warm_up, warmup_plan_for
-from router.config.choices import Dtype
-from router.config.settings import RouterConfig
 from router.errors import InvalidRequest
 from router.processing.completion import Completion
 from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
-from router.worker_config.machine import Machine, device_for
 from router.worker_config.plan_warnings import warnings_of
+from router.worker_config.this_machine import this_machine
 from router.worker_config.worker_plan import plan_workers
 
 _log = logging.getLogger(__name__)
@@ -61,7 +55,7 @@ class LLM:
         config = config_of({"model": model, **settings})
         checkpoint = resolve(model, keep_codes=config.keeps_codes)
         spec = checkpoint.spec()
-        machine = _this_machine(config)
+        machine = this_machine(config)
         for warning in warnings_of(config, machine):
             _log.warning(warning)
         [plan] = plan_workers(config, checkpoint, machine)
@@ -188,22 +182,6 @@ class LLM:
         )
         output = CompletionOutput(index, logprobs=None if options.logprobs is None else [])
         return OfflineSequence(prompt, sampling, completion, output)
-
-
-def _this_machine(config: RouterConfig) -> Machine:
-    device = device_for(config.device, float(torch.cuda.device_count()))
-    is_cpu = device == "cpu"
-    return Machine(
-        device=device,
-        memory_bytes=_free_memory() if is_cpu else torch.cuda.get_device_properties(0).total_memory,
-        cpus=usable_cores(),
-        host="",
-        cpu_dtype=preferred_cpu_dtype() if is_cpu and config.dtype is Dtype.AUTO else "float32",
-    )
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

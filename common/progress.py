@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """`progress(stage, done, total)`: `stage` is a short phrase for a person, `done` of `total` are bytes.
-Where it is not known how far work is, both are 0."""
+Where it is not known how far work is, both are 0. What follows a colon in `stage` is a detail, which
+changes."""
 
 
 def silent(stage: str, done: int, total: int) -> None:

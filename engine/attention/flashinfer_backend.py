@@ -78,7 +78,7 @@ def _kernels(
 ) -> _AttentionKernels:
     rank = rules[0].latent_rank
     if rank is None:
-        return PagedKernels(pool, num_heads, rules, max_requests=max_requests)
+        return PagedKernels(pool, num_heads, max_requests=max_requests)
     return LatentKernels(pool, num_heads, rank, max_requests=max_requests)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,18 +13,17 @@ import torch
 
 from engine.attention.flashinfer_kernels import (
     Heads,
-    Kernel,
     PagedKernel,
     Ragged,
     RaggedKernel,
     Tables,
-    compile_kernels,
 )
 from engine.attention.kernel_choice import splits_contexts
 from engine.batch.block_tables import BlockTables, starts_of
 from engine.batch.step_inputs import Ints
 from engine.device.staging import Staging
 from engine.kernels.attention.gather import gather_kv
+from engine.kernels.flashinfer.libraries import Kernel
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
 
@@ -64,16 +63,6 @@ class ChunkWorkspace:
         row_bytes = 2 * pool.num_kv_heads * pool.head_dim * dtype.itemsize
         max_rows = _GATHERED_BYTES // row_bytes if self.hopper else 0
         self.copy = torch.empty((2, max_rows, pool.num_kv_heads, pool.head_dim), dtype=dtype, device=device)
-
-
-def compile_for_chunks(
-    pool: KVPool, heads: Heads, workspace: ChunkWorkspace, rules: Iterable[LayerAttention]
-) -> None:
-    """Compile the kernels that a `ChunkAttention` of each of `rules` loads, as far as they are missing."""
-    kernels = [(Kernel.FA2, (pool.dtype, pool.tensor.dtype))]
-    if workspace.hopper:  # of copies, in 16 bits, and of pages, if it reads them
-        kernels.append((Kernel.FA3, (pool.dtype, pool.dtype)))
-    compile_kernels(kernels, heads, rules)
 
 
 class ChunkAttention:

@@ -6,32 +6,20 @@ allocate on every call. The functions below them take finished arrays, which a s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
-from itertools import product
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from flashinfer.jit import gen_batch_prefill_module
-from flashinfer.prefill import get_batch_prefill_module
 
-from engine.attention.kernel_builds import KernelBuild, build_missing
+from engine.kernels.flashinfer.libraries import Kernel, Library, load
 from engine.layers.layer_attention import LayerAttention
 
 _INT_WORKSPACE_BYTES: Final = 8 << 20
 
 _NHD, _HND = 0, 1  # flashinfer's TensorLayout: [token, head, feature] and [page, head, token, feature]
 _CAUSAL: Final = 1  # its MaskMode
-
-
-class Kernel(Enum):
-    FA2 = "fa2"
-    """Any GPU since Ampere; splits long contexts among multiprocessors."""
-    FA3 = "fa3"
-    """Hopper; faster for many query rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,41 +55,26 @@ Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype]
 """Of queries, and of keys and values."""
 
 
-def compile_kernels(
-    kernels: Iterable[tuple[Kernel, Dtypes]], heads: Heads, rules: Iterable[LayerAttention]
-) -> None:
-    """Compile what this machine lacks of `kernels` for `rules`, so that making them only loads them."""
-    builds: dict[str, KernelBuild] = {}
-    for rule, (kernel, dtypes) in product(rules, kernels):
-        asks = [
-            name for name, part in (("window", rule.window), ("soft cap", rule.soft_cap)) if part is not None
-        ]
-        stored = str(dtypes[1]).removeprefix("torch.")
-        name = ", ".join([kernel.name, f"{heads.dim} features in {stored}", *asks])
-        builds[name] = gen_batch_prefill_module(*_variant(kernel, heads, dtypes, rule))
-    build_missing(builds)
-
-
-def _variant(kernel: Kernel, heads: Heads, dtypes: Dtypes, rule: LayerAttention) -> tuple[Any, ...]:
-    """What is known when a kernel is compiled, as flashinfer's arguments."""
-    q, kv = dtypes
-    windowed, capped = rule.window is not None, rule.soft_cap is not None
-    return kernel.value, q, kv, q, torch.int32, heads.dim, heads.dim, 0, windowed, capped, False
-
-
-_UNSCALED: Final = (None, None, None)
-"""q, k and v are not quantized."""
-_UNROTATED: Final = (1.0, 1.0, 0)
-"""Queries and keys are already rotated, and there are no items to score."""
-
-
 def _window_left(rule: LayerAttention) -> int:
     """Tokens to the left of a query that it attends to; -1: all."""
     return -1 if rule.window is None else rule.window - 1
 
 
+_ABSENT: Final[dict[Kernel, tuple[None, ...]]] = {
+    # Custom mask and its offsets, ALiBi, items to score (prefix lengths, positions, longest item), and
+    # scales of blocks of keys and of values.
+    Kernel.FA2: (None,) * 8,
+    # Items to score, and a scale of values for each head.
+    Kernel.FA3: (None,) * 4,
+}
+_NEUTRAL: Final[dict[Kernel, tuple[float | int, ...]]] = {
+    Kernel.FA2: (1.0, 1.0, 0),  # queries and keys are already rotated; no items to score
+    Kernel.FA3: (1.0, 0),  # values are not scaled; no items to score
+}
+
+
 def _options(
-    rule: LayerAttention, layout: int, lse: torch.Tensor | None, key_scale: float
+    kernel: Kernel, rule: LayerAttention, layout: int, lse: torch.Tensor | None, key_scale: float
 ) -> tuple[Any, ...]:
     """Arguments that paged and ragged runs take after their tensors."""
     return (
@@ -110,14 +83,10 @@ def _options(
         layout,
         _window_left(rule),
         True,  # launch early, where the device can
-        None,  # no custom mask, nor its offsets
-        None,
-        None,  # no ALiBi
-        None,  # no items to score: prefix lengths, positions, longest item
-        None,
-        None,
+        *_ABSENT[kernel],
         rule.soft_cap or 0.0,
         rule.scale * key_scale,
+        *_NEUTRAL[kernel],
     )
 
 
@@ -148,7 +117,9 @@ class _Kernel:
         self._pinned = torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True)
         self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._rule = rule
-        self._module = get_batch_prefill_module(*_variant(kernel, heads, dtypes, rule))
+        queries, stored = dtypes
+        windowed, capped = rule.window is not None, rule.soft_cap is not None
+        self._module = load(Library(kernel, queries, stored, heads.dim, windowed, capped))
         self._plan: Any = None
 
     def _make_plan(self, batch: Ragged) -> None:
@@ -211,10 +182,7 @@ class PagedKernel(_Kernel):
             tables.pages,
             tables.last_page_lens,
             out,
-            *_options(self._rule, _HND, lse, key_scale),
-            *_UNSCALED,
-            *_UNROTATED,
-            self._floats.numel(),
+            *_options(self._kernel, self._rule, _HND, lse, key_scale),
         )
 
 
@@ -244,7 +212,5 @@ class RaggedKernel(_Kernel):
         key_scale: float = 1.0,
     ) -> None:
         """Attend with q `[T, heads, dim]` to k and v, `[rows, kv_head, dim]`; else as a PagedKernel."""
-        options = _options(self._rule, _NHD, lse, key_scale)
-        self._module.ragged_run(
-            self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options, *_UNROTATED
-        )
+        options = _options(self._kernel, self._rule, _NHD, lse, key_scale)
+        self._module.ragged_run(self._floats, self._ints, self._plan, q, k, v, *self._indptrs, out, *options)

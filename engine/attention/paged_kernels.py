@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 
 from engine.attention.decode_planner import DecodePlanner
-from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace, compile_for_chunks
+from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.attention.flashinfer_kernels import Heads
 from engine.attention.paged_decodes import DecodeKernel, PagedDecodes
 from engine.kernels.attention.decode_attention import DecodeWorkspace, NewTokens
@@ -21,14 +19,10 @@ from engine.layers.ops.ops import Rotation
 class PagedKernels:
     """For a pool of keys and values. `AttentionKernels` of the GPU backend."""
 
-    def __init__(
-        self, pool: KVPool, num_heads: int, rules: Iterable[LayerAttention], *, max_requests: int
-    ) -> None:
-        """`rules`: all by which layers attend. What is missing for them is compiled here, not in a step."""
+    def __init__(self, pool: KVPool, num_heads: int, *, max_requests: int) -> None:
         self._pool = pool
         self._heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
         self._chunk_workspace = ChunkWorkspace(pool, self._heads)
-        compile_for_chunks(pool, self._heads, self._chunk_workspace, rules)
         self.planner = DecodePlanner(
             multiprocessors=self._chunk_workspace.multiprocessors,
             num_kv_heads=pool.num_kv_heads,

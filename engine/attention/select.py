@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Final
@@ -17,6 +17,7 @@ from engine.errors import EngineError
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv_cache.pool import KVPool
 from engine.layers.layer_attention import LayerAttention
+from engine.model_config.model_spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,29 @@ def attention_for(
     return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
 
 
+def build_kernels(
+    name: str,
+    spec: ModelSpec,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    report: Callable[[str], None],
+) -> None:
+    """Compile what a backend for `name` will load, where this machine lacks it: takes up to a minute.
+
+    `dtype`: of queries. `stored`: of keys and values. `report`: see `builds.Report`.
+
+    Raises BuildFailed.
+    """
+    if device.type != "cuda" or dtype == torch.float32 or _lacks_flashinfer():
+        return
+    from engine.kernels.flashinfer.libraries import build_libraries, libraries_of  # imports CUDA libraries
+
+    attends = name in ("auto", "flashinfer") and spec.head_dim in _HEAD_DIMS
+    build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
+
+
 def _latent(layers: Sequence[LayerAttention]) -> bool:
     return any(layer.latent_rank is not None for layer in layers)
 
@@ -73,6 +97,10 @@ def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> s
     obstacle = _obstacle_of_heads(pool, layers)
     if obstacle is not None:
         return obstacle
+    return _lacks_flashinfer()
+
+
+def _lacks_flashinfer() -> str | None:
     if find_spec("flashinfer") is None:
         return "it is not installed (pip install 'baton-llm[gpu]')"
     if (installed := version("flashinfer-python")) != FLASHINFER:

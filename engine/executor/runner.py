@@ -27,6 +27,7 @@ from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pau
 from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.hidden_states import Companion, HiddenStates
+from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv_cache.pool import KVPool
@@ -83,7 +84,11 @@ class ModelRunner:
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
         self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
-        with advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"):
+        described = ModelSpec.from_folder(config.model_path) if spec is None else spec
+        with (
+            kernels_ahead(config, described, self._device, progress),
+            advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"),
+        ):
             self._model = load_model(
                 config.model_path,
                 device=config.device,

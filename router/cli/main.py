@@ -28,6 +28,7 @@ _OTHERS = {
     "doctor": "router.cli.doctor.command",
     "plan": "router.cli.plan",
     "drain-node": "router.cli.drain_node",
+    "compile": "router.cli.compile",
     "chat": "router.client.chat",
     "top": "router.client.top",
     "batch": "router.client.batch",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SHORTEST_S: Final = 0.1
+_SAY_S: Final = 10.0
+"""Without a terminal: between two lines of a stage of a worker's start."""
+
+
+@dataclass(slots=True)
+class _Loading:
+    stage: str
+    began: float
+    said: float
 
 
 class StartupDisplay:
@@ -38,6 +48,8 @@ class StartupDisplay:
         self._label = ""
         self._began = time.monotonic()
         self._took: list[tuple[str, float]] = []
+        self._loading: dict[str, _Loading] = {}
+        """By worker."""
 
     def __enter__(self) -> StartupDisplay:
         self._bars.start()
@@ -86,11 +98,23 @@ class StartupDisplay:
         self._update(name, completed=done, total=total, note=f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
 
     def loading(self, worker: str, stage: str, done: int, total: int) -> None:
-        """Show a worker's progress in loading; `total` is 0 if unknown."""
+        """Show a worker's progress in loading; `total` is 0 if unknown. See `common.progress.Progress`."""
+        if not self._console.is_terminal:
+            self._say_slow(worker, stage)
         if total:
             self._update(worker, completed=done, total=total, note=stage)
         else:
             self.show(worker, stage)
+
+    def _say_slow(self, worker: str, stage: str) -> None:
+        """A line now and then for a stage that takes long: a log shows no bars."""
+        now, name = time.monotonic(), stage.partition(":")[0]
+        loading = self._loading.get(worker)
+        if loading is None or loading.stage != name:
+            self._loading[worker] = _Loading(name, now, now)
+        elif now - loading.said >= _SAY_S:
+            loading.said = now
+            self.say(f"{worker}: {stage[:1].lower()}{stage[1:]}, since {now - loading.began:.0f} s")
 
     def done(self, name: str, note: str = "") -> None:
         task = self._update(name, note=note)

@@ -126,7 +126,7 @@ class WorkerActor:
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, os._exit, 1)
 
     def _on_progress(self, stage: str, done: int, total: int) -> None:
-        self._stages.enter(stage)
+        self._stages.enter(stage.partition(":")[0])
         self._progress = LoadProgress(stage, done, total)
 
     def _on_compiled(self, said: str) -> None:

@@ -46,6 +46,7 @@ def built_library(cache: Path | None = None) -> Path:
     folder = cache or _default_cache()
     library = folder / f"cpu-{_digest(compiler)}.so"
     if library.is_file():
+        COMPILATIONS.note("kernels for this processor", 0.0, cached=True)
         return library
     try:
         folder.mkdir(parents=True, exist_ok=True)

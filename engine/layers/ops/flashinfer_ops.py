@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 from flashinfer.norm import rmsnorm
-from flashinfer.rope import apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
 from engine.kernels.add_norm import add_norm
@@ -31,12 +30,9 @@ class Positions:
     """[T]"""
 
     def turn(self, heads: Tensor) -> Tensor:
-        # The kernel takes queries and keys as two tensors but rotates both the same way, so any split works.
-        first, last = heads[:, :-1].flatten(1), heads[:, -1]
-        apply_rope_with_cos_sin_cache_inplace(
-            self.positions, first, last, heads.shape[-1], self.table, is_neox=True
-        )
-        return heads
+        """Where attention runs in plain torch: other backends rotate in kernels of their own."""
+        turned = Ops().rotation(self.table, self.positions, torch.float32).turn(heads.float())
+        return turned.to(heads.dtype)
 
 
 class FlashInferOps(Ops):

@@ -34,6 +34,27 @@ def test_without_a_terminal_each_stage_that_ended_is_a_line() -> None:
     assert written.getvalue().splitlines() == ["Ray: 0.0 s", "decode-0: ready"]
 
 
+def test_without_a_terminal_a_slow_stage_of_a_worker_is_said_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("router.cli.progress.time.monotonic", lambda: now)
+    written = io.StringIO()
+    display = StartupDisplay(Console(file=written))
+    for _ in range(50):
+        left = 2 if now < 8 else 1
+        display.loading("decode-0", f"Compiling: FA3, window: {2 - left} of 2, {now:.0f} s", 0, 0)
+        now += 0.5
+    display.loading("decode-0", "Warming up", 0, 0)
+    now += 1
+    display.loading("decode-0", "Warming up", 0, 0)
+
+    assert written.getvalue().splitlines() == [
+        "decode-0: compiling: FA3, window: 1 of 2, 10 s, since 10 s",
+        "decode-0: compiling: FA3, window: 1 of 2, 20 s, since 20 s",
+    ]
+
+
 def test_the_summary_has_the_stages_that_took_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("router.cli.progress.time.monotonic", lambda: now)
