@@ -20,8 +20,9 @@ from engine.device.small_copies import copy, to_device
 Array: TypeAlias = npt.NDArray[Any]
 
 _DTYPES: Final = {
-    np.dtype(name).char: getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "bool")
+    np.dtype(name).str: getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "bool")
 }
+"""By `dtype.str`: two types have 64 bits, and so two values of `dtype.char`."""
 _ALIGNMENT: Final = 16
 """Bytes."""
 _STAGED: Final = 1 << 20
@@ -90,11 +91,11 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     if len(arrays) == 1:
-        alone = torch.empty(arrays[0].shape, dtype=_DTYPES[arrays[0].dtype.char], pin_memory=True)
+        alone = torch.empty(arrays[0].shape, dtype=_DTYPES[arrays[0].dtype.str], pin_memory=True)
         alone.numpy()[...] = arrays[0]
         return [to_device(alone, device)]
     offsets, size = _aligned_offsets(arrays, arrays[0].itemsize)
-    host = torch.empty(size, dtype=_DTYPES[arrays[0].dtype.char], pin_memory=True)
+    host = torch.empty(size, dtype=_DTYPES[arrays[0].dtype.str], pin_memory=True)
     _pack(arrays, offsets, host.numpy())
     return _views(to_device(host, device), arrays, offsets)
 
