@@ -38,6 +38,8 @@ class Page:
     session: str = ""
     errors: list[str] = field(default_factory=list)
     """Uncaught exceptions and console errors, violations of the CSP among them."""
+    advice: list[str] = field(default_factory=list)
+    """What the browser notes about the page, other than errors."""
     requested: list[str] = field(default_factory=list)
     """URLs."""
     answers: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
@@ -62,6 +64,11 @@ class Page:
             mobile=phone,
         )
         await self.call("Page.navigate", url=url)
+
+    async def prefer(self, scheme: str) -> None:
+        """`scheme`: light or dark."""
+        preference = {"name": "prefers-color-scheme", "value": scheme}
+        await self.call("Emulation.setEmulatedMedia", features=[preference])
 
     async def evaluate(self, expression: str) -> Any:
         answer = await self.call(
@@ -95,6 +102,8 @@ class Page:
                 self.errors.append(str(event["exceptionDetails"]))
             case "Log.entryAdded" if event["entry"]["level"] == "error":
                 self.errors.append(event["entry"]["text"])
+            case "Log.entryAdded":
+                self.advice.append(event["entry"]["text"])
             case "Network.requestWillBeSent":
                 self.requested.append(event["request"]["url"])
 

@@ -61,11 +61,13 @@ def make_parser() -> argparse.ArgumentParser:
 
 _STATES: Final = (
     ("held", "blue", "█"),
-    ("cached", "cyan", "▓"),
     ("in_flight", "magenta", "▒"),
+    ("cached", "cyan", "▓"),
     ("quarantined", "red", "!"),
     ("free", "bright_black", "·"),
 )
+_WORKER_STYLES: Final = {"ready": "green", "draining": "yellow", "stopped": "yellow"}
+"""Of states that are no failure; stopped workers were drained."""
 _STAGES: Final = (
     ("queue_s", "bright_black"),
     ("prefill_s", "cyan"),
@@ -77,7 +79,7 @@ _SPARKS: Final = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH: Final = 14
 _SHOWN_REQUESTS: Final = 10
 _SHOWN_PAUSES: Final = 4
-_BAR: Final = 12
+_BAR: Final = 8
 _REQUEST_BAR: Final = 24
 _ID: Final = 8
 """Last characters of a request's id: enough to find it among those shown."""
@@ -113,37 +115,49 @@ def _figures(status: Mapping[str, Any]) -> Table:
     rows = (
         ("output", f"{_count(tokens['output_per_s'])} tokens/s", _spark(tokens["output_history"])),
         ("prompts", f"{_count(tokens['prompt_per_s'])} tokens/s", _spark(tokens["prompt_history"])),
-        ("running", f"{requests['running']} requests", f"{requests['ended_per_s']:.1f} ended/s"),
+        ("running", _requests_of(requests["running"]), f"{requests['ended_per_s']:.1f} ended/s"),
     )
     spreads = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("request", "e2e_s"))
     for (name, value, more), (label, key) in zip(rows, spreads, strict=True):
         found = status[key] or {}
         values = [_span(found.get(level)) for level in ("p50", "p90", "p99")]
         table.add_row(name, value, f"{more:<14} {label:>7}", *values)
-    table.add_row("queue", f"{waiting} requests", f"{_count(requests['queued_tokens'])} tokens")
+    table.add_row(
+        "waiting", _requests_of(waiting), f"{_count(requests['queued_tokens'])} prompt tokens ahead"
+    )
     if wait:
         table.add_row("", "", wait)
     return table
 
 
+def _requests_of(number: int) -> str:
+    return "1 request" if number == 1 else f"{number:,} requests"
+
+
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("worker", "state", "KV pages", "used", "running", "waiting", "in/s", "out/s")
+    table = _table("worker", "state", "KV pages", "held", "cached", "running", "waiting", "in/s", "out/s")
     for worker in workers:
-        style = "green" if worker["state"] == "ready" else "red"
+        style = _WORKER_STYLES.get(worker["state"], "red")
         pages = worker.get("pages")
         total = sum(pages.values()) if pages else 0
-        used = f"{1 - pages['free'] / total:.0%}" if pages and total else "–"
+        held = _share(pages["held"] + pages["in_flight"], total) if pages else "–"
+        cached = _share(pages["cached"], total) if pages else "–"
         table.add_row(
             worker["id"],
             Text(worker["state"], style=style),
             _pages(pages, total),
-            used,
-            str(worker.get("running", "–")),
-            str(worker.get("waiting", "–")),
+            held,
+            cached,
+            _count(worker.get("running")),
+            _count(worker.get("waiting")),
             _count(worker.get("prompt_tokens_per_s")),
             _count(worker.get("output_tokens_per_s")),
         )
     return table
+
+
+def _share(pages: int, total: int) -> str:
+    return f"{pages / total:.0%}" if total else "–"
 
 
 def _pages(pages: Mapping[str, int] | None, total: int) -> Text:
@@ -195,7 +209,7 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
             request["id"][-_ID:],
             # The first word of an error's code: the whole of deadline_exceeded cuts off the other columns.
             Text(request["outcome"].partition("_")[0], style="" if good else "red"),
-            f"{request['prompt_tokens']} → {request['output_tokens']}",
+            f"{request['prompt_tokens']:,} → {request['output_tokens']:,}",
             _span(timings["ttft_s"]),
             _span(timings["e2e_s"]),
             _stages(timings, longest),

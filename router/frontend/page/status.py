@@ -105,6 +105,7 @@ class StatusReader:
     async def read(self) -> Status:
         """Rates are per second, over the last 5 s; percentiles over the last minute; durations in seconds."""
         figures = await self._stats.read()
+        workers = [_worker(m, figures.get(m.handle.worker_id)) for m in self._registry.members()]
         recent, now = self._recent, time.monotonic()
         return {
             "time": time.time(),
@@ -116,7 +117,7 @@ class StatusReader:
             },
             "requests": {
                 "running": self._running(),
-                "waiting": sum(s.load.waiting for s in self._registry.sessions()),
+                "waiting": sum(worker.get("waiting", 0) for worker in workers),
                 "held_back": self._prefill_queue.held_back,
                 "queued_tokens": self._prefill_queue.tokens,
                 "predicted_wait_s": self._prefill_queue.wait_s(),
@@ -131,7 +132,7 @@ class StatusReader:
             "ttft_s": _quantiles(recent.ttft, now),
             "itl_s": _quantiles(recent.itl, now),
             "e2e_s": _quantiles(recent.e2e, now),
-            "workers": [_worker(m, figures.get(m.handle.worker_id)) for m in self._registry.members()],
+            "workers": workers,
             "links": [_link(*pair, handoffs, now) for pair, handoffs in recent.links.items()],
             "pauses": [_pause(shared, now) for shared in reversed(recent.pauses)],
             "ended": [_ended(request, now) for request in reversed(recent.requests)],

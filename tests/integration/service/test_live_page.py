@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,16 +21,22 @@ REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, 
 
 
 @asynccontextmanager
-async def live_page(small: SmallModel, mode: Mode, **size: int) -> AsyncIterator[tuple[LocalCluster, Page]]:
+async def live_page(
+    small: SmallModel, mode: Mode, *, requests: int = 3, **size: int
+) -> AsyncIterator[tuple[LocalCluster, Page]]:
     async with browser_page() as page, local_cluster(small, mode) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url) as client:
-            for _ in range(3):
+            for _ in range(requests):
                 (await client.post("/v1/completions", json=REQUEST, timeout=60)).raise_for_status()
         await page.open(cluster.url, **size)
         yield cluster, page
         if folder := os.environ.get("BATON_SCREENSHOTS"):
-            await page.screenshot(Path(folder) / f"{mode.value}-{size.get('width', 1280)}.png")
+            for scheme in ("light", "dark"):
+                await page.prefer(scheme)
+                name = f"{mode.value}-{size.get('width', 1280)}-{scheme}.png"
+                await page.screenshot(Path(folder) / name, whole=False)
         assert not page.errors
+        assert not page.advice
         assert {urlsplit(url).netloc for url in page.requested} == {urlsplit(cluster.url).netloc}
 
 
@@ -62,3 +70,64 @@ async def test_the_chat_answers_with_its_timeline_on_a_phone(small: SmallModel) 
         assert "tokens/s" in rate
         assert await page.evaluate("document.querySelectorAll('.message .waterfall .stage').length") >= 2
         assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
+
+
+async def test_the_page_shows_eight_requests_until_all_are_asked_for(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED, requests=11) as (_, page):
+        rows = "document.querySelectorAll('.request').length"
+        await page.until(f"{rows} == 8")
+        assert await page.evaluate("document.querySelector('#more').textContent") == "Show all 11"
+        await page.evaluate("document.querySelector('#more').click()")
+        assert await page.evaluate(rows) == 11
+        first = await page.evaluate("document.querySelector('.request summary span').textContent")
+        assert first.endswith(" ago")
+        ended = await page.evaluate("document.querySelector('.request p.muted').textContent")
+        assert "ended at its limit of tokens" in ended
+
+
+async def test_kv_that_requests_hold_is_apart_from_what_is_cached(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED, width=1400) as (_, page):
+        shown = await page.until("document.querySelector('.worker .kv')?.textContent")
+        assert re.fullmatch(r"KV 0% held, \d+% cached", shown), shown
+
+
+async def test_a_drained_worker_is_not_shown_as_a_failure(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED) as (_, page):
+        await page.until("document.querySelectorAll('.worker').length")
+        answer = await page.evaluate(
+            "fetch('status').then(r => r.json()).then(s => { s.workers[0].state = 'stopped'; return s; })"
+        )
+        await page.evaluate(f"window.fetch = async () => new Response(JSON.stringify({json.dumps(answer)}))")
+        assert (
+            await page.until("document.querySelector('.worker.off .state')?.textContent")
+            == "stopped (drained)"
+        )
+        assert await page.evaluate("document.querySelector('#connection').className") == "badge "
+
+
+async def test_keys_are_used_or_left_as_they_were(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED) as (_, page):
+        await page.until("document.querySelectorAll('.worker').length")
+        open_with = (
+            "document.querySelector('#open-keys').click(); document.querySelector('#api-key').value = '{}';"
+        )
+        kept = "sessionStorage.getItem('api-key')"
+        await page.evaluate(open_with.format("one") + "document.querySelector('#save-keys').click()")
+        await page.until(f"{kept} == 'one'")
+        await page.evaluate(open_with.format("two") + "document.querySelector('#cancel-keys').click()")
+        assert not await page.evaluate("document.querySelector('#keys').open")
+        assert await page.evaluate(kept) == "one"
+
+
+async def test_the_chats_input_stays_in_the_window(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED, width=1400, height=700, requests=11) as (_, page):
+        await page.until("document.querySelectorAll('.request').length == 8")
+        await page.evaluate(
+            "for (let i = 0; i < 60; i++) {"
+            " const line = document.createElement('div'); line.className = 'message'; line.textContent = 'x';"
+            " document.querySelector('#messages').append(line); }"
+        )
+        inside = "document.querySelector('#ask').getBoundingClientRect().bottom <= innerHeight"
+        assert await page.evaluate(inside)
+        await page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        assert await page.evaluate(inside)

@@ -20,12 +20,13 @@ function manageKeys() {
   const dialog = byId("keys");
   byId("open-keys").addEventListener("click", () => {
     for (const name of ["api-key", "metrics-key"]) byId(name).value = sessionStorage.getItem(name) ?? "";
+    dialog.returnValue = "";
     dialog.showModal();
   });
-  byId("save-keys").addEventListener("click", () => {
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue !== "use") return;
     for (const name of ["api-key", "metrics-key"]) sessionStorage.setItem(name, byId(name).value.trim());
     listeners.forEach((listener) => listener());
-    dialog.close();
   });
 }
 

@@ -20,7 +20,7 @@ export function count(value) {
   if (value >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
   if (value >= 1e4) return `${(value / 1e3).toFixed(1)} k`;
   if (value > 0 && value < 10 && !Number.isInteger(value)) return value.toFixed(1);
-  return String(Math.round(value));
+  return Math.round(value).toLocaleString("en");
 }
 
 export function bytes(value) {

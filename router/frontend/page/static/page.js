@@ -5,9 +5,11 @@ import { headers, onKeysChange } from "./chat.js";
 
 const POLL_MS = 1000;
 const PAUSES = 4;
+const ROWS = 8;
 const byId = (id) => document.getElementById(id);
 const open = new Set();
 let latest = null;
+let allRows = false;
 
 async function poll() {
   if (!document.hidden) {
@@ -63,8 +65,10 @@ function show(status) {
     `context ${model.max_model_len.toLocaleString("en")}`,
     `up ${uptime(status.uptime_s)}`,
   ].filter(Boolean).join(" · ");
-  const away = workers.filter((worker) => worker.state !== "ready").length;
-  connection(away ? `${workers.length - away} of ${workers.length} workers` : "live", away ? "bad" : "good");
+  const ready = workers.filter((worker) => worker.state === "ready").length;
+  const failed = workers.some((worker) => worker.state !== "ready" && worker.state !== "stopped");
+  const kind = failed ? "bad" : ready < workers.length ? "" : "good";
+  connection(ready < workers.length ? `${ready} of ${workers.length} workers` : "live", kind);
   showFigures(status);
   showWorkers(status);
   showPauses(status.pauses);
@@ -79,12 +83,13 @@ function uptime(s) {
 
 function showFigures({ requests, tokens, ttft_s, itl_s, e2e_s }) {
   const spread = (q) => (q ? `p90 ${seconds(q.p90)} · p99 ${seconds(q.p99)}` : "no request in the last minute");
+  const waiting = requests.waiting + requests.held_back;
   const wait = requests.predicted_wait_s > 0 ? ` · wait about ${seconds(requests.predicted_wait_s)}` : "";
   byId("figures").replaceChildren(
     tile("Output", count(tokens.output_per_s), "tokens/s", null, sparkline(tokens.output_history, "var(--first_decode)")),
     tile("Prompts", count(tokens.prompt_per_s), "tokens/s", null, sparkline(tokens.prompt_history, "var(--prefill)")),
-    tile("Running", count(requests.running), "requests", `${count(requests.ended_per_s)} ended/s`),
-    tile("Queue", count(requests.waiting + requests.held_back), "requests", `${count(requests.queued_tokens)} tokens${wait}`),
+    tile("Running", count(requests.running), requests.running === 1 ? "request" : "requests", `${count(requests.ended_per_s)} ended/s`),
+    tile("Waiting", count(waiting), waiting === 1 ? "request" : "requests", `${count(requests.queued_tokens)} prompt tokens ahead${wait}`),
     tile("TTFT p50", seconds(ttft_s?.p50), "", spread(ttft_s)),
     tile("ITL p50", seconds(itl_s?.p50), "", spread(itl_s)),
     tile("Request p50", seconds(e2e_s?.p50), "", spread(e2e_s)),
@@ -117,9 +122,10 @@ function pairs(mode, workers, links) {
 }
 
 function card(worker) {
-  const kind = { ready: "", late: "warn", suspect: "warn", draining: "warn" }[worker.state] ?? "bad";
+  const kind = { ready: "", late: "warn", suspect: "warn", draining: "warn", stopped: "off" }[worker.state] ?? "bad";
   const made = element("div", `worker ${kind}`);
-  made.append(element("span", "state", worker.state), element("h3", "", worker.id));
+  const state = worker.state === "stopped" ? "stopped (drained)" : worker.state;
+  made.append(element("span", "state", state), element("h3", "", worker.id));
   if (!worker.pages) return made;
   const total = Object.values(worker.pages).reduce((sum, pages) => sum + pages, 0);
   const bar = element("div", "bar");
@@ -129,11 +135,16 @@ function card(worker) {
     part.title = `${state.replace("_", " ")}: ${pages} pages`;
     bar.append(part);
   }
-  const used = Math.round((100 * (total - worker.pages.free)) / total);
+  const percent = (pages) => `${Math.round((100 * pages) / total)}%`;
+  const { held, cached, in_flight: inFlight, quarantined } = worker.pages;
+  const kv = [`${percent(held)} held`, inFlight ? `${percent(inFlight)} in flight` : null,
+    quarantined ? `${percent(quarantined)} quarantined` : null, `${percent(cached)} cached`];
+  const shares = element("p", "kv", `KV ${kv.filter(Boolean).join(", ")}`);
+  shares.title = `of ${count(total)} pages`;
   const figure = (value, text) => element("span", "", element("b", "", count(value)), ` ${text} `);
   const rates = { prompt: worker.prompt_tokens_per_s, out: worker.output_tokens_per_s };
   made.append(bar,
-    element("p", "", `KV ${used}%`, element("span", "wide", ` of ${count(total)} pages`)),
+    shares,
     ...worker.tiers.flatMap(tier),
     element("p", "", figure(worker.running, "running"), figure(worker.waiting, "waiting")),
     element("p", "", figure(rates.prompt, "in/s"), figure(rates.out, "out/s")));
@@ -190,6 +201,9 @@ function svgElement(name, attributes) {
   return made;
 }
 
+/** How an answer ended that did not fail, by finish reason. */
+const ENDS = { stop: "ended by itself (stop)", length: "ended at its limit of tokens (length)" };
+
 /** Gaps between tokens that readers notice, the latest first. */
 function showPauses(pauses) {
   const line = byId("pauses");
@@ -198,29 +212,37 @@ function showPauses(pauses) {
 }
 
 function pause({ seconds: length, worker, cause, answers, ended_s_ago: ago }) {
-  return `${seconds(length)} on ${worker}, ${cause} (${count(answers)} answers, ${uptime(ago)} ago)`;
+  return `${seconds(length)} on ${worker}, ${cause} (${count(answers)} ${answers === 1 ? "answer" : "answers"}, ${uptime(ago)} ago)`;
 }
 
 function showRequests(ended) {
   if (!ended.length) return;
   const longest = Math.max(...ended.map((request) => request.timings.e2e_s));
-  byId("requests").replaceChildren(...ended.map((request) => {
+  const more = byId("more");
+  more.hidden = ended.length <= ROWS;
+  more.textContent = allRows ? `Show ${ROWS}` : `Show all ${ended.length}`;
+  byId("requests").replaceChildren(...ended.slice(0, allRows ? ended.length : ROWS).map((request) => {
     const row = element("details", "request");
-    const isGood = ["stop", "length"].includes(request.outcome);
+    const isGood = request.outcome in ENDS;
+    const ago = `${uptime(request.ended_s_ago)} ago`;
     row.open = open.has(request.id);
     row.addEventListener("toggle", () => (row.open ? open.add(request.id) : open.delete(request.id)));
     row.append(
       element("summary", "",
-        element("span", isGood ? "muted" : "failed", `${uptime(request.ended_s_ago)} ago · ${request.outcome}`),
+        element("span", isGood ? "muted" : "failed", isGood ? ago : `${ago} · ${request.outcome.replaceAll("_", " ")}`),
         element("span", "", `${count(request.prompt_tokens)} → ${count(request.output_tokens)} tokens`),
         element("span", "muted", seconds(request.timings.e2e_s)),
         stageBar(request.timings, longest)),
       waterfall(request.timings),
-      element("p", "muted", `request ${request.id}`));
+      element("p", "muted", [`request ${request.id}`, ENDS[request.outcome]].filter(Boolean).join(" · ")));
     return row;
   }));
 }
 
+byId("more").addEventListener("click", () => {
+  allRows = !allRows;
+  showRequests(latest.ended);
+});
 addEventListener("resize", () => latest && showWorkers(latest));
 onKeysChange(() => latest === null && connection("…", ""));
 poll();

@@ -51,7 +51,7 @@ def status(**changes: Any) -> dict[str, Any]:
                 "state": "ready",
                 "running": 1,
                 "waiting": 2,
-                "pages": {"held": 10, "cached": 20, "in_flight": 0, "quarantined": 0, "free": 70},
+                "pages": {"held": 13, "cached": 25, "in_flight": 12, "quarantined": 0, "free": 50},
                 "prompt_tokens_per_s": 120.0,
                 "output_tokens_per_s": None,
             },
@@ -97,7 +97,10 @@ def test_top_fits_80_columns_without_cutting_anything_off() -> None:
     for shown in (
         "1 of 2 workers ready",
         "wait about 4.50 s",
-        "30%",
+        "KV pages",
+        "prefill-0  ready        █▒▓▓····  25%   25%",
+        "waiting  3 requests",
+        "900 prompt tokens ahead",
         "5.0 MB/s",
         "89abcdef",
         "40 → 16",
@@ -113,7 +116,14 @@ def test_top_fits_80_columns_with_requests_that_failed() -> None:
     text = drawn(status(ended=[failed]))
     assert "…" not in text
     assert "deadline" in text
-    assert "3031 → 16" in text
+    assert "3,031 → 16" in text
+
+
+def test_top_counts_one_request_as_one() -> None:
+    one = {**status()["requests"], "running": 1, "waiting": 1, "held_back": 0}
+    text = drawn(status(requests=one))
+    assert "1 requests" not in text
+    assert text.count("1 request ") == 2
 
 
 def test_top_shows_a_router_that_has_served_nothing() -> None:
