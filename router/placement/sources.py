@@ -54,7 +54,9 @@ class Ways:
         """Empty if all that the worker could do was to compute the prompt."""
         parts = []
         if self.cached_tokens:
-            parts.append(f"{self.cached_tokens} tokens cached, {self.cached_s * 1e3:.0f} ms to compute")
+            parts.append(
+                f"{self.cached_tokens} prompt tokens cached, which saves {self.cached_s * 1e3:.0f} ms"
+            )
         if self.tier_tokens:
             parts.append(
                 f"{self.tier_tokens} of them from tiers in {self.promote_s * 1e3:.0f} ms rather than computed"
@@ -62,7 +64,7 @@ class Ways:
             )
         if self.source is not None:
             parts.append(str(self.source))
-        return ", ".join([f"all in {self.compute_s * 1e3:.0f} ms", *parts]) if parts else ""
+        return f"{', '.join(parts)}; the whole prompt takes {self.compute_s * 1e3:.0f} ms" if parts else ""
 
 
 def ways(request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float) -> Ways:

@@ -110,8 +110,9 @@ def test_the_predictions_of_all_ways_are_told_also_of_those_not_taken() -> None:
     ):
         view = view_of(a, b, bytes_per_s=bytes_per_s, tiers=tiers)
         assert str(ways(request, view, a, RATE)) == (
-            "all in 2000 ms, 800 tokens cached, 800 ms to compute,"
-            f" 500 of them from tiers in 50 ms rather than computed in 500 ms, {told}"
+            "800 prompt tokens cached, which saves 800 ms,"
+            f" 500 of them from tiers in 50 ms rather than computed in 500 ms, {told};"
+            " the whole prompt takes 2000 ms"
         )
 
 
