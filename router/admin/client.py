@@ -191,7 +191,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     command("workers", "list the workers of a running router", of_model)
     explain = command("explain", "show where a request was computed, and what it waited for")
-    explain.add_argument("request", help="id of the response (`id`, or header x-request-id)")
+    explain.add_argument(
+        "request", help="id of the response (`id`, or header x-request-id: the client's own, if it sent one)"
+    )
     cache = command("cache", "list what is cached, by worker and place, or clear it", of_model)
     cache.add_argument("action", nargs="?", choices=["list", "clear"], default="list")
     cache.add_argument("--worker", help="worker id, such as decode-0 (default: all)")

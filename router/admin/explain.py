@@ -76,8 +76,9 @@ def explained(request: Mapping[str, Any]) -> Iterator[str]:
     """Lines of text: where the request was computed, and what it waited for."""
     outcome = request["outcome"] + (f" ({request['message']})" if request["message"] else "")
     preposition = "for" if request["outcome"] == "running" else "after"
+    name = request["request"] + (f" ({request['client_request']})" if request["client_request"] else "")
     yield (
-        f"{request['request']}: {outcome} {preposition} {_s(request['seconds'])};"
+        f"{name}: {outcome} {preposition} {_s(request['seconds'])};"
         f" {request['prompt_tokens']} prompt tokens ({request['cached_tokens']} cached),"
         f" priority {request['priority']}, client {request['client']}"
         + (f", model {request['model']}" if "model" in request else "")

@@ -20,6 +20,8 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
 _SAMPLED: Final = 1
+_CLIENTS_ID: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
+"""Bounded, and fit for logs and headers: printable, without spaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,12 @@ class TraceContext:
         return f"00-{self.trace_id}-{span_id}-{'01' if self.sampled else '00'}"
 
 
+def clients_id_of(given: str | None) -> str:
+    """A client's own name of a request, as it came; empty if there is none, or it is unfit for logs."""
+    found = _CLIENTS_ID.fullmatch((given or "").strip())
+    return "" if found is None else found[0]
+
+
 @dataclass(slots=True, eq=False)
 class RequestIdentity:
     """One request of a client, which may ask for several sequences."""
@@ -60,6 +68,8 @@ class RequestIdentity:
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
+    clients_id: str = ""
+    """`x-request-id` of the client, which need not be unique."""
     _count: count[int] = field(default_factory=count, repr=False)
 
     def next_sequence(self) -> tuple[int, str]:

@@ -194,8 +194,12 @@ class Generation:
         return True
 
     def running(self, request_id: str) -> Run | None:
-        """The running request with this id; if several tenants have one, the latest."""
-        found = [run for (_, name), run in self._running.items() if name == request_id]
+        """The running request with this id, its own or its client's; of several, the latest."""
+        found = [
+            run
+            for (_, name), run in self._running.items()
+            if name == request_id or (run.identity is not None and run.identity.clients_id == request_id)
+        ]
         return found[-1] if found else None
 
     def fail_all(self) -> None:

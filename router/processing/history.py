@@ -43,10 +43,13 @@ class RequestRecord:
     prompt_tokens: int
     cached_tokens: int
     completions: list[CompletionRecord] = field(default_factory=list)
+    clients_id: str = ""
+    """`x-request-id` of the client; empty without one."""
 
     def as_json(self) -> dict[str, Any]:
         return {
             "request": self.id,
+            "client_request": self.clients_id,
             "client": self.client,
             "outcome": self.outcome,
             "message": self.message,
@@ -80,8 +83,14 @@ class History:
             _log.info("%s", _summary(record), extra=data(event="request", **line))
 
     def find(self, request_id: str) -> dict[str, Any] | None:
-        """The record of a request; None if it is still running or no longer kept."""
+        """The record of a request; None if it is still running or no longer kept.
+
+        By its own id, or by that of its client: of several, the last one. O(kept requests).
+        """
         record = self._records.get(request_id)
+        if record is None and request_id:
+            kept = reversed(self._records.values())
+            record = next((one for one in kept if one.clients_id == request_id), None)
         return None if record is None else record.as_json()
 
 
@@ -99,7 +108,8 @@ def _summary(record: RequestRecord) -> str:
     parts.append(f"{record.seconds:.3f} s")
     ways = dict.fromkeys(_way(timings) for timings in timed)
     parts += [way for way in ways if way]
-    return f"request {record.id!r}: {', '.join(parts)}"
+    name = repr(record.id) + (f" ({record.clients_id})" if record.clients_id else "")
+    return f"request {name}: {', '.join(parts)}"
 
 
 def _way(timings: router_pb2.Timings) -> str:

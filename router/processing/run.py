@@ -217,6 +217,7 @@ class Run:
         usage = self.usage
         return RequestRecord(
             id=self.request.id,
+            clients_id=self.identity.clients_id if self.identity else "",
             client=self._tenant.name,
             outcome=outcome,
             message=message,

@@ -159,6 +159,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--enable-reasoning": _ALWAYS,
     "--incremental-streaming-output": _ALWAYS,
     "--enable-cache-report": _ALWAYS,
+    "--enable-request-id-headers": _ALWAYS,
     "--enable-prompt-tokens-details": _ALWAYS,
     "--enable-piecewise-cuda-graph": _ALWAYS,
     "--skip-server-warmup": Unavailable("workers warm up before they are ready; it cannot be left out"),

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext, clients_id_of
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
@@ -60,6 +60,7 @@ def _add(status: status_pb2.RpcStatus, name: str, detail: Message) -> None:
     status.details.add(type_url=_TYPE + name, value=detail.SerializeToString())
 
 
+_REQUEST_ID_KEY: Final = "x-request-id"
 _MAX_ID_CHARACTERS: Final = 128
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -77,7 +78,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
         request_id = f"gen-{secrets.token_hex(12)}"
         try:
             request_id = _checked_id(request.request_id) or request_id
-            CURRENT_REQUEST.set(_identity(request, request_id, context))
+            identity = _identity(request, request_id, context)
+            CURRENT_REQUEST.set(identity)
+            if identity.clients_id:
+                await context.send_initial_metadata(((_REQUEST_ID_KEY, identity.clients_id),))
             generation = self._models.find(request.model)
             run = await generation.start(_request(request, request_id, context.time_remaining()))
             async with aclosing(run.chunks()) as chunks:
@@ -156,7 +160,8 @@ def _call_id() -> str:
 def _identity(request: router_pb2.GenerateRequest, request_id: str, context: _Context) -> RequestIdentity:
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     operation = "chat" if request.HasField("chat") else "text_completion"
-    return RequestIdentity(request_id, TraceContext.of(metadata.get("traceparent")), operation)
+    clients_id = clients_id_of(metadata.get(_REQUEST_ID_KEY))
+    return RequestIdentity(request_id, TraceContext.of(metadata.get("traceparent")), operation, clients_id)
 
 
 def _checked_id(request_id: str) -> str:

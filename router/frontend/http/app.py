@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from common.version import VERSION
-from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext, clients_id_of
 from router.errors import (
     InvalidRequest,
     MethodNotAllowed,
@@ -29,7 +29,12 @@ from router.frontend.access import ApiKeys
 from router.frontend.disclosure import as_router_error
 from router.frontend.http.event_stream import ClientGone
 from router.frontend.http.generation_routes import GenerationRoutes, json_response
-from router.frontend.http.middleware import IgnoreTrailingSlash, RequireApiKey, RequireLocalName
+from router.frontend.http.middleware import (
+    IgnoreTrailingSlash,
+    RequireApiKey,
+    RequireLocalName,
+    ReturnRequestId,
+)
 from router.frontend.http.refusal import error_response, new_request_id
 from router.frontend.openai.answers.schemas import Model
 from router.frontend.openai.errors import REQUEST_ID_HEADER
@@ -92,6 +97,7 @@ def build_app(
         ],
         exception_handlers={HTTPException: _no_such_route},
         middleware=[
+            Middleware(ReturnRequestId),
             *([Middleware(RequireLocalName)] if local_names_only else ()),
             Middleware(IgnoreTrailingSlash),
             *_cors(cors_origins),
@@ -209,7 +215,9 @@ def _answering(endpoint: _Endpoint, kind: str = "req") -> Callable[[Request], Aw
     async def answer(request: Request) -> Response:
         request_id = new_request_id(kind)
         trace = TraceContext.of(request.headers.get("traceparent"))
-        CURRENT_REQUEST.set(RequestIdentity(request_id, trace, _OPERATIONS.get(kind, "text_completion")))
+        operation = _OPERATIONS.get(kind, "text_completion")
+        clients_id = clients_id_of(request.headers.get(REQUEST_ID_HEADER))
+        CURRENT_REQUEST.set(RequestIdentity(request_id, trace, operation, clients_id))
         try:
             response = await endpoint(request, request_id)
         except (ClientGone, ClientDisconnect):

@@ -6,14 +6,34 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.dispatch.sequence import clients_id_of
 from router.errors import PermissionDenied, Unauthenticated
 from router.frontend.access import ApiKeys
 from router.frontend.http.refusal import error_response
+from router.frontend.openai.errors import REQUEST_ID_HEADER
 from router.frontend.page.routes import PAGE_PATHS, STATUS_PATH
 from router.processing.tenants import ANYBODY, CURRENT_TENANT, Tenant
+
+
+class ReturnRequestId:
+    """ASGI middleware. Returns the x-request-id of a request in place of the router's own id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = scope["type"] == "http" and Headers(scope=scope).get(REQUEST_ID_HEADER)
+        clients_id = clients_id_of(given or None)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = clients_id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id if clients_id else send)
 
 
 class IgnoreTrailingSlash:

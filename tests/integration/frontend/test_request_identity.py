@@ -67,6 +67,45 @@ async def test_a_grpc_call_brings_its_trace_as_metadata(folder: Path) -> None:
         assert (identity.id, identity.trace.trace_id) == ("mine", TRACE)
 
 
+async def test_a_clients_own_id_is_returned_whatever_the_answer_is(folder: Path) -> None:
+    async with open_frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
+        seen = identities(opened.dispatcher)
+        own = {"x-request-id": "op-77"}
+        body = {"prompt": "hi"}
+        answer = await client.post("/v1/completions", json=body, headers=own)
+        streamed = await client.post("/v1/completions", json=body | {"stream": True}, headers=own)
+        invalid = await client.post("/v1/completions", json={"prompt": 5}, headers=own)
+        missing = await client.get("/nowhere", headers=own)
+        assert [each.headers["x-request-id"] for each in (answer, streamed, invalid, missing)] == [
+            "op-77"
+        ] * 4
+        assert [identity.clients_id for identity in seen] == ["op-77"] * 2
+        assert len({identity.id for identity in seen}) == 2, "the router's own ids stay unique"
+        assert answer.json()["id"] == seen[0].id
+
+
+@pytest.mark.parametrize("unfit", ["", "x" * 129, "a b", "a\x01b", "é"])
+async def test_an_id_unfit_for_logs_is_replaced_by_the_routers(folder: Path, unfit: str) -> None:
+    async with open_frontends(folder) as opened, httpx.AsyncClient(base_url=opened.url) as client:
+        headers = {b"x-request-id": unfit.encode("latin-1")}
+        answer = await client.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+        if answer.status_code == httpx.codes.OK:
+            assert answer.headers["x-request-id"] == answer.json()["id"]
+        else:  # the parser refuses control characters
+            assert unfit == "a\x01b"
+
+
+async def test_a_grpc_call_brings_its_id_as_metadata(folder: Path) -> None:
+    async with open_frontends(folder) as opened, grpc.aio.insecure_channel(opened.target) as channel:
+        seen = identities(opened.dispatcher)
+        metadata = (("x-request-id", "op-78"),)
+        call = RouterStub(channel).Generate(GenerateRequest(text="hi"), metadata=metadata)
+        async for _ in call:
+            pass
+        assert ("x-request-id", "op-78") in list(await call.initial_metadata())
+        assert seen[0].clients_id == "op-78"
+
+
 async def test_both_workers_and_the_log_of_retries_name_the_request(caplog: pytest.LogCaptureFixture) -> None:
     prefill, decode = pair(decode={"fail_after": 2})
     identity = RequestIdentity("cmpl-7", TraceContext(TRACE, PARENT))

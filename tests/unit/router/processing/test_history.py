@@ -175,3 +175,16 @@ async def test_the_admin_endpoint_finds_a_request_by_its_id() -> None:
     assert found.json()["request"] == "a/b"
     assert missing.status_code == 404
     assert "--explain-requests" in missing.json()["error"]
+
+
+def test_the_last_request_with_a_clients_own_id_is_found_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    history = History(10)
+    with caplog.at_level(logging.INFO, "router.processing.history"):
+        for own in ("cmpl-1", "cmpl-2"):
+            history.add(RequestRecord(own, "anybody", "ok", "", 2.0, 0, 3, 0, clients_id="op-77"))
+    found = history.find("op-77")
+    assert found is not None
+    assert (found["request"], found["client_request"]) == ("cmpl-2", "op-77")
+    assert next(iter(explained(found))).startswith("cmpl-2 (op-77): ok")
+    assert "request 'cmpl-1' (op-77): ok" in caplog.text
+    assert history.find("") is None
