@@ -312,8 +312,11 @@ def sizes(workers: Iterable[worker_pb2.WorkerInfo]) -> list[str]:
     return [f"{_names(names)}: {text}" for text, names in groups.items()]
 
 
+_MOST_NAMES: Final = 4
+
+
 def _names(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} workers from {names[0]} on"
 
 
 def begin_scaling(

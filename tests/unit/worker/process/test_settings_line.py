@@ -41,7 +41,7 @@ def test_prompts_cut_by_a_threshold_alone_are_chunked() -> None:
     text = line(PRESETS[Preset.ROSEINFER].scheduler)
     assert "Chunked prefill is enabled, with chunks of at most 256 tokens" in text
     assert "chunked_prefill_size=-1" in text
-    assert "available_gpu_mem=none" in text
+    assert "available_gpu_mem" not in text
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,15 @@ def test_whole_prompts_are_said_so_with_and_without_a_budget(scheduler: Schedule
 
 def test_a_pause_target_stands_beside_the_mean_that_it_belongs_to() -> None:
     paced = line(SchedulerConfig(tpot_target_s=0.02, pause_target_s=0.03))
-    assert "step_target_ms=19.2, pause_target_ms=30," in paced
-    assert "step_target_ms=none, pause_target_ms=none," in line(SchedulerConfig())
+    assert "step_target_ms=19.2, pause_target_ms=30" in paced
+    assert "step_target_ms=none, pause_target_ms=none," in line(SchedulerConfig(), free_bytes=1)
+
+
+def test_a_line_of_a_cpu_says_nothing_of_gpus_and_of_settings_that_are_not_set() -> None:
+    text = line(SchedulerConfig())
+    assert "none" not in text
+    assert "cuda" not in text
+    assert "max_total_num_tokens=16384" in text
 
 
 @pytest.mark.parametrize(
