@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -161,10 +162,29 @@ def _predict(found: Sequence[Candidate], load: Load, targets: Targets) -> list[P
         disable=not console.is_terminal,
     )
     task = bars.add_task(f"{len(found)} candidates, {load.requests:,} requests", total=None)
+    lines = _Lines(f"simulating {len(found)} candidates, {load.requests:,} requests")
+
+    def progress(done: int, total: int) -> None:
+        bars.update(task, completed=done, total=total)
+        if not console.is_terminal:
+            lines.show(done, total)
+
     with bars:
-        return predictions(
-            found, load, targets, lambda done, total: bars.update(task, completed=done, total=total)
-        )
+        return predictions(found, load, targets, progress)
+
+
+@dataclass
+class _Lines:
+    """Progress without a terminal: a line on standard error for each tenth."""
+
+    what: str
+    tenths: int = -1
+
+    def show(self, done: int, total: int) -> None:
+        tenths = 10 * done // max(total, 1)
+        if tenths > self.tenths:
+            self.tenths = tenths
+            print(f"{self.what}: {tenths * 10}%", file=sys.stderr, flush=True)
 
 
 def _title(options: argparse.Namespace, load: Load, targets: Targets, predicted: Sequence[Prediction]) -> str:

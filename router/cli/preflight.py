@@ -13,6 +13,9 @@ from typing import Final
 
 _PACKAGES: Final = ("common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc", "worker")
 """Those that serving imports; `router plan` alone needs `simulator`."""
+LOOPBACK: Final = "127.0.0.1"
+_TRIED: Final = 200
+_LAST_PORT: Final = 65535
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
@@ -40,16 +43,32 @@ class PortTaken(Exception):
 
 def check_free(flag: str, host: str, port: int) -> None:
     """Raises PortTaken. Does not reserve the port: another program may still take it afterwards."""
+    try:
+        _bind(host, port)
+    except OSError as error:
+        others = (other for other in range(port + 2, min(port + _TRIED, _LAST_PORT), 2))
+        free = next((other for other in others if _are_free(host, other, other + 1)), None)
+        advice = "choose another" if free is None else f"{flag} {free} is free"
+        raise PortTaken(
+            f"{flag} {port} on {host} cannot be used: {error.strerror}; {advice}, or stop the program"
+            " that has it (`router stop --admin-port PORT`, if it is a router)"
+        ) from None
+
+
+def _bind(host: str, port: int) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise PortTaken(
-                f"{flag} {port} on {host} cannot be used: {error.strerror};"
-                " choose another, or stop the program that has it"
-            ) from None
+        probe.bind((host, port))
+
+
+def _are_free(host: str, *ports: int) -> bool:
+    try:
+        for port in ports:
+            _bind(host, port)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

@@ -6,13 +6,14 @@ import argparse
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from router.config.table import SETTINGS
 
@@ -44,10 +45,11 @@ class ApiError(Exception):
 class Api:
     """Safe to use from several threads."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, ca_file: Path | None = None) -> None:
+        """Raises ValueError for a wrong URL, OSError for a file without certificates."""
         self.url: Final = url.rstrip("/").removesuffix("/v1")
         self._key = key
-        self._opener = _opener(self.url)
+        self._opener = _opener(self.url, ca_file)
 
     def get(self, path: str) -> Any:
         """The answer's JSON. Raises ApiError, Unreachable."""
@@ -108,7 +110,7 @@ class Api:
 
 
 def add_api_arguments(parser: argparse.ArgumentParser, *, key: str = "API key") -> None:
-    """--url and --key-file; see `api_of`."""
+    """--url, --key-file and --ca-file; see `api_of`."""
     parser.add_argument("--url", default=_DEFAULT_URL, help="URL of the router (default: %(default)s)")
     parser.add_argument(
         "--key-file",
@@ -116,11 +118,18 @@ def add_api_arguments(parser: argparse.ArgumentParser, *, key: str = "API key") 
         metavar="FILE",
         help=f"file whose first key is sent as {key} (default: ${_KEY_VARIABLE}, if set)",
     )
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="PEM certificates of authorities to trust for https, such as the router's own --tls-cert"
+        " (default: the system's, or $SSL_CERT_FILE)",
+    )
 
 
 def api_of(arguments: argparse.Namespace) -> Api:
-    """Raises OSError if the key file cannot be read, ValueError if it holds no key."""
-    return Api(arguments.url, _key(arguments.key_file))
+    """Raises OSError if a file cannot be read, ValueError if the key file holds no key."""
+    return Api(arguments.url, _key(arguments.key_file), arguments.ca_file)
 
 
 def _key(path: Path | None) -> str | None:
@@ -133,12 +142,17 @@ def _key(path: Path | None) -> str | None:
     return key
 
 
-def _opener(url: str) -> OpenerDirector:
+def _opener(url: str, ca_file: Path | None) -> OpenerDirector:
     """An opener that uses no proxy for loopback."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"--url {url}: give http://HOST:PORT or https://HOST:PORT")
-    return build_opener(ProxyHandler({}) if parts.hostname in _LOOPBACK else HTTPHandler())
+    try:
+        tls = ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise ValueError(f"--ca-file {ca_file} holds no certificate ({error.reason})") from None
+    proxies = [ProxyHandler({})] if parts.hostname in _LOOPBACK else []
+    return build_opener(HTTPSHandler(context=tls), *proxies)
 
 
 def _json_or_text(body: bytes) -> Any:

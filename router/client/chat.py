@@ -6,8 +6,9 @@ import argparse
 import json
 import readline
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,12 +72,23 @@ class Conversation:
         }
 
 
+def parameters_of(api: Api) -> Collection[str]:
+    """The fields of a chat request that the router knows. Raises ApiError, Unreachable."""
+    document = api.get("/openapi.json")
+    body = document["paths"][_PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    if reference := body.get("$ref"):
+        body = document["components"]["schemas"][reference.rpartition("/")[2]]
+    fields: Collection[str] = body["properties"]
+    return fields
+
+
 class _Chat:
     def __init__(self, api: Api, conversation: Conversation, console: Console, *, timeline: bool) -> None:
         self._api = api
         self._conversation = conversation
         self._console = console
         self._timeline = timeline
+        self._parameters: Collection[str] = ()
 
     def take(self, line: str) -> bool:
         """Process one line of input; False to leave."""
@@ -90,7 +102,7 @@ class _Chat:
             return False
         commands: dict[str, Callable[[str], None]] = {
             "/system": self._set_system,
-            "/set": lambda text: self._conversation.set(*_two(text)),
+            "/set": self._set_parameter,
             "/params": lambda _: self._show(),
             "/timeline": lambda _: self._toggle(),
             "/new": lambda _: self._conversation.messages.clear(),
@@ -99,8 +111,11 @@ class _Chat:
         command = commands.get(word)
         if command is None:
             self._console.print(_HELP, markup=False)
-        else:
+            return True
+        try:
             command(rest)
+        except (ApiError, Unreachable) as error:
+            self._console.print(f"[red]{escape(str(error))}")
         return True
 
     def _ask(self, text: str) -> None:
@@ -131,6 +146,17 @@ class _Chat:
 
     def _set_system(self, text: str) -> None:
         self._conversation.system = text
+
+    def _set_parameter(self, text: str) -> None:
+        name, value = _two(text)
+        if not self._parameters:
+            self._parameters = parameters_of(self._api)
+        if value and name not in self._parameters:
+            close = get_close_matches(name, self._parameters, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self._console.print(f"[red]{escape(name)} is no parameter of a request{hint}")
+            return
+        self._conversation.set(name, value)
 
     def _show(self) -> None:
         self._console.print_json(

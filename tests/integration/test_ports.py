@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 
@@ -20,8 +21,12 @@ def taken() -> Iterator[int]:
 
 
 def test_a_port_that_is_taken_is_named_with_its_flag(taken: int) -> None:
-    with pytest.raises(PortTaken, match=f"--http-port {taken} on 127.0.0.1 cannot be used"):
+    with pytest.raises(PortTaken, match=f"--http-port {taken} on 127.0.0.1 cannot be used") as refusal:
         check_free("--http-port", "127.0.0.1", taken)
+    assert "`router stop" in str(refusal.value)
+    [free] = re.findall(r"--http-port (\d+) is free", str(refusal.value))
+    check_free("--http-port", "127.0.0.1", int(free))
+    check_free("--admin-port", "127.0.0.1", int(free) + 1)
 
 
 def test_a_port_that_is_free_stays_free() -> None:

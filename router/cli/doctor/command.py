@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from router.cli.doctor import gpus, links, machine, model, nodes, software, transports
 from router.cli.doctor.report import Finding, Verdict, exit_status, lines_of
+from router.cli.preflight import LOOPBACK
 from router.config.choices import Device
 from router.config.flags.command_line import add_flag
 from router.config.flags.config_file import read_config_file
@@ -62,6 +63,7 @@ _FLAGS: Final = (
     "host",
     "http_port",
     "grpc_port",
+    "admin_port",
     "ray_address",
     "wait_for_nodes",
     "startup_timeout",
@@ -96,8 +98,13 @@ def _examine(config: RouterConfig) -> Iterator[Finding]:
     yield from software.check(on_gpu=bool(found))
     if config.device is not Device.CPU:
         yield from gpus.check(found, pairs, is_wanted=config.device is Device.CUDA)
-    ports = {"--http-port": config.frontend.http_port, "--grpc-port": config.frontend.grpc_port}
-    yield from machine.check(config.frontend.host, ports)
+    host = config.frontend.host
+    addresses = {
+        "--http-port": (host, config.frontend.http_port),
+        "--grpc-port": (host, config.frontend.grpc_port),
+        "--admin-port": (LOOPBACK, config.effective_admin_port),
+    }
+    yield from machine.check(addresses)
     yield from links.check(found, pairs, environment_of(config.cluster.worker_env))
     if config.model:
         yield from model.check(config, found, on_gpu=bool(found))

@@ -22,15 +22,15 @@ _CORES_S: Final = 0.5
 _CORES_USED: Final = 0.25
 
 
-def check(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
-    """`ports`: by flag."""
+def check(addresses: Mapping[str, tuple[str, int]]) -> Iterator[Finding]:
+    """`addresses`: host and port by flag."""
     yield check_shm(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
     yield check_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     before = CpuTimes.now()
     time.sleep(_CORES_S)
     yield check_cores(usable_cores(), before, CpuTimes.now())
     yield check_memlock(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1], os.path.isdir("/dev/infiniband"))
-    yield from _ports(host, ports)
+    yield from _ports(addresses)
 
 
 def check_shm(free: int) -> Finding:
@@ -83,9 +83,9 @@ def check_memlock(hard: int, has_infiniband: bool) -> Finding:
     return ok("locked memory", f"{text}; there is no InfiniBand to need more")
 
 
-def _ports(host: str, ports: Mapping[str, int]) -> Iterator[Finding]:
+def _ports(addresses: Mapping[str, tuple[str, int]]) -> Iterator[Finding]:
     free = []
-    for flag, port in ports.items():
+    for flag, (host, port) in addresses.items():
         try:
             check_free(flag, host, port)
         except PortTaken as error:

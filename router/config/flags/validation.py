@@ -146,8 +146,9 @@ def _frontends(config: RouterConfig) -> Iterator[str]:
     ports = {
         "http_port": config.frontend.http_port,
         "grpc_port": config.frontend.grpc_port,
-        "admin_port": config.effective_admin_port,
     }
+    if config.operation.admin_port is not None or config.frontend.http_port in _PORTS:
+        ports["admin_port"] = config.effective_admin_port
     for name, port in ports.items():
         if port not in _PORTS:
             yield f"{flag_name(name)} {port} is not a port; use 1 to 65535, or 0 for any free one"

@@ -187,7 +187,10 @@ def test_the_command_prints_a_table_a_recommendation_and_the_flags(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["--model", "llama-3.1-8b", "--gpus", "2", *LOAD]) == 0
-    out = capsys.readouterr().out
+    out, progress = capsys.readouterr()
+    lines = [line for line in progress.splitlines() if line.startswith("simulating ")]
+    assert lines[-1].endswith("requests: 100%"), "without a terminal"
+    assert len(lines) <= 11
     assert "Predicted by simulation" in out
     assert "measured with TP 1, estimated by a roofline with more" in out
     assert "Do not disaggregate: mixed x2 keeps 100.0% good" in out

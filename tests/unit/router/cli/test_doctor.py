@@ -10,6 +10,7 @@ import pytest
 
 from common.cpu_times import CpuTimes
 from router.cli.doctor import gpus, links, machine, software
+from router.cli.doctor.command import run
 from router.cli.doctor.end_process import Link
 from router.cli.doctor.gpus import Gpu, Pair
 from router.cli.doctor.report import Finding, Verdict, exit_status, fail, lines_of, ok, warn
@@ -75,8 +76,8 @@ def test_locked_memory_matters_to_infiniband_alone() -> None:
 
 def test_a_port_in_use_is_reported_with_its_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports = {"--http-port": taken.getsockname()[1], "--grpc-port": 0}
-        findings = [f for f in machine.check("127.0.0.1", ports) if f.name == "ports"]
+        addresses = {"--http-port": taken.getsockname(), "--grpc-port": ("127.0.0.1", 0)}
+        findings = [f for f in machine.check(addresses) if f.name == "ports"]
     assert [f.verdict for f in findings] == [Verdict.FAIL, Verdict.OK]
     assert "--http-port" in findings[0].text
 
@@ -131,3 +132,17 @@ def test_every_row_that_is_not_ok_has_advice() -> None:
         *gpus.check([], [], is_wanted=True),
     ]
     assert all(finding.advice for finding in findings)
+
+
+def test_the_routers_own_ports_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[tuple[str, str, int]] = []
+    monkeypatch.setattr("router.cli.doctor.machine.check_free", lambda *given: checked.append(given))
+    monkeypatch.setattr("router.cli.doctor.command.software.check", lambda **_: ())
+    monkeypatch.setattr("router.cli.doctor.command.links.check", lambda *_: ())
+    ports = ("--http-port", "31730", "--grpc-port", "31731", "--admin-port", "31732", "--host", "0.0.0.0")
+    run(["--device", "cpu", *ports])
+    assert checked == [
+        ("--http-port", "0.0.0.0", 31730),
+        ("--grpc-port", "0.0.0.0", 31731),
+        ("--admin-port", "127.0.0.1", 31732),
+    ]

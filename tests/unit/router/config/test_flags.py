@@ -312,3 +312,9 @@ def test_flags_about_a_cluster_are_checked_before_it_is_joined() -> None:
     assert "one of pack, spread" in problems("--model", "m", "--placement", "anywhere")
     assert "--worker-env UCX_TLS is not" in problems("--model", "m", "--worker-env", "UCX_TLS")
     assert "--worker-ports 1-9" in problems("--model", "m", "--worker-ports", "1-9")
+
+
+def test_a_wrong_http_port_is_one_problem() -> None:
+    [problem] = problems("--model", "m", "--http-port", "99999").splitlines()
+    assert "--http-port 99999 is not a port" in problem
+    assert "--admin-port 65536" in problems("--model", "m", "--http-port", "65535")
