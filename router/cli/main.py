@@ -85,10 +85,10 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
         with asyncio.Runner(loop_factory=TimedLoop) as runner:
             ends_workers = runner.run(serve(configs, began))
     except CANNOT_START as error:
-        print(f"router: {error}", file=sys.stderr)
+        _say(config, str(error))
         return 1
     except RayLost as error:
-        print(f"router: {error}", file=sys.stderr, flush=True)
+        _say(config, str(error))
         os._exit(_RAY_LOST)  # Ray's exit handlers would wait for the lost cluster
     return END_WORKERS if ends_workers and config.frontend.frontends > 1 else 0
 
@@ -102,8 +102,16 @@ def _serve_several(configs: Sequence[RouterConfig]) -> int:
     try:
         return asyncio.run(run_frontends(configs))
     except CANNOT_START as error:
-        print(f"router: {error}", file=sys.stderr)
+        _say(config, str(error))
         return 1
+
+
+def _say(config: RouterConfig, error: str) -> None:
+    """Why the router ends, in the format of the log."""
+    if config.operation.log_format is LogFormat.JSON:
+        logging.getLogger("router").error("%s", error)
+    else:
+        print(f"router: {error}", file=sys.stderr, flush=True)
 
 
 def _check_command(arguments: Sequence[str]) -> None:

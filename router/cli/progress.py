@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _log = logging.getLogger(__name__)
+_lines = logging.getLogger("router.start")
+"""Lines of the start, which --log-level does not hide."""
+_lines.setLevel(logging.INFO)
 
 _SHORTEST_S: Final = 0.1
 _SAY_S: Final = 10.0
@@ -33,8 +36,10 @@ class _Loading:
 class StartupDisplay:
     """A context manager; writes to standard error."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+    def __init__(self, console: Console | None = None, *, as_log: bool = False) -> None:
+        """`as_log`: write log lines, so that all of the output has their format."""
+        self._console = console or Console(stderr=True, force_terminal=False if as_log else None)
+        self._as_log = as_log
         self._bars = Progress(
             SpinnerColumn(finished_text="[green]✓"),
             TextColumn("{task.description}"),
@@ -125,6 +130,9 @@ class StartupDisplay:
 
     def say(self, message: str) -> None:
         """Print a permanent line."""
+        if self._as_log:
+            _lines.info("%s", self._label + message)
+            return
         self._console.print(self._label + message, highlight=False, soft_wrap=True)
 
     def _update(self, name: str, **changes: object) -> TaskID:

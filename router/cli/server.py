@@ -43,11 +43,32 @@ class Service:
     admin: AdminServer
     placement_notice: PlacementNotice
 
-    async def drain(self, timeout_s: float, *, workers_return: bool = True) -> None:
-        """Refuse new requests; give running ones `timeout_s` to finish. See `ClusterDispatcher.drain`."""
-        began = time.monotonic()
-        _log.info("draining: new requests are refused, running ones have %g s to finish", timeout_s)
+    async def drain(self, timeout_s: float, again: asyncio.Event, *, workers_return: bool = True) -> None:
+        """Refuse new requests; give running ones `timeout_s` to finish, or until `again` is set.
+
+        See `ClusterDispatcher.drain`.
+        """
+        _log.info(
+            "draining: new requests are refused, running ones have %g s to finish;"
+            " a second Ctrl-C or SIGTERM ends them",
+            timeout_s,
+        )
         self.http.wind_down()
+        ending = asyncio.create_task(self._end_requests(again))
+        try:
+            await self._finish(timeout_s, workers_return=workers_return)
+        finally:
+            ending.cancel()
+
+    async def _end_requests(self, again: asyncio.Event) -> None:
+        """Once `again` is set, with the error `shutting_down`."""
+        await again.wait()
+        _log.warning("ending the running requests")
+        for model in self.models:
+            model.generation.fail_all()
+
+    async def _finish(self, timeout_s: float, *, workers_return: bool) -> None:
+        began = time.monotonic()
         left = sum(
             await asyncio.gather(
                 *(one.dispatcher.drain(timeout_s, workers_return=workers_return) for one in self.models)
@@ -72,7 +93,8 @@ class Service:
             what = f"{', '.join(each)} are ready {after}"
         scheme, host = "http" if config.access.tls_cert is None else "https", config.frontend.host
         return (
-            f"{what}; {scheme}://{host}:{self.http.port}/v1 and gRPC {host}:{self.grpc.port};"
+            f"{what}; live page {scheme}://{host}:{self.http.port}/, APIs under"
+            f" {scheme}://{host}:{self.http.port}/v1 and gRPC {host}:{self.grpc.port};"
             f" --admin-port {self.admin.port}"
         )
 

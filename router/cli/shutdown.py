@@ -24,11 +24,17 @@ class Shutdown:
         self._asked = asyncio.Event()
         self.ends_workers = False
         """Whether an operator asked for the end of the workers too."""
+        self._again: asyncio.Event | None = None
 
     def request(self, workers: bool) -> None:
         """As a first signal does."""
         self.ends_workers = workers
         self._asked.set()
+
+    def again(self) -> asyncio.Event:
+        """From now on the second signal sets this event, and only the next one ends the process."""
+        self._again = asyncio.Event()
+        return self._again
 
     def install(self) -> None:
         """Install the handlers. Call it again after libraries that install their own, such as Ray."""
@@ -58,6 +64,8 @@ class Shutdown:
 
     def _on_signal(self, signal_: signal.Signals) -> None:
         if self._asked.is_set():
-            # Second signal: end at once. Workers abort the requests of a router that is gone.
-            os._exit(128 + signal_)
+            if self._again is None or self._again.is_set():
+                # End at once. Workers abort the requests of a router that is gone.
+                os._exit(128 + signal_)
+            self._again.set()
         self._asked.set()

@@ -20,13 +20,13 @@ from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.loader.read_ahead import weights_ahead
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from router.cli.background import in_background
-from router.cli.preflight import PortTaken, check_free
+from router.cli.preflight import LOOPBACK, PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.bundles import free_main_memory
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
-from router.config.choices import Dtype
+from router.config.choices import Dtype, LogFormat
 from router.config.settings import RouterConfig
 from router.frontend.access import Access, BadKeyFile
 from router.worker_config.machine import Machine, PlanError
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LOOPBACK: Final = "127.0.0.1"
 _RESOLVED_S: Final = 0.7
 """For models to be found and planned before Ray starts; those that take longer are so meanwhile."""
 
@@ -78,7 +77,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
         if access.has_files:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
         try:
-            with StartupDisplay() as display:
+            with StartupDisplay(as_log=config.operation.log_format is LogFormat.JSON) as display:
                 start = Start(configs, connection, access, display, stack, shutdown.install, began)
                 service = await shutdown.unless_requested(start.service(shutdown.request))
         except Interrupted:
@@ -86,7 +85,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
             return False
         loss = await shutdown.unless(connection.lost(service.placement_notice))
         if loss is None:
-            await service.drain(config.operation.drain_timeout)
+            await service.drain(config.operation.drain_timeout, shutdown.again())
             if config.frontend.frontends > 1:
                 return shutdown.ends_workers
             if shutdown.ends_workers:
@@ -96,7 +95,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
             return False
         _log.error("%s; the router ends", loss)
         # Workers may outlive Ray for a while and finish their requests, but none is restarted.
-        await service.drain(config.operation.drain_timeout, workers_return=False)
+        await service.drain(config.operation.drain_timeout, shutdown.again(), workers_return=False)
         raise loss
 
 
@@ -180,7 +179,7 @@ class Start:
         if config.frontend.frontends == 1:  # otherwise they are held for all front ends
             check_free("--http-port", host, config.frontend.http_port)
             check_free("--grpc-port", host, config.frontend.grpc_port)
-        check_free("--admin-port", _LOOPBACK, config.effective_admin_port)
+        check_free("--admin-port", LOOPBACK, config.effective_admin_port)
 
     def _display(self, config: RouterConfig) -> StartupDisplay:
         return self.display if len(self.configs) == 1 else self.display.of(config.served_model_name or "")

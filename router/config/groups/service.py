@@ -247,8 +247,7 @@ class OperationSettings:
     log_level: LogLevel = _operation(LogLevel.INFO, "log level; debug includes the workers' output")
     log_format: LogFormat = _operation(
         LogFormat.TEXT,
-        "text, or one JSON object per line, for router and workers; json adds a line for every request at"
-        " its end",
+        "text, or one JSON object per line, for router and workers; json adds the timings of every request",
     )
     log_workers: bool = _operation(False, "show the workers' log lines in the router's output, as they are")
     decode_log_interval: int = _operation(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import httpx
@@ -12,6 +14,7 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
+from router.cli.server import Service
 from router.frontend.grpc.server import GrpcConfig, GrpcServer
 from router.frontend.http.server import HttpConfig, HttpServer
 from rpc.baton.v1.router_pb2 import GenerateRequest
@@ -70,6 +73,36 @@ async def test_requests_that_outlast_the_drain_end_with_the_reason(frontends: Fr
     assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
     assert "send the request again" in (over_grpc.details() or "")
     await frontends.dispatcher.until_all_given_up()
+
+
+async def test_a_second_signal_ends_running_streams_with_the_reason(
+    frontends: Frontends, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "router.cli.server")
+    frontends.dispatcher.hang_after = 3
+    running = [asyncio.create_task(http_text(frontends)), asyncio.create_task(grpc_text(frontends))]
+    await until_given(frontends, 3)
+    [generation] = frontends.models
+
+    async def drain(timeout_s: float, *, workers_return: bool) -> int:
+        await asyncio.wait(running, timeout=timeout_s)
+        return sum(not request.done() for request in running)
+
+    model = Mock(generation=generation, dispatcher=Mock(drain=drain))
+    service = Service([model], frontends.http, frontends.grpc, Mock(), Mock())
+    again = asyncio.Event()
+    draining = asyncio.create_task(service.drain(60, again))
+    await asyncio.sleep(0.1)
+    assert not running[0].done()
+    assert "a second Ctrl-C or SIGTERM ends them" in caplog.text
+    again.set()
+    async with asyncio.timeout(20):
+        over_http, over_grpc = await asyncio.gather(*running, return_exceptions=True)
+        await draining
+    assert isinstance(over_http, openai.APIError)
+    assert over_http.code == "shutting_down"
+    assert isinstance(over_grpc, grpc.aio.AioRpcError)
+    assert over_grpc.code() == grpc.StatusCode.UNAVAILABLE
 
 
 async def test_an_idle_connection_does_not_delay_the_end(frontends: Frontends) -> None:

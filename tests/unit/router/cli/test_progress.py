@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
@@ -53,6 +54,19 @@ def test_without_a_terminal_a_slow_stage_of_a_worker_is_said_again_and_again(
         "decode-0: compiling: FA3, window: 1 of 2, 10 s, since 10 s",
         "decode-0: compiling: FA3, window: 1 of 2, 20 s, since 20 s",
     ]
+
+
+def test_lines_of_a_start_can_be_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    written = io.StringIO()
+    caplog.set_level(logging.WARNING)
+    caplog.handler.setLevel(logging.NOTSET)
+    with StartupDisplay(Console(file=written), as_log=True) as display:
+        with display.stage("Ray"):
+            pass
+        display.of("small").done("decode-0", "ready")
+        display.say("workers: decode-0")
+    assert written.getvalue() == ""
+    assert caplog.messages == ["Ray: 0.0 s", "small: decode-0: ready", "workers: decode-0"]
 
 
 def test_the_summary_has_the_stages_that_took_time(monkeypatch: pytest.MonkeyPatch) -> None:

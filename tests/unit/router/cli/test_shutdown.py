@@ -25,6 +25,25 @@ async def test_a_signal_is_a_request(shutdown: Shutdown, signal_: signal.Signals
         assert await shutdown.unless(asyncio.sleep(60, "slept")) is None
 
 
+async def test_the_second_signal_of_a_drain_is_told_and_only_the_third_ends_the_process(
+    shutdown: Shutdown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr("router.cli.shutdown.os._exit", exits.append)
+    os.kill(os.getpid(), signal.SIGINT)
+    await shutdown.unless(asyncio.sleep(60))
+    again = shutdown.again()
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(5):
+        await again.wait()
+    assert not exits
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(5):
+        while not exits:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert exits == [128 + signal.SIGINT]
+
+
 async def test_work_that_ends_before_a_signal_has_its_result(shutdown: Shutdown) -> None:
     assert await shutdown.unless(asyncio.sleep(0, "slept")) == "slept"
 
