@@ -116,10 +116,11 @@ class PauseWatch:
 
 def _log(slow: SlowStep) -> None:
     parts = {part.value: round(seconds, 6) for part, seconds in slow.parts.items() if seconds > 0}
+    expected = f" instead of {1000 * slow.expected_s:.0f}" if slow.expected_s else ""
     log.info(
-        "Slow step: %.0f ms instead of %.0f: %s",
+        "Slow step: %.0f ms%s: %s",
         1000 * slow.seconds,
-        1000 * slow.expected_s,
+        expected,
         slow.cause.value,
         extra=data(event="slow_step", cause=slow.cause.value, seconds=slow.seconds, parts=parts),
     )
