@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from decimal import Decimal
 from functools import cache
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from engine.errors import GrammarError
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
-from engine.grammar.json_schema.document import children
+from engine.grammar.json_schema import divisors
 from engine.grammar.json_schema.patterns import ascii_classes
 from engine.grammar.json_schema.rewriting import rewritten
 
@@ -28,20 +27,35 @@ _JSON: Final[Any] = {
     "json_allowed_escapes": '"\\bfnrt',  # without \\u, with which a property could be spelled in two ways
 }
 _MAX_DIVISOR: Final = 10_000
+_OPENING: Final = b"{["
+_MAX_OPENED: Final = 3
 _MAX_REASON: Final = 300
 """Characters of the library's own message that are passed on."""
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Raise GrammarError unless the grammar can be compiled. Takes milliseconds, a second at most."""
+    """Raise GrammarError unless the grammar can be compiled, and an output can begin with it.
+
+    Takes milliseconds for most, and any time and memory for some: only for processes with limits.
+    """
     source = source_of(grammar)
     reason = LLMatcher.validate_grammar(source, limits=LIMITS)
     if reason and not reason.startswith("WARNING"):
         raise rejected(grammar, reason)
     matcher = LLMatcher(_bytes(), source, log_level=0, limits=LIMITS)
     matcher.compute_bitmask()  # fails for a grammar that no text follows
+    _open(grammar, matcher, _MAX_OPENED)
+
+
+def _open(grammar: Grammar, matcher: LLMatcher, depth: int) -> None:
+    """Raise GrammarError if brackets and braces, where the grammar allows them, lead to too large a state."""
     if matcher.is_error():
         raise rejected(grammar, matcher.get_error())
+    for byte in _OPENING if depth else b"":
+        opened = matcher.deep_copy()
+        if opened.validate_tokens([byte]):
+            opened.consume_token(byte)
+            _open(grammar, opened, depth - 1)
 
 
 @cache
@@ -50,10 +64,15 @@ def _bytes() -> LLTokenizer:
     return LLTokenizer("byte")
 
 
+def require_size(grammar: Grammar) -> None:
+    """Raise GrammarError for a text that is too long."""
+    if len(grammar.text) > MAX_GRAMMAR_BYTES or len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"the {_NAMES[grammar.kind]} is larger than {MAX_GRAMMAR_BYTES} bytes")
+
+
 def source_of(grammar: Grammar) -> str:
     """The grammar in llguidance's own form. Raises GrammarError for what cannot be read as its kind."""
-    if len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
-        raise GrammarError(f"the {_NAMES[grammar.kind]} is larger than {MAX_GRAMMAR_BYTES} bytes")
+    require_size(grammar)
     try:
         match grammar.kind:
             case GrammarKind.JSON_SCHEMA:
@@ -87,26 +106,17 @@ _NAMES: Final = {
 
 
 def divisors_of(grammar: Grammar) -> Iterator[int]:
-    """Digits of each `multipleOf` in a schema, as integers: the lexer has a state for each remainder."""
-    left = [json.loads(grammar.text)] if grammar.kind is GrammarKind.JSON_SCHEMA else []
-    while left:
-        schema = left.pop()
-        if isinstance(schema, dict):
-            left += children(schema)
-            if "multipleOf" in schema:
-                yield _digits(schema["multipleOf"])
+    """Numbers for each of whose remainders the lexer has a state, from `multipleOf` in a schema."""
+    return divisors.divisors_of(grammar.text) if grammar.kind is GrammarKind.JSON_SCHEMA else iter(())
 
 
 def _check_divisors(grammar: Grammar) -> None:
     """Raise ValueError for a `multipleOf` that takes seconds to compile."""
-    largest = max(divisors_of(grammar), default=0)
-    if largest > _MAX_DIVISOR:
-        raise ValueError(f"multipleOf may have at most the digits of {_MAX_DIVISOR}, not of {largest}")
-
-
-def _digits(number: float) -> int:
-    """Of a decimal number, as an integer: 125 for 0.125 and for 12.5."""
-    return abs(int("".join(map(str, Decimal(str(number)).as_tuple().digits))))
+    if max(divisors_of(grammar), default=0) > _MAX_DIVISOR:
+        raise ValueError(
+            f"multipleOf may have at most the digits of {_MAX_DIVISOR}, and so may the least common multiple"
+            " of all that apply to the same number"
+        )
 
 
 def _one_of(text: str) -> str:

@@ -169,6 +169,7 @@ class ModelStart:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, _limits(config), formats, history)
+        self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
         engine = plans[0].config.engine
         return ModelService(

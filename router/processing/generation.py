@@ -92,6 +92,10 @@ class Generation:
         self.created: Final = int(time.time())
         """Unix time in seconds since when the model is served."""
 
+    async def close(self) -> None:
+        """End the processes that check grammars."""
+        await self._constraints.close()
+
     def ready(self) -> bool:
         return self._dispatcher.ready()
 

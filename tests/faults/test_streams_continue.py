@@ -123,7 +123,9 @@ async def cluster(small: SmallModel, mode: Mode) -> AsyncIterator[Cluster]:
             vocab_size=small.model.config.vocab_size,
             eos_token_ids=(1,),
         )
-        yield Cluster(Generation(model, small.tokenizer, dispatcher), registry, hosts, metrics)
+        generation = Generation(model, small.tokenizer, dispatcher)
+        stack.push_async_callback(generation.close)
+        yield Cluster(generation, registry, hosts, metrics)
 
 
 async def ask(

@@ -246,6 +246,7 @@ async def open_frontends(
         yield Frontends(dispatcher, models, http, grpc, "http" if tls is None else "https")
     finally:
         await asyncio.gather(http.stop(grace_s=1), grpc.stop(grace_s=1))
+        await models.first.close()
 
 
 async def code_of(call: Any) -> grpc.StatusCode | None:

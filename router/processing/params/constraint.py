@@ -9,15 +9,15 @@ from typing import Final
 
 from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar, GrammarKind
-from engine.grammar.source import check_grammar
 from router.errors import InvalidRequest
+from router.processing.params.check_process import CheckProcess
+from router.processing.tenants import CURRENT_TENANT
 from rpc.baton.v1 import sampling_pb2
 
 _KINDS: Final = {sampling_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.name}"): kind for kind in GrammarKind}
 
 _KEPT: Final = 256
-_INLINE_CHARACTERS: Final = 256
-"""Longest grammar that is checked inline, in at most a millisecond; longer ones are checked in a thread."""
+_PROCESSES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +30,50 @@ class Constraint:
 
 
 class ConstraintChecks:
-    """Checks constraints before anything is sent to a worker. Accepted grammars are remembered."""
+    """Checks constraints before anything is sent to a worker. Accepted grammars are remembered.
+
+    Checks run in other processes, one at a time for each tenant: a tenant whose grammars take long delays its
+    own.
+    """
 
     def __init__(self) -> None:
-        self._accepted: OrderedDict[Grammar, None] = OrderedDict()
+        self._accepted: Final[OrderedDict[Grammar, None]] = OrderedDict()
+        self.processes: Final = tuple(CheckProcess() for _ in range(_PROCESSES))
+        self._idle: Final = list(self.processes)
+        self._free: Final = asyncio.Semaphore(_PROCESSES)
+        self._turns: Final[dict[str, asyncio.Lock]] = {}
+        """By tenant."""
 
     async def check(self, constraint: Constraint) -> None:
         """Raise InvalidRequest, naming the field, if the grammar cannot be compiled."""
         grammar = constraint.grammar
-        if grammar in self._accepted:
-            self._accepted.move_to_end(grammar)
+        if self._knows(grammar):
             return
-        try:
-            if len(grammar.text) <= _INLINE_CHARACTERS:
-                check_grammar(grammar)
-            else:
-                await asyncio.to_thread(check_grammar, grammar)
-        except GrammarError as error:
-            message = f"{constraint.param}: {error}."
-            raise InvalidRequest(message, param=constraint.param) from None
+        async with self._turns.setdefault(CURRENT_TENANT.get().name, asyncio.Lock()), self._free:
+            if self._knows(grammar):
+                return
+            process = self._idle.pop()  # the last one that was used
+            try:
+                await process.check(grammar)
+            except GrammarError as error:
+                message = f"{constraint.param}: {error}."
+                raise InvalidRequest(message, param=constraint.param) from None
+            finally:
+                self._idle.append(process)
         self._accepted[grammar] = None
         while len(self._accepted) > _KEPT:
             self._accepted.popitem(last=False)
+
+    async def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            await process.close()
+
+    def _knows(self, grammar: Grammar) -> bool:
+        known = grammar in self._accepted
+        if known:
+            self._accepted.move_to_end(grammar)
+        return known
 
 
 def grammar_to_proto(grammar: Grammar) -> sampling_pb2.Grammar:

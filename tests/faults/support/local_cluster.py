@@ -124,7 +124,7 @@ async def local_cluster(
             _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
-        http, grpc = _open_frontends(small, mode, registry, metrics)
+        http, grpc = _open_frontends(small, mode, registry, metrics, stack)
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
@@ -136,7 +136,7 @@ def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None
 
 
 def _open_frontends(
-    small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics
+    small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics, stack: AsyncExitStack
 ) -> tuple[HttpServer, GrpcServer]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -148,6 +148,7 @@ def _open_frontends(
         eos_token_ids=(1,),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
+    stack.push_async_callback(generation.close)
     models = Models([generation])
     status = StatusReader(
         model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running

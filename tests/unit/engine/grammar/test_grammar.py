@@ -21,6 +21,11 @@ from engine.model_config.model_spec import ModelSpec
 from tests.faults.support.small_model import save_small_model
 
 EOS = 1
+THREE_PRIMES = '{"multipleOf": 7919}, {"multipleOf": 7907}, {"multipleOf": 9973}'
+MANY_PROPERTIES = json.dumps(
+    {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(800)}}
+)
+"""Too many to follow, though not to compile."""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +81,12 @@ def test_an_output_may_end_exactly_where_its_grammar_is_complete(
     assert EOS in allowed(matcher, vocab_size)
 
 
+@pytest.mark.parametrize("text", [MANY_PROPERTIES, f'{{"items": {MANY_PROPERTIES}}}'])
+def test_a_schema_that_no_worker_can_follow_into_its_object_is_refused(text: str) -> None:
+    with pytest.raises(GrammarError, match="Current row"):
+        check_grammar(Grammar(GrammarKind.JSON_SCHEMA, text))
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "reason"),
     [
@@ -89,6 +100,22 @@ def test_an_output_may_end_exactly_where_its_grammar_is_complete(
         (GrammarKind.JSON_SCHEMA, '{"not":' * 3000 + "{}" + "}" * 3000, "recursion"),
         (GrammarKind.JSON_SCHEMA, " " * MAX_GRAMMAR_BYTES + "{}", "larger than"),
         (GrammarKind.JSON_SCHEMA, '{"items": [{"type": "integer", "multipleOf": 999983}]}', "multipleOf"),
+        (GrammarKind.JSON_SCHEMA, f'{{"allOf": [{THREE_PRIMES}]}}', "multipleOf"),
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"type": "integer", "multipleOf": 7919, "allOf": [{"multipleOf": 7907}]}',
+            "multiple of all",
+        ),
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"$ref": "#/$defs/a", "multipleOf": 7919, "$defs": {"a": {"multipleOf": 2}}}',
+            "multiple of all",
+        ),
+        (
+            GrammarKind.JSON_SCHEMA,
+            '{"allOf": [{"multipleOf": 0.5}, {"multipleOf": 1999}]}',
+            "multiple of all",
+        ),
         (GrammarKind.CHOICE, "[]", "array of strings"),
         (GrammarKind.CHOICE, '["a", 5]', "array of strings"),
         (GrammarKind.CHOICE, '["\\ud800"]', "choices"),
