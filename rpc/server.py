@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rpc.channel import SERVER_OPTIONS
+from rpc.health import HealthService
+
+_log = logging.getLogger(__name__)
 
 _OVERALL: Final = ""
 """The health service's name for the whole process."""
+
+
+_CLOSE_S: Final = 5.0
+"""For calls to end that were cancelled, and connections to close."""
 
 
 class PortTaken(OSError):
@@ -52,33 +61,27 @@ class GrpcServer:
         return bound
 
     async def start(self) -> None:
-        await self.set_serving(False)
+        self.set_serving(False)
         await self._server.start()
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Set the status that the health service reports."""
-        status = (
-            health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        )
         for name in (_OVERALL, self._service):
-            await self._health.set(name, status)
+            self._health.set(name, serving=serving)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Refuse new calls, and cancel those that still run after `grace_s` seconds (None: at once)."""
-        await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        self._health.shut_down()
+        await stopped(self._server, grace_s or 0.0)
 
     async def wait(self) -> None:
         await self._server.wait_for_termination()
 
 
-class HealthService(health.aio.HealthServicer):  # type: ignore[misc]
-    """Adds List, which grpc_health declares and does not implement."""
-
-    async def List(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return health_pb2.HealthListResponse(
-            statuses={
-                service: health_pb2.HealthCheckResponse(status=status)
-                for service, status in self._server_status.items()
-            }
-        )
+async def stopped(server: grpc.aio.Server, grace_s: float) -> None:
+    """Refuse new calls, and cancel those that still run after `grace_s`. Returns within 5 s more."""
+    stopping = asyncio.create_task(server.stop(grace_s), name="grpc-stop")
+    done, _ = await asyncio.wait({stopping}, timeout=grace_s + _CLOSE_S)
+    if not done:
+        _log.warning("the gRPC server has not ended within %g s; leaving its connections", grace_s + _CLOSE_S)
+        stopping.cancel()

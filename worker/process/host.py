@@ -257,7 +257,7 @@ class WorkerHost:
         port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
         await self._server.start()
         self.address = f"{self.config.host}:{port}"
-        await self._server.set_serving(True)
+        self._server.set_serving(True)
         self._router_watch.start()
 
     def _credentials(self) -> grpc.ServerCredentials | None:
@@ -275,7 +275,7 @@ class WorkerHost:
             self._on_engine_death(EngineDied(end.result()))
 
     async def _report_death(self, death: EngineDied) -> None:
-        await self._server.set_serving(False)
+        self._server.set_serving(False)
         self._on_death(death)
 
     def _stats(self) -> worker_pb2.WorkerStats | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.errors import Unauthenticated
@@ -25,7 +25,8 @@ from router.frontend.grpc.service import RouterService
 from router.processing.models import Models
 from router.processing.tenants import CURRENT_TENANT
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
-from rpc.server import HealthService
+from rpc.health import HealthService
+from rpc.server import stopped
 from rpc.tls import TlsFiles
 
 _OPEN: Final = "/grpc.health.v1.Health/"
@@ -49,7 +50,9 @@ class RequireApiKey(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[_RequestT, _ResponseT] | None:
         if not handler_call_details.method.startswith(_OPEN):
-            authorization = dict(handler_call_details.invocation_metadata).get("authorization")
+            # Of several the first, as over HTTP.
+            metadata = handler_call_details.invocation_metadata
+            authorization = next((value for key, value in metadata if key == "authorization"), None)
             try:
                 tenant = self._keys.identify(authorization if isinstance(authorization, str) else None)
             except Unauthenticated as error:
@@ -123,7 +126,7 @@ class GrpcServer:
                 self.port = server.add_secure_port(address, config.tls.credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
-        await self._publish_health()
+        self._publish_health()
         await server.start()
         self._server = server
         self._watch = asyncio.create_task(self._watch_readiness(), name="grpc-health")
@@ -133,29 +136,23 @@ class GrpcServer:
         if self._server is None or self._watch is None:
             return
         self._watch.cancel()
-        await self._health.enter_graceful_shutdown()
-        stopping = asyncio.create_task(self._server.stop(grace_s + _UNWIND_S))
-        try:
-            await asyncio.wait_for(asyncio.shield(stopping), grace_s)
-        except TimeoutError:
+        self._health.shut_down()
+        stopping = asyncio.create_task(stopped(self._server, grace_s + _UNWIND_S))
+        done, _ = await asyncio.wait({stopping}, timeout=grace_s)
+        if not done:
             self._models.fail_all()
-            await stopping
+        await stopping
 
     async def _watch_readiness(self) -> None:
         while True:
             await asyncio.sleep(_READINESS_POLL_S)
-            await self._publish_health()
+            self._publish_health()
 
-    async def _publish_health(self) -> None:
+    def _publish_health(self) -> None:
         for service in ("", _SERVICE):
-            await self._health.set(service, _status(self._models.ready()))
+            self._health.set(service, serving=self._models.ready())
         for generation in self._models:
-            await self._health.set(generation.model.name, _status(generation.ready()))
-
-
-def _status(ready: bool) -> health_pb2.HealthCheckResponse.ServingStatus:
-    states = health_pb2.HealthCheckResponse
-    return states.SERVING if ready else states.NOT_SERVING
+            self._health.set(generation.model.name, serving=generation.ready())
 
 
 def _bracketed(host: str) -> str:

@@ -286,6 +286,16 @@ class TestGrpc:
         assert info.model == "small"
         assert [r async for r in router.Generate(GenerateRequest(text="hi"), metadata=metadata)]
 
+    async def test_of_several_keys_the_first_counts_as_over_http(
+        self, router: Any, http: httpx.AsyncClient
+    ) -> None:
+        good, wrong = ("authorization", f"Bearer {ALICE}"), ("authorization", "Bearer wrong-0123456789")
+        assert (await router.GetModelInfo(GetModelInfoRequest(), metadata=[good, wrong])).model == "small"
+        refused = router.GetModelInfo(GetModelInfoRequest(), metadata=[wrong, good])
+        assert await code_of(refused) is grpc.StatusCode.UNAUTHENTICATED
+        assert (await http.get("/v1/models", headers=[good, wrong])).status_code == 200
+        assert (await http.get("/v1/models", headers=[wrong, good])).status_code == 401
+
     async def test_a_key_at_its_limit_waits_whichever_frontend_it_uses(
         self, router: Any, http: httpx.AsyncClient, frontends: Frontends
     ) -> None:
