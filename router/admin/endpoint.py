@@ -27,7 +27,7 @@ from router.admin.drain import (
     OperationFailed,
     WorkerDrainer,
 )
-from router.admin.scaling import CannotScale, Scaling
+from router.admin.scaling import MAX_WORKERS, CannotScale, Scaling
 from router.frontend.http.middleware import RequireLocalName
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
@@ -158,8 +158,8 @@ class _Operations:
         model = self._model(request)
         if model.scaling is None or asked not in names:
             raise HTTPException(404, f"there is no role {asked}: use {' or '.join(names)}")
-        if not text.isdecimal():
-            raise HTTPException(400, f"workers={text}: use a number of workers")
+        if not text.isdecimal() or len(text) > len(str(MAX_WORKERS)):
+            raise HTTPException(400, f"workers={text}: use 0 to {MAX_WORKERS}")
         scaled = await model.scaling.scale(WorkerRole(asked), int(text), model.startup_timeout_s)
         return _json({"workers": scaled})
 

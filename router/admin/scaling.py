@@ -23,6 +23,8 @@ from worker.config import WorkerRole
 
 _log = logging.getLogger(__name__)
 
+MAX_WORKERS: Final = 1024
+"""Of a role, for one command: a typo would leave a placement group in Ray for each."""
 _LOOK_S: Final = 1.0
 """Interval of reading what the cluster is to have."""
 
@@ -155,8 +157,8 @@ class Scaling:
         """Raises CannotScale."""
         if role not in self._supply.roles:
             raise CannotScale(f"there are no {role.value} workers in this mode; scale decode")
-        if counts[role] < 0:
-            raise CannotScale(f"{counts[role]} workers: use 0 or more")
+        if not 0 <= counts[role] <= MAX_WORKERS:
+            raise CannotScale(f"{counts[role]} workers: use 0 to {MAX_WORKERS}")
         if not sum(counts.values()) and not self._may_wake:
             raise CannotScale(
                 "no worker would be left, and none would start; use --autoscale with a minimum of 0"

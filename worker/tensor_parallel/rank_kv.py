@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +12,7 @@ import torch
 
 from engine.executor.runner import ModelRunner
 from kv_transfer import KVLayout, KVPort, PoolMemory
+from kv_transfer.errors import BadMessage, RankGone
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64
 from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
@@ -67,16 +69,27 @@ def serve_kv(config: WorkerConfig, runner: ModelRunner) -> None:
 
 
 def _accept(listener: socket.socket, config: WorkerConfig, epoch: int, size: int) -> list[RankLink]:
-    """Links to the other ranks, in order. A rank authenticates by the epoch in its name."""
+    """Links to the other ranks, in order. A rank authenticates by the epoch in its name: 64 random bits."""
     links: dict[str, RankLink] = {}
     names = [_rank_name(config, epoch, rank) for rank in range(1, size)]
     while not links.keys() >= set(names):
         connection, _ = listener.accept()
-        connection.settimeout(_PATIENCE_S)  # for connections that send nothing
+        link = _introduced(connection)
+        if link is None or link.pool.name not in names or link.pool.name in links:
+            connection.close()  # it is no rank of this worker
+        else:
+            links[link.pool.name] = link
+    return [links[name] for name in names]
+
+
+def _introduced(connection: socket.socket) -> RankLink | None:
+    """None for a connection that does not say within a minute which rank it is of."""
+    connection.settimeout(_PATIENCE_S)
+    with suppress(BadMessage, RankGone, OSError):
         link = RankLink(connection)
         connection.settimeout(None)
-        links[link.pool.name] = link
-    return [links[name] for name in names]
+        return link
+    return None
 
 
 def _rank(config: WorkerConfig, runner: ModelRunner, epoch: int) -> tuple[Peer, RankWriter, PageDigester]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from urllib.request import urlopen
 
 import pytest
@@ -50,3 +50,19 @@ def test_idle_connections_hold_a_bounded_number_of_threads_for_a_bounded_time(
         assert threading.active_count() - before <= 16
         assert [connection.recv(1) for connection in idle[:16]] == [b""] * 16
     assert b"answer 42.0" in scrape(port)
+
+
+def test_connections_that_send_slowly_are_ended(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server.MetricsServer, "longest_s", 0.5)
+    with ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection((HOST, port), timeout=10)) for _ in range(16)]
+        while slow:
+            for connection in list(slow):
+                connection.settimeout(0.05)
+                with suppress(TimeoutError):
+                    if not connection.recv(1):
+                        slow.remove(connection)
+                        continue
+                with suppress(OSError):
+                    connection.send(b"G")
+        assert b"answer 42.0" in scrape(port)

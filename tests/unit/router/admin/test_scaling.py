@@ -193,7 +193,12 @@ async def test_an_operator_learns_that_ray_does_not_answer(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("role", "number", "words"),
-    [(PREFILL, 2, "no prefill workers in this mode"), (DECODE, 0, "--autoscale"), (DECODE, 101, "no room")],
+    [
+        (PREFILL, 2, "no prefill workers in this mode"),
+        (DECODE, 0, "--autoscale"),
+        (DECODE, 101, "no room"),
+        (DECODE, 1_000_000, "use 0 to 1024"),
+    ],
 )
 async def test_a_number_that_cannot_be_is_refused(role: WorkerRole, number: int, words: str) -> None:
     supply = Supply()
