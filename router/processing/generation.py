@@ -53,9 +53,7 @@ class PreparedPrompt:
     """Tokens of beginnings that the client asks to retain, and for how many seconds."""
 
     def constrain(self, options: SamplingOptions) -> SamplingOptions:
-        """Add the grammar of a forced tool call. Raises InvalidRequest."""
-        if not self.tool_use.forced:
-            return options
+        """Add the grammar of a forced tool call, which may be large. Raises InvalidRequest."""
         if options.constraint is not None:
             raise InvalidRequest(
                 f"{options.constraint.param} and a forced tool call both constrain the output.",
@@ -122,7 +120,9 @@ class Generation:
         for prompt in request.prompts:
             await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
             prepared = await self.prepare(prompt)
-            token_ids, options = prepared.token_ids, prepared.constrain(request.options)
+            token_ids, options = prepared.token_ids, request.options
+            if prepared.tool_use.forced:
+                options = await asyncio.to_thread(prepared.constrain, options)
             if options.constraint is not None:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
@@ -186,7 +186,9 @@ class Generation:
         return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
 
     def release_session(self, key: str) -> None:
-        """End what the tenant's session of this key retains in the workers' caches."""
+        """End what the tenant's session of this key retains in the workers' caches. Raises InvalidRequest."""
+        if len(key) > MAX_CACHE_KEY:
+            raise InvalidRequest(f"The key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
         self._dispatcher.release_session(CURRENT_TENANT.get().name, key)
 
     def abort(self, request_id: str) -> bool:
@@ -222,7 +224,7 @@ class Generation:
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
-            self._check_length(len(prompt.messages), param, "at least ")  # each has a token or more
+            self.check_messages(len(prompt.messages))
             text = await self._rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
@@ -255,6 +257,10 @@ class Generation:
     async def _rendered(self, chat: Chat) -> str:
         messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
         return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
+
+    def check_messages(self, count: int) -> None:
+        """Raise InvalidRequest for more messages than fit the context: each has a token or more."""
+        self._check_length(count, "messages", "at least ")
 
     def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:
         """Raise InvalidRequest unless these are token ids, and at least one. `noun`: what they are ids of."""

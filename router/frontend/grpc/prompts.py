@@ -18,7 +18,7 @@ from router.frontend.openai.messages import (
     UserMessage,
     for_template,
 )
-from router.frontend.openai.tools import ToolBody, choose, known_tools
+from router.frontend.openai.tools import MAX_TOOLS, ToolBody, choose, known_tools
 from router.processing.generation_request import Chat, Prompt
 from router.processing.params.validation import refusal_of
 from router.processing.tools import ToolUse
@@ -55,6 +55,8 @@ def chat_of(chat: router_pb2.Chat) -> Chat:
 
 
 def _tool_use(chat: router_pb2.Chat) -> ToolUse:
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"There are more than {MAX_TOOLS} tools.", param="chat.tools")
     tools: list[ToolBody] = []
     for number, tool in enumerate(chat.tools):
         param = f"chat.tools.{number}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any, Final, NoReturn, TypeAlias
@@ -16,10 +16,12 @@ from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
 from router.frontend.grpc.prompts import chat_of, prompt_of
 from router.frontend.openai.answers.chat_parts import new_call_id
+from router.frontend.openai.tokenize import MAX_DETOKENIZED
 from router.processing.completion import Chunk
 from router.processing.generation import Generation
-from router.processing.generation_request import GenerationRequest
+from router.processing.generation_request import GenerationRequest, Prompt
 from router.processing.models import Models
+from router.processing.off_loop import off_loop
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
@@ -83,7 +85,11 @@ class RouterService(router_pb2_grpc.RouterServicer):
             if identity.clients_id:
                 await context.send_initial_metadata(((_REQUEST_ID_KEY, identity.clients_id),))
             generation = self._models.find(request.model)
-            run = await generation.start(_request(request, request_id, context.time_remaining()))
+            generation.check_messages(len(request.chat.messages))
+            remaining = context.time_remaining()
+            size = request.ByteSize()
+            asked = await off_loop(size, lambda: _request(request, request_id, remaining))
+            run = await generation.start(asked)
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
                     for part in chunk.prompt_logprobs:
@@ -102,7 +108,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
     async def ReleaseSession(  # noqa: N802
         self, request: router_pb2.ReleaseSessionRequest, context: _Context
     ) -> router_pb2.ReleaseSessionResponse:
-        self._models.release_session(request.cache_key)
+        try:
+            self._models.release_session(request.cache_key)
+        except RouterError as error:
+            await _fail(context, error, _call_id())
         return router_pb2.ReleaseSessionResponse()
 
     async def Tokenize(  # noqa: N802
@@ -110,7 +119,10 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.TokenizeResponse:
         try:
             generation = self._models.find(request.model)
-            prompt = chat_of(request.chat) if request.HasField("chat") else request.text
+            generation.check_messages(len(request.chat.messages))
+            prompt: Prompt = request.text
+            if request.HasField("chat"):
+                prompt = await off_loop(request.ByteSize(), lambda: chat_of(request.chat))
             prepared = await generation.prepare(prompt)
         except Exception as error:
             await _fail(context, as_router_error(error), _call_id())
@@ -121,10 +133,13 @@ class RouterService(router_pb2_grpc.RouterServicer):
     ) -> router_pb2.DetokenizeResponse:
         try:
             generation = self._models.find(request.model)
+            _check_count(request.ids)
             generation.check_ids(request.ids, "ids")
+            ids = list(request.ids)
+            text = await off_loop(len(ids), lambda: generation.tokenizer.decode(ids))
         except Exception as error:
             await _fail(context, as_router_error(error), _call_id())
-        return router_pb2.DetokenizeResponse(text=generation.tokenizer.decode(list(request.ids)))
+        return router_pb2.DetokenizeResponse(text=text)
 
     async def GetModelInfo(  # noqa: N802
         self, request: router_pb2.GetModelInfoRequest, context: _Context
@@ -151,6 +166,12 @@ def _info(generation: Generation) -> router_pb2.ModelInfo:
         decode_workers=generation.workers(worker_pb2.ROLE_DECODE),
         eos_token_ids=model.eos_token_ids,
     )
+
+
+def _check_count(ids: Sequence[int]) -> None:
+    """Raises InvalidRequest."""
+    if len(ids) > MAX_DETOKENIZED:
+        raise InvalidRequest(f"There are more than {MAX_DETOKENIZED} ids.", param="ids")
 
 
 def _call_id() -> str:

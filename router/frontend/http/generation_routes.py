@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import orjson
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,13 +22,18 @@ from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.responses_api.writer import ResponseWriter
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.generation import Generation
+from router.processing.generation_request import GenerationRequest
 from router.processing.models import Models
+from router.processing.off_loop import off_loop
 from router.processing.params.validation import parse
 from router.processing.run import Run
 from router.processing.text.tokenizer import Tokenizer
 
 _JSON: Final = "application/json"
+_TOKEN_BYTES: Final = 32
+"""Of an answer, for each token of text; many times that with log-probabilities."""
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
+_T = TypeVar("_T")
 
 
 class GenerationRoutes:
@@ -37,41 +42,43 @@ class GenerationRoutes:
         self._max_body_bytes = max_body_bytes
 
     async def completions(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(CompletionBody, request)
+        model, body, asked = await self._read(CompletionBody, request, lambda b: b.to_request(request_id))
         async with ends_with_client(request.receive):
-            run = await model.start(body.to_request(request_id))
+            run = await model.start(asked)
             echo = _echo(run, model.tokenizer) if body.echo else ()
             return await _answer(run, CompletionSerializer(model.tokenizer, echo), body, model.tokenizer)
 
     async def chat_completions(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(ChatCompletionBody, request)
+        model, body, asked = await self._read(ChatCompletionBody, request, lambda b: b.to_request(request_id))
         async with ends_with_client(request.receive):
-            run = await model.start(body.to_request(request_id))
+            run = await model.start(asked)
             return await _answer(run, ChatSerializer(model.tokenizer), body, model.tokenizer)
 
     async def responses(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(ResponsesBody, request)
+        model, body, asked = await self._read(ResponsesBody, request, lambda b: b.to_request(request_id))
         async with ends_with_client(request.receive):
-            run = await model.start(body.to_request(request_id))
+            run = await model.start(asked)
             writer = ResponseWriter(run, body, model.tokenizer)
             if body.stream:
                 return await EventStream.of(run, writer)
             await run.serve(writer.event)
-            return json_response(writer.answer())
+            size = run.usage.completion_tokens * _TOKEN_BYTES
+            return await off_loop(size, lambda: json_response(writer.answer()))
 
     async def messages(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(MessagesBody, request)
+        model, body, asked = await self._read(MessagesBody, request, lambda b: b.to_request(request_id))
         async with ends_with_client(request.receive):
-            run = await model.start(body.to_request(request_id))
+            run = await model.start(asked)
             writer = MessageWriter(run)
             if body.stream:
                 return await EventStream.of(run, writer)
             await run.serve(writer.event)
-            return json_response(writer.answer())
+            size = run.usage.completion_tokens * _TOKEN_BYTES
+            return await off_loop(size, lambda: json_response(writer.answer()))
 
     async def count_tokens(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(CountTokensBody, request)
-        prepared = await model.prepare(body.to_chat())
+        model, _, chat = await self._read(CountTokensBody, request, CountTokensBody.to_chat)
+        prepared = await model.prepare(chat)
         return json_response({"input_tokens": len(prepared.token_ids)})
 
     async def release_session(self, request: Request, request_id: str) -> Response:
@@ -80,49 +87,65 @@ class GenerationRoutes:
         return json_response({"object": "session", "key": key, "released": True})
 
     async def tokenize(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(TokenizeBody, request)
-        prepared = await model.prepare(body.to_prompt())
+        model, _, prompt = await self._read(TokenizeBody, request, TokenizeBody.to_prompt)
+        prepared = await model.prepare(prompt)
         token_ids = list(prepared.token_ids)
         limit = model.model.max_model_len
         return json_response({"count": len(token_ids), "max_model_len": limit, "tokens": token_ids})
 
     async def render_completions(self, request: Request, request_id: str) -> Response:
         """vLLM's: one object for each prompt."""
-        return json_response(await _rendered(*await self._read(CompletionBody, request), request_id))
+        model, _, asked = await self._read(CompletionBody, request, lambda b: b.to_request(request_id))
+        return json_response(await _rendered(model, asked))
 
     async def render_chat(self, request: Request, request_id: str) -> Response:
         """vLLM's: one object."""
-        (rendered,) = await _rendered(*await self._read(ChatCompletionBody, request), request_id)
+        model, _, asked = await self._read(ChatCompletionBody, request, lambda b: b.to_request(request_id))
+        (rendered,) = await _rendered(model, asked)
         return json_response(rendered)
 
     async def detokenize(self, request: Request, request_id: str) -> Response:
-        model, body = await self._read(DetokenizeBody, request)
-        return json_response({"prompt": model.tokenizer.decode(body.tokens)})
+        model, _, tokens = await self._read(DetokenizeBody, request, lambda b: b.tokens)
+        text = await off_loop(len(tokens), lambda: model.tokenizer.decode(tokens))
+        return json_response({"prompt": text})
 
-    async def _read(self, kind: type[_BodyT], request: Request) -> tuple[Generation, _BodyT]:
-        """The body, and the model that it names, whose bounds apply to the other fields."""
+    async def _read(
+        self, kind: type[_BodyT], request: Request, convert: Callable[[_BodyT], _T]
+    ) -> tuple[Generation, _BodyT, _T]:
+        """The model that the body names, whose bounds apply to other fields; the body, and it converted."""
         raw = await read_json_body(request, self._max_body_bytes)
-        model = self._models.find(_model_in(raw))
-        return model, parse(kind, raw, model.bounds)
+
+        def parsed() -> tuple[Generation, _BodyT, _T]:
+            model = self._models.find(_model_in(raw))
+            body = parse(kind, raw, model.bounds)
+            return model, body, convert(body)
+
+        return await off_loop(len(raw), parsed)
+
+
+class _Named(BaseModel):
+    """The only field that is looked at; others are parsed, and no Python objects are made of them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: Any = None
 
 
 def _model_in(raw: bytes) -> str:
     """Empty if there is none, or if the body is wrong, which `parse` reports."""
     try:
-        name = orjson.loads(raw)["model"]
-    except (ValueError, TypeError, KeyError):
+        name = _Named.model_validate_json(raw).model
+    except ValidationError:
         return ""
     return name if isinstance(name, str) else ""
 
 
-async def _rendered(
-    model: Generation, body: CompletionBody | ChatCompletionBody, request_id: str
-) -> list[Rendered]:
+async def _rendered(model: Generation, asked: GenerationRequest) -> list[Rendered]:
     """What the request would be computed from; nothing is computed. Raises RouterError."""
-    prepared = [await model.prepare(prompt) for prompt in body.to_request(request_id).prompts]
+    prepared = [await model.prepare(prompt) for prompt in asked.prompts]
     name = model.model.name
     return [
-        {"request_id": request_id, "model": name, "token_ids": list(prompt.token_ids)} for prompt in prepared
+        {"request_id": asked.id, "model": name, "token_ids": list(prompt.token_ids)} for prompt in prepared
     ]
 
 
@@ -133,9 +156,7 @@ async def _answer(run: Run, shape: Serializer, body: GenerationBody, tokenizer: 
     reports_prompt = body.prompt_logprobs is not None
     answer = Answer(run, shape, tokenizer if reports_prompt else None, token_ids=token_ids)
     await run.serve(answer.add)
-    if run.request.options.prompt_logprobs is None:
-        return Response(answer.body(), media_type=_JSON)
-    return Response(await asyncio.to_thread(answer.body), media_type=_JSON)
+    return Response(await off_loop(answer.size, answer.body), media_type=_JSON)
 
 
 def _echo(run: Run, tokenizer: Tokenizer) -> list[str]:

@@ -20,7 +20,7 @@ from router.frontend.openai.answers.completion_stream import StreamedUsage
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.prompting import PredictionBody, ReasoningEffort, prompt_end, with_effort
 from router.frontend.openai.structured_output import ConstrainedBody
-from router.frontend.openai.tools import ToolBody, ToolChoiceBody, tool_use
+from router.frontend.openai.tools import MAX_TOOLS, ToolBody, ToolChoiceBody, tool_use
 from router.frontend.scheduled_body import ScheduledBody
 from router.processing.generation_request import Chat, GenerationRequest, Prompt
 from router.processing.params.bounds import (
@@ -228,7 +228,7 @@ class ChatCompletionBody(GenerationBody):
     """Report the log-probability of each token."""
     top_logprobs: Logprobs | None = None
     """Number of alternatives reported per token, with `logprobs`."""
-    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that the model may call."""
     tool_choice: ToolChoiceBody | None = None
     """`auto`, `none`, `required`, or a function by name."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.prompting import prompt_end
-from router.frontend.openai.tools import ToolBody, tool_use
+from router.frontend.openai.tools import MAX_TOOLS, ToolBody, tool_use
 from router.processing.generation_request import Chat, Prompt
 from router.processing.params.bounds import ModelName, TokenId
 from router.processing.params.validation import RequestModel
+
+MAX_DETOKENIZED: Final = 1 << 20
+"""Ids of one call."""
 
 
 class TokenizeBody(RequestModel):
@@ -23,7 +26,7 @@ class TokenizeBody(RequestModel):
     """Text, as in /v1/completions."""
     messages: Annotated[list[MessageBody], Field(min_length=1)] | None = None
     """A conversation, as in /v1/chat/completions."""
-    tools: list[ToolBody] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)] | None = None
     """Part of the prompt of a conversation."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables of the chat template."""
@@ -51,5 +54,5 @@ class TokenizeBody(RequestModel):
 
 class DetokenizeBody(RequestModel):
     model: ModelName | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_DETOKENIZED)]
     """Token ids."""

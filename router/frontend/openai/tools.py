@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
@@ -11,6 +11,8 @@ from router.errors import InvalidRequest
 from router.frontend.fields import TEXT_OR_OBJECT
 from router.processing.params.validation import RequestModel
 from router.processing.tools import Tool, ToolChoice, ToolUse
+
+MAX_TOOLS: Final = 128
 
 ToolName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 

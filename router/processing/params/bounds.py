@@ -11,7 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from engine.core.sampling_params import MAX_LOGIT_BIASES
@@ -109,10 +115,28 @@ Timeout: TypeAlias = Annotated[float, Field(gt=0.0)]
 Priority: TypeAlias = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
 StopStrings: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=16)
+    tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=16, fail_fast=True)
 ]
-StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=256)]
+StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=256, fail_fast=True)]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Of a dictionary: refuses a larger one before its values are validated."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "Dictionary", "max_length": count, "actual_length": len(value)}
+            )
+        return value
+
+    return BeforeValidator(check)
+
+
+_BiasedId: TypeAlias = Annotated[int, Field(ge=0, strict=False), Served("last_token_id")]
 LogitBiases: TypeAlias = Annotated[
-    dict[TokenId, Annotated[float, Field(ge=-100.0, le=100.0)]], Field(max_length=MAX_LOGIT_BIASES)
+    dict[_BiasedId, Annotated[float, Field(ge=-100.0, le=100.0)]],
+    Field(max_length=MAX_LOGIT_BIASES),
+    at_most(MAX_LOGIT_BIASES),
 ]
 """By token id; JSON has the ids as strings."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 
 from router.errors import InvalidRequest
 from router.processing.params.bounds import ServedBounds
@@ -17,11 +16,33 @@ STRICT: Final = ConfigDict(
 """Configuration of every request model: no type conversions, no unknown fields."""
 
 
+def _fail_fast(schema: Any) -> None:
+    """Set it for every list within a schema of pydantic's core."""
+    if isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
+    elif isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+
+
 class RequestModel(BaseModel):
     """Base of bodies of requests and of their parts."""
 
     model_config = STRICT
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Validation of a list ends at its first wrong item: each error takes a kilobyte and 7 µs."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+_MAX_ERRORS: Final = 100
+"""More are not looked at: the library renders all or none."""
 
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 
@@ -39,10 +60,12 @@ def parse(kind: type[_BodyT], body: bytes, bounds: ServedBounds | None = None) -
 
 def refusal_of(error: ValidationError, body: bytes | dict[str, Any]) -> InvalidRequest:
     """The first of the errors in `error`, as InvalidRequest."""
+    if (count := error.error_count()) > _MAX_ERRORS:
+        return InvalidRequest(f"The body is wrong: {count} fields or values in it are unknown or not valid.")
     [first, *_] = error.errors(include_url=False, include_context=False, include_input=False)
     if first["type"] == "json_invalid":
         return InvalidRequest(f"The body cannot be read. {first['msg']}.", code="invalid_json")
-    return _refusal(first, json.loads(body) if isinstance(body, bytes) else body)
+    return _refusal(first, from_json(body) if isinstance(body, bytes) else body)
 
 
 def _refusal(error: ErrorDetails, body: Any) -> InvalidRequest:

@@ -126,7 +126,8 @@ class Tokenizer:
         end: PromptEnd = PromptEnd.ANSWER,
     ) -> str:
         """Like `render`; does not block the event loop for a long conversation."""
-        if _characters_in(messages) + len(messages) * _MESSAGE_CHARACTERS <= _INLINE_CHARACTERS:
+        characters = _characters_in(messages) + len(messages) * _MESSAGE_CHARACTERS
+        if characters <= _INLINE_CHARACTERS and not tools:  # of any size
             return self.render(messages, options, tools, end)
         return await asyncio.to_thread(self.render, messages, options, tools, end)
 

@@ -24,6 +24,8 @@ from router.processing.run import Run, Usage
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
+_ENTRY_BYTES: Final = 64
+"""Of an answer, for each token, and for each alternative to it."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -232,12 +234,27 @@ class Answer:
         if chunk.finish:
             self._last[chunk.index] = chunk
 
+    @property
+    def size(self) -> int:
+        """Bytes of `body`, roughly."""
+        entries = sum(len(one.token_ids) for one in self._gathered)
+        options = self._run.request.options
+        entries *= 1 + (options.logprobs or 0)
+        if options.prompt_logprobs is not None:
+            prompts = sum(len(self._run.prompt(index)) for index in range(self._run.num_completions))
+            entries += prompts * (1 + options.prompt_logprobs)
+        return entries * _ENTRY_BYTES
+
     def body(self) -> bytes:
-        """The JSON, after the last chunk of every completion. Prompts with log-probabilities take
-        microseconds for each token; otherwise O(chunks)."""
+        """The JSON, after the last chunk of every completion. Takes microseconds for each log-probability.
+
+        Encoded one choice at a time: the encoder holds the interpreter lock.
+        """
         run = self._run
         answer = _head(run, self._serializer.whole_object)
-        answer["choices"] = [self._choice(index) for index in range(run.num_completions)]
+        answer["choices"] = [
+            orjson.Fragment(orjson.dumps(self._choice(index))) for index in range(run.num_completions)
+        ]
         answer["usage"] = _usage(run.usage)
         if not self._serializer.prompts_in_choices:
             answer |= self._prompt(0)

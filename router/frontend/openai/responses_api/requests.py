@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -21,6 +21,7 @@ from router.processing.params.bounds import (
     Logprobs,
     MaxTokens,
     ModelName,
+    at_most,
 )
 from router.processing.params.constraint import Constraint
 from router.processing.params.validation import RequestModel
@@ -30,6 +31,10 @@ _Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's 
 _Stateful: TypeAlias = Annotated[
     Any, Refused("nothing is kept between requests; send the whole conversation")
 ]
+
+
+_MAX_METADATA: Final = 64
+"""OpenAI takes 16."""
 
 
 class FunctionTool(RequestModel):
@@ -129,7 +134,7 @@ class ResponsesBody(ScheduledBody):
     """Number of alternatives reported per token; includes log-probabilities."""
     reasoning: Reasoning | None = None
     """`effort`, if the chat template has it."""
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), at_most(_MAX_METADATA)] | None = None
     """Repeated in the response."""
 
     prompt_cache_retention: CacheRetention | None = None

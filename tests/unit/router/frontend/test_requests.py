@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from router.errors import InvalidRequest
+from router.frontend.anthropic.requests import MessagesBody
 from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
+from router.frontend.openai.responses_api.requests import ResponsesBody
+from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.params.validation import parse
+from router.processing.params.validation import RequestModel, parse
 from tests.unit.router.bounds import BOUNDS
 
 
@@ -213,3 +217,41 @@ def test_anything_is_either_understood_or_refused(fields: dict[str, Any], kind: 
     base = {name: value for name, value in valid.items() if name in kind.model_fields}
     with suppress(InvalidRequest):
         parse(kind, json.dumps(base | fields).encode()).to_request("cmpl-1").options.check(BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "item"),
+    [
+        (ChatCompletionBody, "messages", 0),
+        (ChatCompletionBody, "messages", {}),
+        (ChatCompletionBody, "stop", 0),
+        (ResponsesBody, "input", 0),
+        (ResponsesBody, "include", 0),
+        (MessagesBody, "messages", {}),
+        (TokenizeBody, "messages", {}),
+        (DetokenizeBody, "tokens", "a"),
+        (CompletionBody, "stop_token_ids", "a"),
+    ],
+)
+def test_validation_ends_at_the_first_wrong_item(kind: type[RequestModel], field: str, item: Any) -> None:
+    body = json.dumps({field: [item] * 100})
+    with pytest.raises(ValidationError) as refusal:
+        kind.model_validate_json(body)
+    places = [error["loc"] for error in refusal.value.errors() if error["loc"][0] == field]
+    assert {step for place in places for step in place if isinstance(step, int)} <= {0}
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "metadata"])
+def test_a_dictionary_that_is_too_large_is_refused_before_its_values(field: str) -> None:
+    kind = CompletionBody if field == "logit_bias" else ResponsesBody
+    with pytest.raises(InvalidRequest, match="at most"):
+        parse(kind, json.dumps({field: {f"k{i}": [] for i in range(5000)}} | _NEEDED[kind]).encode())
+
+
+def test_of_many_unknown_fields_only_the_number_is_said() -> None:
+    with pytest.raises(InvalidRequest, match="5001 fields or values") as refusal:
+        completion(**{f"k{i}": 0 for i in range(5001)})
+    assert refusal.value.param is None
+
+
+_NEEDED: dict[type[RequestModel], Any] = {CompletionBody: {"prompt": "hi"}, ResponsesBody: {"input": "hi"}}
