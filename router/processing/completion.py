@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from router.dispatch.token_stream import Delta
+from router.processing.output.cut_call import CutCall
 from router.processing.output.parts import OutputParser, Part
 from router.processing.output.reasoning import ReasoningCounter
 from router.processing.text.detokenizer import Detokenizer
@@ -38,6 +39,8 @@ class Chunk:
     """With the first chunk, if asked for: of all prompt tokens but the first, in order."""
     parts: list[Part] | None = None
     """The parts of `text` if it is parsed; None: all of it is content."""
+    cut_call: bool = False
+    """With the last chunk: the answer ends within a tool call, which must not be run."""
 
 
 class Completion:
@@ -45,6 +48,7 @@ class Completion:
 
     __slots__ = (
         "_counter",
+        "_cut_call",
         "_detokenizer",
         "_finder",
         "_min_tokens",
@@ -85,6 +89,7 @@ class Completion:
         self._min_tokens: Final = min_tokens
         self._prompt_only: Final = prompt_only
         self._parser: Final = parser
+        self._cut_call: Final = CutCall()
         self._counter: Final = counter
 
     @property
@@ -113,6 +118,8 @@ class Completion:
             chunk.parts = self._parser.feed(chunk.text)
             if chunk.finish:
                 chunk.parts += self._parser.finish()
+            self._cut_call.feed(chunk.parts)
+            chunk.cut_call = chunk.finish != 0 and self._cut_call.is_open
         self.num_tokens += len(chunk.token_ids)
         self.finished = chunk.finish != 0
         return chunk

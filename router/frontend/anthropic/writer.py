@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Any, Final
@@ -13,6 +12,7 @@ from router.errors import RouterError
 from router.frontend.anthropic.errors import error_body
 from router.frontend.anthropic.schemas import ContentBlock, InputUsage, Message, MessageUsage
 from router.frontend.cache_hints import HOUR_S
+from router.frontend.openai.messages import arguments_of
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run
@@ -70,7 +70,7 @@ class MessageWriter:
             return None, None
         if last.finish != sampling_pb2.FINISH_REASON_STOP:
             return "max_tokens", None
-        if any(block["type"] == "tool_use" for block in self._content):
+        if any(block["type"] == "tool_use" for block in self._content) and not last.cut_call:
             return "tool_use", None
         return ("stop_sequence", last.stop) if isinstance(last.stop, str) else ("end_turn", None)
 
@@ -124,7 +124,7 @@ class MessageWriter:
         self._open = False
         block = self._content[-1]
         if block["type"] == "tool_use":
-            block["input"] = _object("".join(self._arguments))
+            block["input"] = _input("".join(self._arguments))
             self._arguments = []
         return [_event("content_block_stop", index=len(self._content) - 1)]
 
@@ -152,12 +152,10 @@ def input_usage(prompt: int, cached: int, prefixes: Sequence[tuple[int, float]])
     }
 
 
-def _object(text: str) -> Any:
-    """The arguments of a call, as an object; incomplete JSON is passed on as text."""
-    try:
-        return json.loads(text or "{}")
-    except ValueError:
-        return {"invalid_json": text}
+def _input(text: str) -> Any:
+    """The arguments of a call, as an object; if possible in the model's text: integers may have any size."""
+    arguments = arguments_of(text)
+    return arguments if not arguments or "invalid_json" in arguments else orjson.Fragment(text)
 
 
 def _event(kind: str, **fields: Any) -> bytes:

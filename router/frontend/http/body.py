@@ -10,12 +10,14 @@ from starlette.requests import Request
 from router.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 
 _JSON: Final = "application/json"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""PowerShell and .NET write it before UTF-8."""
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """zlib's `wbits` by content coding."""
 
 
 async def read_json_body(request: Request, limit: int) -> bytes:
-    """At most `limit` bytes, decompressed.
+    """At most `limit` bytes, decompressed, without a byte order mark.
 
     Raises UnsupportedMediaType unless the content type is JSON: browsers let any web page send some other
     types without a CORS preflight. Raises TooLarge as early as possible, before the body is in memory, and
@@ -29,12 +31,12 @@ async def read_json_body(request: Request, limit: int) -> bytes:
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
     if coding in ("", "identity"):
-        return await _plain(request, limit)
+        return (await _plain(request, limit)).removeprefix(_BYTE_ORDER_MARK)
     if coding not in _WINDOW_BITS:
         raise UnsupportedMediaType(
             f"content-encoding {coding[:100]!r} is not supported: use gzip or deflate."
         )
-    return await _inflated(request, coding, limit)
+    return (await _inflated(request, coding, limit)).removeprefix(_BYTE_ORDER_MARK)
 
 
 async def _plain(request: Request, limit: int) -> bytes:

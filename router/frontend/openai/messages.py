@@ -2,18 +2,20 @@
 
 Unsupported fields may be null, as in answers that clients send back; other values are refused. Chat
 templates decide whether `name` has an effect. If one would ignore `tool_calls`, rendering refuses them.
+An assistant's message may be any answer of this server, also one that was cut off, with the fields that
+other servers add to theirs.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError, from_json
 
 from router.errors import InvalidRequest
+from router.frontend.fields import WithoutEffect
 from router.processing.params.validation import RequestModel
 
 
@@ -62,8 +64,12 @@ def _text_of(part: Any, number: int) -> str:
 
 
 _Content: TypeAlias = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | _Parts)]
-_NoContent: TypeAlias = Annotated[
-    str | None, BeforeValidator(_content, json_schema_input_type=str | _Parts | None)
+_AnswerContent: TypeAlias = Annotated[
+    str | None,
+    BeforeValidator(
+        lambda value: "" if value == [] else _content(value),
+        json_schema_input_type=str | list[TextPart] | None,
+    ),
 ]
 
 
@@ -81,33 +87,21 @@ class UserMessage(RequestModel):
 
 class FunctionCall(RequestModel):
     name: str
-    arguments: str
-    """A JSON object."""
+    arguments: str | None
+    """A JSON object; for other text see `arguments_of`."""
 
 
 class ToolCall(RequestModel):
     id: str
     type: Literal["function"]
     function: FunctionCall
-
-
-_WITH_CONTENT: Final[dict[str, Any]] = {
-    "properties": {"content": {"type": ["string", "array"]}},
-    "required": ["content"],
-}
-_WITH_CALLS: Final[dict[str, Any]] = {
-    "properties": {"tool_calls": {"type": "array", "minItems": 1}},
-    "required": ["tool_calls"],
-}
+    index: Annotated[Any, WithoutEffect("of a streamed answer's deltas"), Field(exclude=True)] = None
 
 
 class AssistantMessage(RequestModel):
-    """`content` may be absent or null only with `tool_calls`."""
-
-    model_config = ConfigDict(json_schema_extra={"anyOf": [_WITH_CONTENT, _WITH_CALLS]})
-
     role: Literal["assistant"]
-    content: _NoContent = None
+    content: _AnswerContent = None
+    """Absent, null and [] are the empty text."""
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: None = None
@@ -116,14 +110,11 @@ class AssistantMessage(RequestModel):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     reasoning_content: str | None = None
     """Of an earlier answer; templates decide whether the model sees it."""
-
-    @model_validator(mode="after")
-    def _says_something(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls:
-            raise PydanticCustomError(
-                "missing_content", "An assistant's message needs content, unless it has tool_calls"
-            )
-        return self
+    reasoning: Annotated[str | None, Field(exclude=True)] = None
+    """The same, as vLLM and OpenRouter name it; `reasoning_content` wins."""
+    reasoning_details: Annotated[
+        Any, WithoutEffect("OpenRouter's; the text is in `reasoning`"), Field(exclude=True)
+    ] = None
 
 
 class ToolMessage(RequestModel):
@@ -131,6 +122,7 @@ class ToolMessage(RequestModel):
     content: _Content
     tool_call_id: str
     """Of a call in the assistant's message before."""
+    name: str | None = None
 
 
 MessageBody: TypeAlias = Annotated[
@@ -144,29 +136,32 @@ def for_template(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
     Absent fields are left out; the arguments of a call are an object, not the JSON text that OpenAI sends.
     """
     _check_tool_answers(messages)
-    return [_for_template(message, number) for number, message in enumerate(messages)]
+    return [_for_template(message) for message in messages]
 
 
-def _for_template(message: MessageBody, number: int) -> dict[str, Any]:
+def _for_template(message: MessageBody) -> dict[str, Any]:
     fields = message.model_dump(exclude_none=True) | {"content": message.content or ""}
     fields.pop("annotations", None)
+    if isinstance(message, AssistantMessage) and message.reasoning is not None:
+        fields.setdefault("reasoning_content", message.reasoning)
     if not fields.get("tool_calls"):
         fields.pop("tool_calls", None)
-    for index, call in enumerate(fields.get("tool_calls", ())):
-        function = call["function"]
-        param = f"messages.{number}.tool_calls.{index}.function.arguments"
-        function["arguments"] = _object(function["arguments"], param)
+    for call in fields.get("tool_calls", ()):
+        call["function"]["arguments"] = arguments_of(call["function"].get("arguments") or "")
     return fields
 
 
-def _object(text: str, param: str) -> dict[str, Any]:
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call, which a model wrote: {} for none; other text that is no JSON object, such as
+    that of an answer that was cut off, as {"invalid_json": text}.
+    """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidRequest("The arguments of a call must be a JSON object.", param=param)
-    return value
+        value = from_json(text, allow_inf_nan=False) if text.strip() else {}
+    except ValueError:
+        value = text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else {"invalid_json": text}
 
 
 def _check_tool_answers(messages: Sequence[MessageBody]) -> None:

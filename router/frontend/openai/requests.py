@@ -211,9 +211,13 @@ class CompletionBody(GenerationBody):
 
     def to_request(self, request_id: str) -> GenerationRequest:
         scored = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
-        max_tokens = _DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         return self._to_request(
-            request_id, self.prompt, logprobs=self.logprobs, prompt_logprobs=scored, max_tokens=max_tokens
+            request_id,
+            self.prompt,
+            logprobs=self.logprobs,
+            prompt_logprobs=scored,
+            max_tokens=_DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
+            cut_max_tokens=self.max_tokens is None,
         )
 
 
@@ -256,7 +260,7 @@ class ChatCompletionBody(GenerationBody):
             raise InvalidRequest(
                 "max_tokens and max_completion_tokens differ; they mean the same.", param="max_tokens"
             )
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs is only for logprobs: true.", param="top_logprobs")
         end = prompt_end(self.add_generation_prompt, self.continue_final_message)
         chat = Chat(

@@ -45,8 +45,8 @@ class RequiredCallsParser:
             parts += new
             text = text[count:]
             if self._call.done or self._call.broken:
+                self._calls += self._call.begun
                 self._call = None
-                self._calls += 1
         return parts
 
     def finish(self) -> list[Part]:

@@ -107,6 +107,4 @@ def _place(error: ErrorDetails, body: Any) -> str:
         place.append(step)
     if error["type"].startswith("union_tag") and isinstance(here, dict):
         place.append("role" if "role" in error["msg"] else "type")
-    elif error["type"] == "missing_content":
-        place.append("content")
     return ".".join(map(str, place))

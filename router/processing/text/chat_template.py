@@ -207,9 +207,17 @@ def _text_of(token: str | dict[str, Any] | None) -> str | None:
     return token["content"] if isinstance(token, dict) else token
 
 
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-    """Replaces Jinja's tojson filter, which escapes HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The tojson filter of transformers; Jinja's own escapes HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _refuse(message: str) -> None:

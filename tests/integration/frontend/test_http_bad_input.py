@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -233,3 +234,13 @@ async def test_bytes_that_are_not_http_are_refused_and_others_continue(
         assert b'"type":"invalid_request_error"' in answer
         writer.close()
     await assert_still_serves(frontends, http)
+
+
+async def test_a_byte_order_mark_is_not_part_of_the_body(
+    frontends: Frontends, http: httpx.AsyncClient
+) -> None:
+    body = b"\xef\xbb\xbf" + b'{"prompt": "hi"}'
+    for content, headers in ((body, {}), (gzip.compress(body), {"content-encoding": "gzip"})):
+        response = await http.post(COMPLETIONS, content=content, headers=JSON | headers)
+        assert response.status_code == 200, response.text
+    frontends.dispatcher.calls.clear()

@@ -148,7 +148,7 @@ class EventWriter:
         last |= self._ids(chunk)
         events = [self._rare([choice], more) for choice in choices[:-1]]
         if chunk.finish:
-            last["finish_reason"] = finish_reason(chunk.finish, has_calls=deltas.has_calls)
+            last["finish_reason"] = finish_reason(chunk, has_calls=deltas.has_calls)
             last["stop_reason"] = chunk.stop
             more |= {} if chunk.timings is None else {"timings": timings_json(chunk.timings)}
         return b"".join([*events, self._rare([last], more)])
@@ -279,7 +279,7 @@ class Answer:
             "logprobs": serializer.logprobs(index, token_ids, logprobs)
             if options.logprobs is not None
             else None,
-            "finish_reason": finish_reason(last.finish, has_calls=parts is not None and bool(parts.calls)),
+            "finish_reason": finish_reason(last, has_calls=parts is not None and bool(parts.calls)),
             "stop_reason": last.stop,
             **({"token_ids": gathered.token_ids} if self._token_ids else {}),
             **(self._prompt(index) if serializer.prompts_in_choices else {}),
@@ -296,9 +296,10 @@ class Answer:
         return fields
 
 
-def finish_reason(finish: int, *, has_calls: bool) -> str | None:
-    """OpenAI's name of the finish reason."""
-    return "tool_calls" if has_calls and finish == sampling_pb2.FINISH_REASON_STOP else FINISH_REASONS[finish]
+def finish_reason(last: Chunk, *, has_calls: bool) -> str | None:
+    """OpenAI's name of the finish reason; `tool_calls` if all of an answer's calls are complete."""
+    complete = has_calls and last.finish == sampling_pb2.FINISH_REASON_STOP and not last.cut_call
+    return "tool_calls" if complete else FINISH_REASONS[last.finish]
 
 
 def _head(run: Run, kind: str) -> dict[str, Any]:

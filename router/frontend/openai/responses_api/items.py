@@ -102,7 +102,8 @@ InputItems: TypeAlias = Annotated[list[InputItem], Field(min_length=1)]
 def as_messages(items: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
     """The conversation as messages for the chat template. Raises InvalidRequest.
 
-    Consecutive reasoning, text and calls become one message of the assistant.
+    Consecutive reasoning, text and calls become one message of the assistant, and so does what follows a call
+    that has no output yet: chat templates have the outputs right after the message that calls.
     """
     messages: list[MessageBody] = []
     if instructions is not None:
@@ -122,24 +123,27 @@ def _merged(items: Sequence[InputItem]) -> list[MessageBody]:
     answer: dict[str, Any] = {}
 
     def close() -> None:
-        if "content" in answer or "tool_calls" in answer:
+        if any(answer.values()) or "content" in answer:
             messages.append(AssistantMessage(role="assistant", **answer))
         answer.clear()
+
+    def add(field: str, text: str) -> None:
+        """Text of the answer, which begins a message unless the one before waits for outputs."""
+        if answer.keys() - {"reasoning_content"} and "tool_calls" not in answer:
+            close()
+        answer[field] = "\n".join(filter(None, [answer.get(field), text]))
 
     for item in items:
         match item:
             case ReasoningItem():
-                close()
-                answer["reasoning_content"] = "".join(part.text for part in item.content or ())
+                add("reasoning_content", "".join(part.text for part in item.content or ()))
             case FunctionCallItem():
                 call = FunctionCall(name=item.name, arguments=item.arguments)
                 answer.setdefault("tool_calls", []).append(
                     ToolCall(id=item.call_id, type="function", function=call)
                 )
             case MessageItem(role="assistant"):
-                if answer.keys() - {"reasoning_content"}:
-                    close()
-                answer["content"] = _text(item.content)
+                add("content", _text(item.content))
             case FunctionCallOutputItem():
                 close()
                 messages.append(

@@ -57,9 +57,8 @@ class ResponseWriter:
         if chunk.finish:
             if not self._output:
                 events += self._open_message()
-            events += self._close(
-                "completed" if chunk.finish == sampling_pb2.FINISH_REASON_STOP else "incomplete"
-            )
+            complete = chunk.finish == sampling_pb2.FINISH_REASON_STOP and not chunk.cut_call
+            events += self._close("completed" if complete else "incomplete")
             self._finish = chunk.finish
         return b"".join(events)
 

@@ -41,6 +41,19 @@ def test_a_prompt_comes_in_four_shapes(prompt: Any, prompts: Any) -> None:
     assert completion(prompt=prompt).prompts == prompts
 
 
+def test_a_default_of_16_tokens_is_cut_to_the_context_and_a_given_number_is_not() -> None:
+    room = {"prompt_tokens": 251, "room": 5, "seed": 1, "vocab_size": 100}
+    assert completion().options.resolve(**room).max_tokens == 5
+    with pytest.raises(InvalidRequest, match="max_tokens is 16"):
+        completion(max_tokens=16).options.resolve(**room)
+
+
+def test_no_alternatives_may_be_asked_for_without_logprobs() -> None:
+    assert chat(top_logprobs=0, logprobs=False).options.logprobs is None
+    with pytest.raises(InvalidRequest, match="top_logprobs"):
+        chat(top_logprobs=1, logprobs=False)
+
+
 @pytest.mark.parametrize(
     "prompt", [None, 3, True, [], [True], [1, "a"], ["a", [1]], [[1, "a"]], [1.0], {"a": 1}]
 )

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from router.errors import InvalidRequest
 from router.processing.text.chat_template import ChatTemplate, PromptEnd
@@ -144,6 +146,24 @@ def test_the_extensions_that_models_use_are_there() -> None:
     )
     shown = ChatTemplate(source, {}).render([user("<é>"), user("never")], {})
     assert shown == json.dumps(user("<é>"), ensure_ascii=False) + "4"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"indent": 2},
+        {"separators": (",", ":")},
+        {"sort_keys": True},
+        {"ensure_ascii": True},
+        {"ensure_ascii": False, "indent": 4, "separators": (", ", ": "), "sort_keys": True},
+    ],
+)
+def test_tojson_has_the_options_that_transformers_has(options: dict[str, Any]) -> None:
+    template = "{{ messages[0] | tojson(**options) }}"
+    value = {**user("<é>"), "a": {"z": [1, 2], "b": None}}
+    shown = ChatTemplate(template, {}).render([value], {"options": options})
+    assert shown == render_jinja_template([[value]], chat_template=template, options=options)[0][0]
 
 
 def test_a_broken_template_is_found_when_the_model_is_loaded() -> None:
