@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from router.processing.params.sampling_options import SamplingOptions
-from router.processing.text.chat_template import Message, PromptEnd
+from router.processing.text.chat_template import PromptEnd
+from router.processing.text.system_messages import Message
 from router.processing.tools import NO_TOOLS, ToolUse
 
 

@@ -15,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.errors import InvalidRequest
+from router.processing.text.system_messages import Message, arrangements, is_system, lost, marked
 from router.processing.tools import Tool
 
 _INSTRUCTIONS: Final = """\
@@ -64,11 +65,9 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "content": "\n".join([*filter(None, [message["content"]]), *calls])}
 
 
-Message = Mapping[str, Any]
-"""{"role": ..., "content": ...} and other fields that the template uses."""
-
 _CUT: Final = "\ue000continue here\ue000"
 """Marks the end of the last message's content."""
+_LOST: Final = {"content": "this message: it", "tool_calls": "tool_calls: they"}
 _RESERVED: Final = frozenset({"add_generation_prompt", "messages", "tools"})
 """Variables that every template gets from the request itself."""
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -127,45 +126,62 @@ class ChatTemplate:
     ) -> str:
         """Render the prompt of a conversation.
 
-        `options` are variables of the template, such as Qwen3's enable_thinking. Raises InvalidRequest if the
-        template rejects the conversation, for instance because roles do not alternate, or ignores its tool
-        calls. Costs one rendering, and one more with tool calls.
+        `options` are variables of the template, such as Qwen3's enable_thinking. System messages that the
+        template would refuse or lose are said otherwise (`arrangements`). Raises InvalidRequest if the
+        template rejects the conversation, for instance because roles do not alternate, or if no arrangement
+        of it has all system messages, tool calls and results in the prompt. Costs one rendering, and one more
+        with tool calls or several system messages; both again for each arrangement that is tried.
         """
         if reserved := sorted(_RESERVED & options.keys()):
             raise InvalidRequest(
                 f"chat_template_kwargs cannot set {reserved[0]}.", param="chat_template_kwargs"
             )
         if end is PromptEnd.LAST_MESSAGE:
-            messages = _marked(messages)
+            messages = _with_cut(messages)
+        count = len(messages)
         if not self._takes_calls:
             messages = with_calls_as_text(messages)
         if not self.takes_tools:
             messages = with_tools_described(messages, tools)
         options = {**options, "tools": [tool.for_template() for tool in tools] or None}
-        try:
-            prompt = self._render(messages, options, end)
-        except Exception as error:  # templates raise arbitrary errors about conversations
-            raise InvalidRequest(
-                f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from error
-        calling = [number for number, message in enumerate(messages) if "tool_calls" in message]
-        if calling and not self._uses_calls(messages, options, end, prompt):
-            raise InvalidRequest(
-                "The model's chat template does not use tool_calls: they would be ignored.",
-                param=f"messages.{calling[0]}.tool_calls",
+        refusal: InvalidRequest | None = None
+        for arranged, probe in zip(arrangements(messages), arrangements(marked(messages)), strict=True):
+            try:
+                prompt = self._render(arranged, options, end)
+                ignored = self._ignored(messages, probe, options, end, prompt)
+            except Exception as error:  # templates raise arbitrary errors about conversations
+                message = f"The model's chat template refuses these messages: {error}"
+                refusal = refusal or InvalidRequest(message, param="messages")
+                continue
+            if ignored is None:
+                return _before_cut(prompt) if end is PromptEnd.LAST_MESSAGE else prompt
+            number, field = ignored
+            refusal = refusal or InvalidRequest(
+                f"The model's chat template does not use {_LOST[field]} would be ignored.",
+                param=f"messages.{max(0, number + count - len(messages))}.{field}",
                 code="unsupported_parameter",
             )
-        return _before_mark(prompt) if end is PromptEnd.LAST_MESSAGE else prompt
+        assert refusal is not None
+        raise refusal
 
-    def _uses_calls(
-        self, messages: Sequence[Message], options: Mapping[str, Any], end: PromptEnd, prompt: str
-    ) -> bool:
-        """Whether `prompt` would differ without tool calls."""
-        without = [{key: message[key] for key in message if key != "tool_calls"} for message in messages]
-        try:
-            return self._render(without, options, end) != prompt
-        except Exception:  # the template requires the field
-            return True
+    def _ignored(
+        self,
+        messages: Sequence[Message],
+        probe: Sequence[Message],
+        options: Mapping[str, Any],
+        end: PromptEnd,
+        prompt: str,
+    ) -> tuple[int, str] | None:
+        """Number and field of a message that is not in `prompt`.
+
+        `probe`: the messages with marks, arranged as they were for the prompt.
+        """
+        match [message for message in messages if _may_be_lost(message)]:
+            case []:
+                return None
+            case [only] if only is messages[0] and is_system(only) and only["content"].strip() in prompt:
+                return None
+        return next(lost(messages, self._render(probe, options, end)), None)
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any], end: PromptEnd) -> str:
         context = self._special_tokens | {"documents": None} | dict(options)
@@ -176,7 +192,11 @@ class ChatTemplate:
         )
 
 
-def _marked(messages: Sequence[Message]) -> Sequence[Message]:
+def _may_be_lost(message: Message) -> bool:
+    return is_system(message) or message["role"] == "tool" or "tool_calls" in message
+
+
+def _with_cut(messages: Sequence[Message]) -> Sequence[Message]:
     """Mark the end of the last message's content, which templates may trim or repeat."""
     last = messages[-1]
     if last["role"] != "assistant" or "tool_calls" in last:
@@ -184,7 +204,7 @@ def _marked(messages: Sequence[Message]) -> Sequence[Message]:
     return [*messages[:-1], {**last, "content": last["content"] + _CUT}]
 
 
-def _before_mark(prompt: str) -> str:
+def _before_cut(prompt: str) -> str:
     text, mark, _ = prompt.rpartition(_CUT)
     if not mark:
         raise InvalidRequest("The model's chat template cannot continue a message.", param="messages")

@@ -14,8 +14,9 @@ import tokenizers
 from router.errors import InvalidRequest
 from router.processing.output.formats import OutputFormats
 from router.processing.text.breakpoints import tokens_within
-from router.processing.text.chat_template import ChatTemplate, Message, PromptEnd
+from router.processing.text.chat_template import ChatTemplate, PromptEnd
 from router.processing.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.processing.text.system_messages import Message
 from router.processing.text.token_bound import TokenBound
 from router.processing.text.vocabulary import byte_table
 from router.processing.tools import Tool

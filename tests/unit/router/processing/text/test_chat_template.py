@@ -44,8 +44,8 @@ def test_a_message_that_breaks_the_template_is_the_clients_mistake() -> None:
 
 
 def test_developer_is_a_new_word_for_system() -> None:
-    template = ChatTemplate("{{ messages[0].role }}", {})
-    assert template.render([{"role": "developer", "content": "be brief"}], {}) == "system"
+    template = ChatTemplate("{{ messages[0].role }}: {{ messages[0].content }}", {})
+    assert template.render([{"role": "developer", "content": "be brief"}], {}) == "system: be brief"
 
 
 def test_the_template_gets_its_own_options() -> None:
