@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
-from router.frontend.page.status import WorkerFigures, _worker
+import pytest
+
+from router.dispatch.metrics.recent import Recent
+from router.frontend.page.status import StatusReader, WorkerFigures, WorkerStatsReader, _worker
 from rpc.baton.v1 import worker_pb2
 
 
@@ -19,3 +22,25 @@ def test_a_worker_is_drawn_with_its_tiers() -> None:
     shown = _worker(Mock(), figures)
     assert shown["tiers"] == [{"name": "host", "bytes": 500, "capacity_bytes": 1000, "promoted_bytes": 300}]
     assert sum(shown["pages"].values()) == 5
+
+
+async def test_waiting_requests_are_those_of_the_workers_and_of_the_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    members, figures = [], {}
+    for name, waiting in (("decode-0", 2), ("decode-1", 1), ("decode-2", None)):
+        member = MagicMock()
+        member.handle.worker_id = name
+        members.append(member)
+        if waiting is not None:
+            stats = worker_pb2.WorkerStats(load=worker_pb2.Load(waiting=waiting))
+            figures[name] = WorkerFigures(epoch=1)
+            figures[name].samples.append((0.0, stats))
+    monkeypatch.setattr(WorkerStatsReader, "read", AsyncMock(return_value=figures))
+    queue = Mock(held_back=4, tokens=900)
+    queue.wait_s.return_value = 0.0
+    registry = Mock()
+    registry.members.return_value = members
+    status = await StatusReader(MagicMock(), registry, Recent(), queue, lambda: 0).read()
+    assert status["requests"]["waiting"] == sum(each.get("waiting", 0) for each in status["workers"]) == 3
+    assert status["requests"]["held_back"] == 4
