@@ -70,6 +70,11 @@ async def test_the_chat_answers_with_its_timeline_on_a_phone(small: SmallModel) 
         assert "tokens/s" in rate
         assert await page.evaluate("document.querySelectorAll('.message .waterfall .stage').length") >= 2
         assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
+        await page.evaluate(
+            "document.querySelector('#models').hidden = false;"
+            "document.querySelector('#models').replaceChildren(new Option('Llama-3.1-8B-Instruct-FP8', ''))"
+        )
+        assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
 
 
 async def test_the_page_shows_eight_requests_until_all_are_asked_for(small: SmallModel) -> None:
