@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image machines all-machines cluster-demo check-manifests wheel test test-all test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo image machines all-machines cluster-demo check-manifests wheel test test-all test-gpu test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -56,6 +56,13 @@ test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),tests/faults); second=$$?; \
+	[ $$second -eq 5 ] && exit $$first; exit $$second
+
+# Small models and many kernels: processes compile beside one another, and share what they compiled.
+test-gpu: setup  ## Run the tests of one or two GPUs (ARGS=tests/gpu/test_gpu_kernels.py: only those)
+	@$(PYTEST) -m "gpu and not alone" -n 8 --dist worksteal --max-worker-restart=0 $(ENDED_IF_STUCK) $(or $(ARGS),tests/gpu); first=$$?; \
+	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
+	$(PYTEST) -m "gpu and alone" $(ENDED_IF_STUCK) $(or $(ARGS),tests/gpu); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 
 # Answers are compared with those of transformers, beside nine processes of the cluster.

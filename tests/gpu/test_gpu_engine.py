@@ -111,8 +111,14 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
     assert len(flight.result().tokens) == 4
 
 
-def test_after_a_warm_up_an_engine_compiles_no_kernel(tmp_path: Path, compiled: list[str]) -> None:
-    save("llama-128", tmp_path)
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("llama-128", None), ("llama-128", "fp8"), ("qwen3-experts", None), ("deepseek", None)],
+)
+def test_after_a_warm_up_an_engine_compiles_no_kernel(
+    name: str, quantization: str | None, tmp_path: Path, compiled: list[str]
+) -> None:
+    save(name, tmp_path)
     config = gpu_config(
         tmp_path,
         num_pages=2048,
@@ -121,15 +127,23 @@ def test_after_a_warm_up_an_engine_compiles_no_kernel(tmp_path: Path, compiled: 
         cuda_graph_max_batch=8,
         cuda_graph_max_tokens=64,
         overlap=True,
+        quantization=quantization,
     )
     runner = ModelRunner(config)
     warm_up(runner, config, warmup_plan_for(config))
     compiled.clear()
     engine = Engine(config, runner=runner)
     sampled = replace(GREEDY, temperature=0.8, top_p=0.9, logprobs=2)
+    variants = [
+        sampled,
+        GREEDY,
+        replace(GREEDY, temperature=1.0),
+        replace(sampled, top_k=20, min_p=0.02, repetition_penalty=1.2, logprobs=None),
+        replace(GREEDY, frequency_penalty=0.4, logit_bias=((7, 2.0),), prompt_logprobs=3),
+    ]
     lengths = [1, 2, 37, 700, 1401, 1402, 1403, 1999, 2048, 2500, 3901]
     for id, length in enumerate(lengths * 2):
-        engine.submit(Request(id, random_tokens(length, seed=id), sampled if id % 3 == 1 else GREEDY))
+        engine.submit(Request(id, random_tokens(length, seed=id), variants[id % len(variants)]))
         for _ in range(1 + id % 4):
             engine.step()
     while engine.has_work:
@@ -137,6 +151,7 @@ def test_after_a_warm_up_an_engine_compiles_no_kernel(tmp_path: Path, compiled: 
     assert compiled == []
 
 
+@pytest.mark.alone
 def test_the_pool_takes_what_the_largest_step_leaves(tmp_path: Path) -> None:
     save("llama-128", tmp_path)
     engine = Engine(

@@ -23,6 +23,7 @@ from tests.sampling_cases import (
 
 CUDA = torch.device("cuda")
 CPU = torch.device("cpu")
+VOCAB, LARGE_VOCAB = 32_001, 128_256
 DRAWN = SamplingParams(max_tokens=100, temperature=1.0)
 CUTS: list[dict[str, Any]] = [
     {},
@@ -43,9 +44,15 @@ def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 2.0) -> 
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("vocab", "spread"), [(61, 1.0), (8192, 3.0), (32001, 0.1), (128256, 1.0), (151936, 4.0)]
+@pytest.mark.parametrize(  # kernels are compiled for each vocabulary and dtype
+    ("vocab", "dtype", "spread"),
+    [
+        (61, torch.float32, 1.0),
+        (8192, torch.bfloat16, 3.0),
+        (VOCAB, torch.float32, 0.1),
+        (LARGE_VOCAB, torch.float32, 1.0),
+        (151936, torch.bfloat16, 4.0),
+    ],
 )
 def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dtype) -> None:
     """Penalties count what either of them drew before: one difference would lead to others."""
@@ -73,7 +80,7 @@ def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dt
     assert different == 0
 
 
-@pytest.mark.parametrize("vocab", [61, 32001, 128256])
+@pytest.mark.parametrize("vocab", [61, LARGE_VOCAB])
 def test_a_gpu_draws_what_a_cpu_draws_among_the_tokens_that_grammars_allow(vocab: int) -> None:
     rng = random.Random(vocab)
     chunks = chunks_of(constrained([any_sampling(rng, vocab) for _ in range(48)]), vocab)
@@ -89,7 +96,7 @@ def test_a_gpu_draws_what_a_cpu_draws_among_the_tokens_that_grammars_allow(vocab
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_draws_follow_the_warpers_of_transformers(cut: dict[str, Any]) -> None:
-    vocab, rows = 20_011, 256
+    vocab, rows = VOCAB, 256
     sampling = replace(DRAWN, **cut)
     logits = random_logits(1, vocab, 3, 2.5)
     expected = warped(logits[0], sampling)
@@ -102,7 +109,7 @@ def test_draws_follow_the_warpers_of_transformers(cut: dict[str, Any]) -> None:
 
 
 def test_a_row_gets_the_same_token_in_any_company() -> None:
-    vocab = 128_256
+    vocab = LARGE_VOCAB
     rng = random.Random(5)
     chunks = chunks_of([any_sampling(rng, vocab) for _ in range(40)], vocab)
     logits = random_logits(40, vocab, 5).cuda()
@@ -115,13 +122,13 @@ def test_a_row_gets_the_same_token_in_any_company() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_rows_that_are_not_finite_are_reported_and_affect_no_other_row(bad: float) -> None:
-    vocab = 50_003
+    vocab = VOCAB
     rng = random.Random(6)
     chunks = chunks_of([any_sampling(rng, vocab) for _ in range(24)], vocab)
     logits = random_logits(24, vocab).cuda()
     sound = sampler(vocab, 24).sample(logits, chunks)
     broken = logits.clone()
-    broken[::3, 40_000] = bad
+    broken[::3, 20_000] = bad
     broken[3] = bad
     got = sampler(vocab, 24).sample(broken, chunks)
     assert got.finite.tolist() == [i % 3 != 0 for i in range(24)]
@@ -131,7 +138,7 @@ def test_rows_that_are_not_finite_are_reported_and_affect_no_other_row(bad: floa
 
 def test_equally_likely_tokens_stay_together() -> None:
     """More of them than a list holds, so that whole rows are read."""
-    vocab = 100_000
+    vocab = LARGE_VOCAB
     logits = torch.zeros(64, vocab, device=CUDA)
     logits[:, 10_000:30_000] = 1.0
     for cut in ({"top_k": 5}, {"top_p": 1e-6}, {"top_k": 5, "top_p": 0.5}, {"min_p": 0.5}):
@@ -145,7 +152,7 @@ def test_equally_likely_tokens_stay_together() -> None:
 
 
 def test_a_small_share_of_a_flat_row_is_its_likeliest_tokens() -> None:
-    vocab = 128_256
+    vocab = LARGE_VOCAB
     logits = torch.linspace(0.0, 0.01, vocab)[
         torch.randperm(vocab, generator=torch.Generator().manual_seed(0))
     ]

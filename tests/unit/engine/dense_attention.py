@@ -25,12 +25,12 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rule: LayerAttention) -> Ten
     scores = torch.einsum("thd,chd->htc", q, keys) * rule.scale
     if rule.soft_cap is not None:
         scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
-    positions = torch.arange(len(keys))
+    positions = torch.arange(len(keys), device=q.device)
     distance = positions[len(keys) - len(q) :, None] - positions
     visible = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
     scores = scores.masked_fill(~visible, -torch.inf)
     if rule.sinks is not None:
-        sinks = rule.sinks.to(q.dtype)[:, None, None].expand(-1, len(q), 1)
+        sinks = rule.sinks.to(q)[:, None, None].expand(-1, len(q), 1)
         scores = torch.cat((scores, sinks), dim=2)
     weights = scores.softmax(-1)[:, :, : len(keys)]
     return torch.einsum("htc,chd->thd", weights, values)

@@ -97,17 +97,18 @@ def pool_and_batch(shape: Shape, requests: list[tuple[int, int]], seed: int) -> 
 
 
 def written_out(
-    pool: KVPool, batch: Batch, layer: int, queries: torch.Tensor, rule: LayerAttention
+    pool: KVPool, batch: Batch, layer: int, queries: torch.Tensor, rule: LayerAttention, device: str = "cpu"
 ) -> torch.Tensor:
-    """What rotated `queries` attend to, in float64, by the keys and values that lie in the pool."""
-    out = torch.empty(queries.shape, dtype=torch.float64)
+    """What rotated `queries` attend to, in float64, by the keys and values that lie in the pool. Computed on
+    `device`, where the result is."""
+    out = torch.empty(queries.shape, dtype=torch.float64, device=device)
     lists = batch.groups[0].block_tables
     for r, context in enumerate(batch.context_lens.tolist()):
         rows = slice(int(batch.query_indptr[r]), int(batch.query_indptr[r + 1]))
         table = torch.from_numpy(lists.pages[lists.indptr[r] : lists.indptr[r + 1]])
-        kv = pool.layer(layer)[table].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].double()
+        kv = pool.layer(layer)[table].to(device).permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context].double()
         keys, values = kv.transpose(1, 2)
-        out[rows] = attend(queries[rows].double(), keys, values, rule)
+        out[rows] = attend(queries[rows].to(device).double(), keys, values, rule)
     return out
 
 
