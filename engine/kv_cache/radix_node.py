@@ -59,6 +59,18 @@ class RadixNode:
             node = node.parent
         return [block for edge in reversed(edges) for block in edge]
 
+    def hashes(self, first: int) -> dict[int, BlockHash]:
+        """Of blocks from `first` on, and perhaps of some before, up to the end of this edge, by their number.
+
+        O(blocks of these edges).
+        """
+        found: dict[int, BlockHash] = {}
+        node: RadixNode | None = self
+        while node is not None and node.depth > first:
+            found |= enumerate(node.blocks, node.depth - node.length)
+            node = node.parent
+        return found
+
 
 class UnusedLeaves:
     """Leaves that no request uses, least recently used first, and retained ones after all others."""

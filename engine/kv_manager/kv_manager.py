@@ -59,10 +59,10 @@ class KVManager:
         self.page_size = page_size
         self.needs = PageNeeds(page_size, groups, largest_chunk)
         self.pool = PagePool(num_pages)
-        self.states = StateSlots(num_state_slots, page_size)
+        self.retentions = Retentions(int(retained_share * num_pages) // len(groups))
+        self.states = StateSlots(num_state_slots, page_size, self.retentions)
         assert not (self.needs.windowed and self.states.used), "a hit must end where both can continue"
         self._retained_share = retained_share
-        self.retentions = Retentions(int(retained_share * num_pages) // len(groups))
         self.cache = RadixCache(
             page_size, groups, enabled=radix_cache, trimmed=self.states.drop, retentions=self.retentions
         )

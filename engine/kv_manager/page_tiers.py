@@ -21,6 +21,7 @@ from engine.kv_cache.journal import CacheChange
 from engine.kv_cache.page_needs import PageNeeds
 from engine.kv_cache.pages import PagePool
 from engine.kv_cache.radix import Insertion, Match, RadixCache
+from engine.kv_cache.radix_node import RadixNode
 from engine.kv_manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
 from engine.kv_manager.lacking import Lacking, lacking
 from engine.kv_manager.state_slots import StateSlots
@@ -140,14 +141,12 @@ class PageTiers:
             return
         stride, adopted = self._needs.stride, set(inserted.adopted)
         keys = self._keys(request, first + len(table) // stride)
-        leaf = inserted.node
-        hashes = {leaf.depth - leaf.length + number: hash for number, hash in enumerate(leaf.blocks)}
+        hashes = inserted.node.hashes(first)
         cached, wanted = [], []
         for place, page in enumerate(table, first * stride):
             if page in adopted:
                 block, group = divmod(place, stride)
-                # Blocks that were cached before only get pages of windows, whose hashes are not used.
-                cached.append((page_key(keys[block], group), hashes.get(block, 0), page))
+                cached.append((page_key(keys[block], group), hashes[block], page))
                 if self._needs.groups[group].window is None:
                     wanted.append(page)
         self.tiers.cached(cached)
@@ -167,11 +166,11 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ checkpoints
 
-    def checkpoint_cached(self, request: Request, depth: int, slot: int) -> None:
-        """The cache owns a checkpoint of a request behind block `depth` - 1 from now on."""
+    def checkpoint_cached(self, request: Request, node: RadixNode, slot: int) -> None:
+        """The cache owns a checkpoint of a request after the last block of `node` from now on."""
         pages = self._pages_of_slot(slot)
-        keys = self._state_keys(request, depth)
-        self.tiers.cached((key, 0, page) for key, page in zip(keys, pages, strict=True))
+        keys, hash = self._state_keys(request, node.depth), node.blocks[-1]
+        self.tiers.cached((key, hash, page) for key, page in zip(keys, pages, strict=True))
         self.tiers.want(pages)
 
     def checkpoint_evicted(self, slot: int) -> bool:

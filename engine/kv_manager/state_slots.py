@@ -18,13 +18,14 @@ from engine.errors import PageLeak
 from engine.kv_cache.pages import PageCounts, PagePool, PageState
 from engine.kv_cache.radix import Match
 from engine.kv_cache.radix_node import RadixNode
+from engine.kv_cache.retention import NO_RETENTIONS, Retentions
 
 
 class CheckpointCopies(Protocol):
     """Of checkpoints on tiers."""
 
-    def checkpoint_cached(self, request: Request, depth: int, slot: int) -> None:
-        """The cache owns a checkpoint of a request behind block `depth` - 1 from now on."""
+    def checkpoint_cached(self, request: Request, node: RadixNode, slot: int) -> None:
+        """The cache owns a checkpoint of a request after the last block of `node` from now on."""
 
     def checkpoint_evicted(self, slot: int) -> bool:
         """The cache has given one up. Whether it is LEAVING."""
@@ -37,15 +38,16 @@ class StateSlots:
     """Every slot is free, or owned by one request, one node (as a checkpoint) or one handoff.
 
     Slots have the states of pages: a checkpoint is CACHED. Checkpoints are evicted least recently used first,
-    whenever a slot is wanted and none is free, except those that a chunk has yet to read. For a model without
-    recurrent states there are no slots, and requests get none.
+    whenever a slot is wanted and none is free, except those that a chunk has yet to read; those of retained
+    blocks after all others. For a model without recurrent states there are no slots, and requests get none.
     """
 
-    def __init__(self, num_slots: int, page_size: int) -> None:
+    def __init__(self, num_slots: int, page_size: int, retentions: Retentions = NO_RETENTIONS) -> None:
         self.pool = PagePool(num_slots)
         self.used = num_slots > 0
         """Whether the model has recurrent states."""
         self._page_size = page_size
+        self._retentions = retentions
         self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
         """By last use."""
         self._readers: Counter[int] = Counter()
@@ -137,7 +139,7 @@ class StateSlots:
         position = last if start < last <= end else end
         if position not in (last, state.branch):
             return
-        slot = self.take(request.id, PageState.HELD)
+        slot = self.take(request.id, PageState.HELD, spare=request.retention is None)
         if slot != NO_SLOT:
             state.saves.append(Save(position, slot))
 
@@ -148,7 +150,7 @@ class StateSlots:
         if node.depth * self._page_size != save.position or not self._keep(node, save.slot, request.id):
             self.pool.give_back([save.slot], request.id)
         elif self.copies is not None:
-            self.copies.checkpoint_cached(request, node.depth, save.slot)
+            self.copies.checkpoint_cached(request, node, save.slot)
 
     def arrived(self, request: Request, node: RadixNode, slot: int, owner: int) -> None:
         """The same of a state that has arrived in a slot and is verified: that of `node`."""
@@ -156,7 +158,7 @@ class StateSlots:
         if not self._keep(node, slot, owner):
             self.pool.give_back([slot], owner)
         elif self.copies is not None:
-            self.copies.checkpoint_cached(request, node.depth, slot)
+            self.copies.checkpoint_cached(request, node, slot)
 
     def drop(self, node: RadixNode) -> None:
         """The cache drops the last pages of a node, and with them its checkpoint."""
@@ -236,14 +238,21 @@ class StateSlots:
         """The last page boundary that leaves a token to compute."""
         return (request.num_tokens - 1) // self._page_size * self._page_size
 
-    def take(self, owner: int, state: PageState) -> int:
-        """A free slot, if need be that of the least recently used checkpoint; NO_SLOT if there is none."""
+    def take(self, owner: int, state: PageState, *, spare: bool = False) -> int:
+        """A free slot, if need be that of the least recently used checkpoint; NO_SLOT if there is none.
+
+        `spare`: not at the cost of a retained one. O(checkpoints).
+        """
         if not self.pool.num_free:
-            unused = (node for node, slot in self._checkpoints.items() if not self._is_used(slot))
-            if (oldest := next(unused, None)) is None:
+            unused = [node for node, slot in self._checkpoints.items() if not self._is_used(slot)]
+            others = (node for node in unused if not self._is_retained(node))
+            if (oldest := next(others, None if spare else next(iter(unused), None))) is None:
                 return NO_SLOT
             self.drop(oldest)
         return self.pool.take(1, owner, state)[0]
+
+    def _is_retained(self, node: RadixNode) -> bool:
+        return bool(node.blocks) and node.blocks[-1] in self._retentions
 
     def _is_used(self, slot: int) -> bool:
         return slot in self._readers or (self.copies is not None and self.copies.is_copying(slot))
