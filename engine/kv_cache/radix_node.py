@@ -47,8 +47,8 @@ class RadixNode:
         """Grows whenever a match that ends at this node, or in an edge below it, may end elsewhere."""
         self.locks = 0
         self.last_used = 0
-        self.queued = False
-        """Whether the eviction order has an entry for it; it never has two."""
+        self.queued = 0
+        """Number of its entry in the eviction order; 0: it has none."""
 
     def path_blocks(self) -> list[BlockHash]:
         """Hashes of all blocks from the root to the end of this edge; empty if the cache keeps no journal."""
@@ -77,48 +77,55 @@ class UnusedLeaves:
 
     def __init__(self, retentions: Retentions | None) -> None:
         self._retentions = NO_RETENTIONS if retentions is None else retentions
-        self._serial = count()
+        self._serial = count(1)
         self._others: list[tuple[int, int, RadixNode]] = []
         """Heap by last use. Entries become stale when their leaf is used again."""
         self._retained: list[tuple[int, int, RadixNode]] = []
         """The same of leaves that were retained when it was their turn."""
-        self._version = 0
-        """Of the retentions then."""
+        self._retained_at: dict[BlockHash, RadixNode] = {}
+        """Those leaves, by their last block then."""
+        if retentions is not None:
+            retentions.on_ended.append(self._no_longer_retained)
 
     def offer(self, node: RadixNode) -> None:
         """Add a node if it has become an unused leaf."""
         if not node.queued and is_unused(node):
-            node.queued = True
-            heapq.heappush(self._others, (node.last_used, next(self._serial), node))
+            self._queue(node)
 
     def pop(self) -> tuple[RadixNode, int] | None:
         """Remove the next leaf; it, and how many of its blocks to keep because they are retained.
 
-        O(log leaves), when retentions have ended once O(leaves).
+        O(log leaves) for each leaf that is found to be retained or in use.
         """
-        self._reconsider()
         while self._others or self._retained:
             is_last_resort = not self._others
             entry = heapq.heappop(self._retained if is_last_resort else self._others)
-            last_used, _, leaf = entry
+            last_used, number, leaf = entry
+            if leaf.queued != number:
+                continue
             if is_unused(leaf) and leaf.last_used == last_used:
                 keep = 0 if is_last_resort else self._num_retained(leaf)
                 if keep == leaf.length:
                     heapq.heappush(self._retained, entry)
+                    self._retained_at[leaf.blocks[-1]] = leaf
                     continue
-                leaf.queued = False
+                leaf.queued = 0
+                if is_last_resort:
+                    self._retained_at.pop(leaf.blocks[-1], None)
                 return leaf, keep
-            leaf.queued = False
+            leaf.queued = 0
             self.offer(leaf)
         return None
 
-    def _reconsider(self) -> None:
-        """Some leaves may not be retained any more."""
-        if self._version != self._retentions.version:
-            self._version = self._retentions.version
-            self._others += self._retained
-            self._retained.clear()
-            heapq.heapify(self._others)
+    def _queue(self, leaf: RadixNode) -> None:
+        leaf.queued = next(self._serial)
+        heapq.heappush(self._others, (leaf.last_used, leaf.queued, leaf))
+
+    def _no_longer_retained(self, block: BlockHash) -> None:
+        """O(log leaves)."""
+        leaf = self._retained_at.pop(block, None)
+        if leaf is not None and leaf.queued:
+            self._queue(leaf)  # its entry among the retained is void
 
     def _num_retained(self, leaf: RadixNode) -> int:
         """Blocks of an edge that are retained: the first ones, since prefixes are. O(log blocks)."""

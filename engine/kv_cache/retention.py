@@ -7,14 +7,18 @@ A later turn takes the place of the turns that it continues, unless these are re
 
 from __future__ import annotations
 
-import math
+import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
 from common.block_hash import BlockHash
+
+_LISTINGS: Final = 16
+"""Sequences of a tenant may share blocks, but have together at most so many times its budget: the accounts
+take memory for each block of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +54,25 @@ class Retained:
 
 
 class Retentions:
-    """`retain`, `release` and `expire` cost O(blocks that they name)."""
+    """`retain`, `release` and `expire` cost O(blocks that they name), and O(log sequences) for each one."""
 
     def __init__(self, budget: int) -> None:
-        """`budget`: blocks that a tenant may retain. Beyond it, sequences with the least time left end."""
-        self.version = 0
-        """Changes whenever a block is no longer retained."""
+        """`budget`: distinct blocks that a tenant may retain, and a 16th of the blocks of all its sequences.
+        Beyond it, sequences with the least time left end."""
+        self.on_ended: list[Callable[[BlockHash], None]] = []
+        """Called with each block that is no longer retained."""
         self.budget = budget
         self._holders: Counter[BlockHash] = Counter()
         """Sequences that retain a block."""
         self._sizes: Counter[str] = Counter()
         """Distinct blocks of each tenant."""
         self._owned: Counter[tuple[str, BlockHash]] = Counter()
+        self._listed: Counter[str] = Counter()
+        """Blocks of all sequences of each tenant."""
         self._sequences: dict[tuple[str, str], dict[BlockHash, Retained]] = {}
         """Of each tenant and key, by last block."""
-        self._next_end = math.inf
-        """No sequence ends before."""
+        self._by_end = _ByEnd()
+        self._of_tenant: dict[str, _ByEnd] = {}
         self._numbers = count()
 
     def __contains__(self, block: BlockHash) -> bool:
@@ -109,8 +116,10 @@ class Retentions:
         ends = [block for block in blocks if block in continued and continued[block].until <= retained.until]
         before = [continued.pop(block) for block in ends]
         self._sequences.setdefault(name, {})[blocks[-1]] = retained
-        self._next_end = min(self._next_end, retained.until)
+        self._by_end.add(retained)
+        self._of_tenant.setdefault(tenant, _ByEnd()).add(retained)
         self._holders.update(blocks)
+        self._listed[tenant] += len(blocks)
         for block in blocks:
             self._owned[tenant, block] += 1
             self._sizes[tenant] += self._owned[tenant, block] == 1
@@ -132,23 +141,17 @@ class Retentions:
 
     def expire(self, now: float) -> None:
         """Give up the sequences whose time is over. O(1) while there is none."""
-        if now < self._next_end:
-            return
-        for retained in self.sequences():
-            if retained.until <= now:
-                self._give_up(retained)
-        self._next_end = min((retained.until for retained in self.sequences()), default=math.inf)
+        while (first := self._by_end.first()) is not None and first.until <= now:
+            self._give_up(first)
 
     # ------------------------------------------------------------------------------ inside
 
     def _keep_to_budget(self, newest: Retained) -> None:
-        if self._sizes[newest.tenant] <= self.budget:
-            return
-        others = [r for r in self.sequences() if r.tenant == newest.tenant and r is not newest]
-        for retained in sorted(others, key=lambda retained: (retained.until, retained.number)):
-            self._give_up(retained)
-            if self._sizes[newest.tenant] <= self.budget:
-                return
+        tenant, ends = newest.tenant, self._of_tenant[newest.tenant]
+        while (self._sizes[tenant] > self.budget or self._listed[tenant] > _LISTINGS * self.budget) and (
+            first := ends.first(besides=newest)
+        ) is not None:
+            self._give_up(first)
 
     def _give_up(self, retained: Retained) -> None:
         name = retained.tenant, retained.key
@@ -161,13 +164,47 @@ class Retentions:
     def _let_go(self, retained: Retained) -> None:
         """Its blocks have one holder less."""
         tenant = retained.tenant
+        self._by_end.discard(retained)
+        self._of_tenant[tenant].discard(retained)
+        self._listed[tenant] -= len(retained.blocks)
         for block in retained.blocks:
             if _decrement(self._holders, block):
-                self.version += 1
+                for told in self.on_ended:
+                    told(block)
             if _decrement(self._owned, (tenant, block)):
                 self._sizes[tenant] -= 1
         if not self._sizes[tenant]:
-            del self._sizes[tenant]
+            del self._sizes[tenant], self._listed[tenant], self._of_tenant[tenant]
+
+
+class _ByEnd:
+    """Sequences, from the one with the least time left."""
+
+    def __init__(self) -> None:
+        self._live: set[Retained] = set()
+        self._heap: list[tuple[float, int, Retained]] = []
+        """Some have been discarded."""
+
+    def add(self, retained: Retained) -> None:
+        self._live.add(retained)
+        heapq.heappush(self._heap, (retained.until, retained.number, retained))
+
+    def discard(self, retained: Retained) -> None:
+        self._live.discard(retained)
+        if len(self._heap) > 2 * len(self._live) + 16:
+            self._heap = [entry for entry in self._heap if entry[2] in self._live]
+            heapq.heapify(self._heap)
+
+    def first(self, besides: Retained | None = None) -> Retained | None:
+        """The one with the least time left, other than `besides`."""
+        while self._heap and self._heap[0][2] not in self._live:
+            heapq.heappop(self._heap)
+        if not self._heap or self._heap[0][2] is not besides:
+            return self._heap[0][2] if self._heap else None
+        mine = heapq.heappop(self._heap)
+        second = self.first()
+        heapq.heappush(self._heap, mine)
+        return second
 
 
 def _decrement(counter: Counter, key: object) -> bool:  # type: ignore[type-arg]

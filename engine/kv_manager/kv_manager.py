@@ -102,7 +102,8 @@ class KVManager:
         )
         slots = tiers.host.num_slots + tiers.disk.num_slots
         self.retentions.budget += int(self._retained_share * slots) // self._stride
-        tiers.host.retentions = tiers.disk.retentions = self.retentions
+        tiers.host.use_retentions(self.retentions)
+        tiers.disk.use_retentions(self.retentions)
 
     @property
     def num_available(self) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
-from engine.kv_cache.retention import NO_RETENTIONS
+from engine.kv_cache.retention import NO_RETENTIONS, Retentions
 
 _FILLING: Final = None
 
@@ -49,14 +49,19 @@ class Level:
         """From the least to the most recently used, without those in `_spared`."""
         self._spared: OrderedDict[PageKey, None] = OrderedDict()
         """The same of copies that were retained when it was their turn to make room."""
-        self._spared_at = 0
-        self.retentions = NO_RETENTIONS
-        """Blocks that make room after all others."""
+        self._spared_of: dict[BlockHash, list[PageKey]] = {}
+        """Those, by their block."""
+        self._retentions = NO_RETENTIONS
         self._free = list(range(num_slots - 1, -1, -1))
 
     def __len__(self) -> int:
         """Slots in use."""
         return len(self._copies)
+
+    def use_retentions(self, retentions: Retentions) -> None:
+        """Blocks that make room after all others. To be called once."""
+        self._retentions = retentions
+        retentions.on_ended.append(self._no_longer_spared)
 
     def __contains__(self, key: PageKey) -> bool:
         return self.get(key) is not None
@@ -134,12 +139,11 @@ class Level:
         return [copy.slot for copy in self._copies.values()]
 
     def _make_room(self) -> bool:
-        self._reconsider_spared()
         retained: list[PageKey] = []
         found = None
         for key in self._order:
             copy = self._copies[key]
-            if copy.hash in self.retentions:
+            if copy.hash in self._retentions:
                 retained.append(key)
             elif copy.is_idle:
                 found = key
@@ -147,25 +151,29 @@ class Level:
         for key in retained:
             del self._order[key]
             self._spared[key] = None
+            self._spared_of.setdefault(self._copies[key].hash, []).append(key)
         if found is None:
             found = next((key for key in self._spared if self._copies[key].is_idle), None)
         if found is not None:
             self._remove(found)
         return found is not None
 
-    def _reconsider_spared(self) -> None:
-        """Some blocks may not be retained any more: they come first."""
-        if self._spared_at == self.retentions.version:
-            return
-        self._spared_at = self.retentions.version
-        for key in [key for key in reversed(self._spared) if self._copies[key].hash not in self.retentions]:
+    def _no_longer_spared(self, block: BlockHash) -> None:
+        """Its copies come first: it was their turn. O(copies of the block)."""
+        for key in self._spared_of.pop(block, ()):
             del self._spared[key]
             self._order[key] = None
             self._order.move_to_end(key, last=False)
 
     def _remove(self, key: PageKey) -> None:
         copy = self._copies.pop(key)
-        (self._order if key in self._order else self._spared).pop(key)
+        if key in self._order:
+            del self._order[key]
+        else:
+            del self._spared[key]
+            self._spared_of[copy.hash].remove(key)
+            if not self._spared_of[copy.hash]:
+                del self._spared_of[copy.hash]
         self._free.append(copy.slot)
         if not copy.revoked and copy.digest is not _FILLING:
             self.lost.append((key, copy.hash, False))

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from common.block_hash import BlockHash
 from engine.kv_cache.radix import RadixCache
 from engine.kv_cache.retention import Retention, Retentions
 from engine.kv_tiers.level import Level
@@ -18,18 +19,20 @@ def test_a_sequence_is_retained_until_its_time_is_over() -> None:
     retentions.retain("a", "chat", TURN, 5.0, now=1.0)
     retentions.expire(5.9)
     assert all(block in retentions for block in TURN)
-    version = retentions.version
+    ended: list[int] = []
+    retentions.on_ended.append(ended.append)
     retentions.expire(6.0)
     assert not any(block in retentions for block in TURN)
-    assert retentions.version > version
+    assert ended == TURN
 
 
 def test_a_later_turn_takes_the_place_of_what_it_continues() -> None:
     retentions = Retentions(10)
     retentions.retain("a", "chat", TURN[:3], 5.0, now=0.0)
-    version = retentions.version
+    ended: list[int] = []
+    retentions.on_ended.append(ended.append)
     retentions.retain("a", "chat", TURN, 5.0, now=0.0)
-    assert retentions.version == version, "no block has left"
+    assert not ended, "no block has left"
     assert [retained.until for retained in retentions.sequences()] == [5.0]
 
 
@@ -77,6 +80,29 @@ def test_of_a_sequence_beyond_the_budget_the_beginning_is_retained() -> None:
     assert [block in retentions for block in TURN] == [True] * 4 + [False] * 2
 
 
+def test_the_same_blocks_are_not_listed_for_any_number_of_sessions() -> None:
+    """One prompt with one answer, under many values of prompt_cache_key."""
+    retentions, blocks = Retentions(100), list(range(100))
+    for number in range(500):
+        retentions.retain("a", f"session {number}", blocks, 86400.0, float(number))
+    assert retentions.size_of("a") == 100
+    assert sorted(r.key for r in retentions.sequences()) == [f"session {n}" for n in range(484, 500)]
+    retentions.retain("b", "", blocks, 86400.0, 0.0)
+    assert len(retentions.sequences()) == 17, "each tenant has a limit of its own"
+
+
+def test_sequences_that_were_replaced_or_released_leave_nothing_behind() -> None:
+    retentions = Retentions(100)
+    for number in range(500):
+        retentions.retain("a", "chat", [1, 2, 3], 60.0 + number, now=0.0)
+        retentions.retain("b", f"{number}", [1, 2, 3], 60.0, now=0.0)
+        retentions.release("b", None)
+    assert len(retentions.sequences()) == 1
+    assert len(retentions._by_end._heap) < 50
+    assert retentions._of_tenant.keys() == {"a"}
+    assert len(retentions._of_tenant["a"]._heap) < 50
+
+
 class RetentionMachine(RuleBasedStateMachine):
     """Against a list of sequences. A block is its whole prefix, so that equal blocks follow equal ones."""
 
@@ -105,7 +131,10 @@ class RetentionMachine(RuleBasedStateMachine):
         kept = [w for w in self.wanted if w not in same or w[2][-1] not in blocks or w[3] > until]
         self.wanted = [*kept, (tenant, key, blocks, until)]
         mine = sorted((w for w in kept if w[0] == tenant), key=lambda w: w[3])
-        while len({b for w in self.wanted if w[0] == tenant for b in w[2]}) > self.budget:
+        while mine:
+            listed = [b for w in self.wanted if w[0] == tenant for b in w[2]]
+            if len(set(listed)) <= self.budget and len(listed) <= 16 * self.budget:
+                break
             self.wanted.remove(mine.pop(0))
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 4.0]))
@@ -182,7 +211,7 @@ def test_no_retained_page_is_evicted_while_another_could_be(data: st.DataObject)
 
 def test_retained_copies_make_room_on_a_tier_after_all_others() -> None:
     retentions, level = Retentions(10), Level(3)
-    level.retentions = retentions
+    level.use_retentions(retentions)
     for number in (1, 2, 3):
         level.begin(bytes([number]), number)
         level.complete(bytes([number]), 0)
@@ -197,3 +226,44 @@ def test_retained_copies_make_room_on_a_tier_after_all_others() -> None:
     retentions.expire(9.0)
     assert level.begin(b"7", 7) is not None
     assert [key for key, *_ in level.lost][-1] == bytes([1])
+
+
+class Counting(Retentions):
+    """Counts the blocks of which is asked whether they are retained."""
+
+    asked = 0
+
+    def __contains__(self, block: BlockHash) -> bool:
+        self.asked += 1
+        return super().__contains__(block)
+
+
+def test_the_end_of_a_sequence_concerns_its_own_copies_alone() -> None:
+    retentions, level = Counting(2000), Level(1000)
+    level.use_retentions(retentions)
+    for number in range(1000):
+        level.begin(b"%d" % number, number)
+        level.complete(b"%d" % number, 0)
+        retentions.retain("a", str(number), [number], 9.0 + (number != 700), now=0.0)
+    level.begin(b"new", 5000)  # all others are spared; the first of them makes room
+    level.complete(b"new", 0)
+    retentions.expire(9.5)
+    retentions.asked = 0
+    level.begin(b"next", 5001)
+    assert [key for key, *_ in level.lost] == [b"0", b"700"]
+    assert retentions.asked <= 2
+
+
+def test_the_end_of_a_sequence_concerns_its_own_leaves_alone() -> None:
+    retentions = Counting(2000)
+    cache = cache_with(retentions)
+    for number in range(500):
+        leaf = cache.insert([number], [number]).node
+        retentions.retain("a", str(number), leaf.path_blocks(), 9.0 + (number != 300), now=0.0)
+    cache.insert([1000, 1001], [1000, 1001])
+    assert cache.evict(1) == [1001]
+    retentions.expire(9.5)
+    retentions.asked = 0
+    assert cache.evict(2) == [300, 1000]
+    assert retentions.asked <= 4
+    assert cache.evict(1) == [0], "the least recently used of those that are retained"
