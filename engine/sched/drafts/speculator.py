@@ -15,7 +15,7 @@ from engine.core.request import Request, RequestId, TokenId
 from engine.sched.drafts.draft_length import DraftLength
 from engine.speculation.acceptance import Acceptance
 from engine.speculation.counts import DraftCounts
-from engine.speculation.drafters import Drafter, EarlierAnswers, NGram, Predicted, Suffix
+from engine.speculation.drafters import Drafter, EarlierAnswers, IndexBudget, NGram, Predicted, Suffix
 from engine.speculation.kinds import DrafterKind
 
 DraftersOf: TypeAlias = "Callable[[Request], list[Drafter]]"
@@ -30,6 +30,8 @@ _MOST_KEYS: Final = 64
 """Tenants of which earlier answers and acceptance are kept: those that were used last."""
 _TRIAL: Final = 3
 """Most drafted tokens of a request in a trial."""
+_INDEXED_TOKENS: Final = 4096
+"""Most tokens of prompts, predictions and earlier answers that a step indexes, about 4 ms."""
 _MEMORY_OF_TENANT: Final = 0.97
 """Weight of a draft relative to the next one of the tenant, in the estimate of what is accepted."""
 _MEMORY_OF_ALL: Final = 0.99
@@ -67,7 +69,8 @@ class _Best(NamedTuple):
 
 
 class Speculator:
-    """Used by one scheduler. `draft` costs O(decodes * places that match), new tokens O(1) each."""
+    """Used by one scheduler. `draft` costs O(decodes * places that match), new tokens O(1) each, of prompts
+    and predictions `_INDEXED_TOKENS` a step."""
 
     def __init__(
         self,
@@ -95,6 +98,7 @@ class Speculator:
         self._drafters_of = drafters_of or self._configured
         self._model = model if DrafterKind.MODEL in config.drafters else None
         self._length = DraftLength(step_target_s) if config.adaptive else None
+        self._indexing = IndexBudget()
         self._drafting: dict[RequestId, _Drafting] = {}
         self._first = 0
         """The decode whose draft is found first; another one in every step, since room may be short."""
@@ -109,6 +113,7 @@ class Speculator:
 
         `alone`: the step has no prompts, so that its time will show what drafts cost.
         """
+        self._indexing.left = _INDEXED_TOKENS
         rows = int(min(len(decodes) + room, self._max_rows))
         if self._length is None:
             found = self._find(decodes, rows - len(decodes), 0.0)
@@ -263,15 +268,17 @@ class Speculator:
         hints, allowed = request.hints, self._allowed(request)
         drafters: list[Drafter] = []
         if DrafterKind.PREDICTION in allowed and len(hints.prediction):
-            drafters.append(Predicted(hints.prediction))
+            drafters.append(Predicted(hints.prediction, self._indexing))
         if DrafterKind.NGRAM in allowed:
-            drafters.append(NGram())
+            drafters.append(NGram(self._indexing))
         if DrafterKind.SUFFIX in allowed:
             drafters.append(Suffix(self._answers_of(request.tenant)))
         return drafters
 
     def _answers_of(self, tenant: str) -> EarlierAnswers:
-        answers = self._answers.pop(tenant, None) or EarlierAnswers(self.config.earlier_tokens)
+        answers = self._answers.pop(tenant, None) or EarlierAnswers(
+            self.config.earlier_tokens, self._indexing
+        )
         self._answers[tenant] = answers
         if len(self._answers) > _MOST_KEYS:
             del self._answers[next(iter(self._answers))]
