@@ -86,7 +86,8 @@ class StepPlan:
     leaves_prompts: bool = False
     """Prompts would have taken more tokens than the step had for them."""
     started: list[Request] = field(default_factory=list)
-    """Requests of which this step computes the first chunk."""
+    """Requests of which this step computes the first chunk, or that wait for another one's chunk of it, whose
+    prefix they share."""
     num_drafted: int = 0
     """Drafted tokens of all verify chunks."""
     _sampling: list[Chunk] | None = None
@@ -134,9 +135,12 @@ class StepPlan:
 
     @property
     def num_single(self) -> int:
-        """Requests that start with their last token: the cache held all others of their prompt."""
-        prompts = {chunk.request.id for chunk in self.prompts} if self.started else ()
-        return sum(request.id not in prompts for request in self.started)
+        """Requests that start with their last token: the cache held all others of their prompt. O(chunks)
+        if any start."""
+        if not self.started:
+            return 0
+        single = {chunk.request.id for chunk in self.chunks if chunk.kind is ChunkKind.DECODE}
+        return sum(request.id in single for request in self.started)
 
     def __bool__(self) -> bool:
         return bool(self.chunks)

@@ -28,6 +28,8 @@ class SchedulingState:
     """Since when it waits."""
     aging: float = 0.0
     """Term of `Request.schedule_key`: grows with every prompt submitted before; -inf once preempted."""
+    admitted_by_age: bool = False
+    """It was admitted before more urgent ones, since it had waited for long."""
     num_expected: int = 0
     """Prompt tokens that the prefix cache is expected to hold, until the request is admitted."""
     decodes_since: float | None = None

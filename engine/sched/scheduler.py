@@ -31,8 +31,8 @@ from engine.sched.queue.waiting_queue import WaitingQueue
 from engine.speculation.counts import DraftCounts
 
 _STORED_TOKENS: Final = 64
-"""With tiers, an answer's KV is cached whenever its end is at a multiple of this. Otherwise it is cached at
-the end alone, and may be evicted before it is copied."""
+"""With tiers, an answer's KV is cached whenever a step reaches or passes a multiple of this. Otherwise it is
+cached at the end alone, and may be evicted before it is copied."""
 
 
 class Scheduler:
@@ -224,8 +224,11 @@ class Scheduler:
         upto = chunk.start + 1  # the tokens after the first may be rejected drafts
         if self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
             self.kv.tables.pass_by(request, upto)
-        elif self.kv.tiers is not None and upto % _STORED_TOKENS == 0 and not self.kv.states.used:
-            self.kv.store(request, upto)
+        elif self.kv.tiers is not None and not self.kv.states.used:
+            node = self.kv.node_of(request)
+            cached = 0 if node is None else node.depth * self.kv.page_size
+            if upto // _STORED_TOKENS > cached // _STORED_TOKENS:
+                self.kv.store(request, upto)
 
     def verified(self, chunk: Chunk, accepted: int) -> bool:
         """A verify chunk's step has run: of its draft, this many tokens are right, and the others are not.

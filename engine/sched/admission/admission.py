@@ -160,8 +160,7 @@ class Admission:
             elif request.scheduling.preempted_for is not None:
                 request.scheduling.preempted_for = None
                 step.resumed.append(request)
-            if key == -math.inf:
-                request.scheduling.aging = -math.inf
+            request.scheduling.admitted_by_age = key == -math.inf
             queues.waiting.admitted(request, request.num_pending)
             request.scheduling.num_expected = 0
             queues.start(request)
@@ -200,7 +199,7 @@ class Admission:
 
     def _may_preempt(self, waiting: Request, running: Request) -> bool:
         """Requests admitted first because of their age are not preempted."""
-        if running.pinned or self._queues.waiting.is_aged(running):
+        if running.pinned or running.scheduling.admitted_by_age:
             return False
         return self._rules.may_preempt(waiting, running)
 

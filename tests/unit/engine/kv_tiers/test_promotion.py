@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.engines.oracle import Oracle, speculate
+from engine.config import SpeculationConfig
 from engine.kv_cache.journal import CacheChange
 from engine.kv_tiers.jobs import Load
 from engine.kv_tiers.stats import Fault, Tier
 from router.placement.account.cached_prefixes import CachedPrefixes
 from rpc.baton.v1 import worker_pb2
 from tests.unit.engine.engines import make_request
-from tests.unit.engine.fake_runner import reference
+from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv_tiers.tiered import Tiered
 
 FIRST = list(range(1, 25))
@@ -209,6 +211,22 @@ def test_kv_of_a_long_answer_goes_down_before_its_end() -> None:
     assert request.output == reference(FIRST, 100)
     tiered.copy_all()
     assert len(tiered.tiers.host) == 123 // 4
+
+
+def test_kv_of_a_long_answer_goes_down_though_drafts_step_over_the_places_to_cache_it() -> None:
+    tiered = Tiered(num_pages=40)
+    request = make_request(1, FIRST, 100)
+    oracle = Oracle(reference(FIRST, 100), VOCAB, 1.0, random.Random(0))
+    config = SpeculationConfig(num_draft_tokens=6, adaptive=False)
+    speculate(tiered.engine, config, lambda _: [oracle])
+    tiered.engine.submit(request)
+    while len(request.output) < 80:
+        tiered.engine.step()
+        tiered.copier.work(disk=False)
+    assert len(tiered.tiers.host) >= 64 // 4
+    while tiered.engine.has_work:
+        tiered.engine.step()
+    assert request.output == reference(FIRST, 100)
 
 
 @pytest.mark.parametrize("disk_files", [0, 30])

@@ -163,6 +163,20 @@ def test_an_aged_request_is_not_preempted_again() -> None:
     assert planned.ended.index(0) < 6
 
 
+def test_a_request_that_was_not_admitted_for_its_age_does_not_become_safe_with_it() -> None:
+    planned = planner(
+        Policy.PRIORITY, aging_tokens=300, max_running_requests=2, priority_preemption_threshold=0
+    )
+    answer = request(0, 100, 50, priority=-5)
+    planned.submit(answer)
+    for id in range(1, 7):
+        planned.submit(request(id, 100, 1, priority=5))
+        planned.step()
+    assert planned.scheduler.waiting.is_aged(answer)
+    planned.submit(request(7, 100, 5, priority=5), request(8, 100, 5, priority=5))
+    assert first_preempted(planned) == [answer]
+
+
 def test_tenants_take_turns_under_overload_though_one_has_many_requests() -> None:
     planned = planner(Policy.FCFS, tenant_quantum=100)
     planned.submit(*(request(id, 100, tenant="loud") for id in range(20)))

@@ -44,7 +44,11 @@ def test_pages_after_a_common_cached_prefix_are_computed_once() -> None:
     before = engine.stats().prompt_tokens
     both = [*cached, *range(50, 62)]
 
-    run(engine, make_request(2, [*both, 1, 2], max_tokens=1), make_request(3, [*both, 3, 4], max_tokens=1))
+    engine.submit(make_request(2, [*both, 1, 2], max_tokens=1))
+    engine.submit(make_request(3, [*both, 3, 4], max_tokens=1))
+    output = engine.step()
+    assert (len(output.started), output.num_prompts, output.num_single) == (2, 1, 0)
+    run(engine)
 
     assert engine.stats().prompt_tokens - before == 12 + 2 + 2
 
