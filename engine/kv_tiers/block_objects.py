@@ -1,8 +1,9 @@
 """KV pages as objects of an S3 bucket, which all workers of a model share.
 
-Names and bytes are those of files (`block_format`). A worker knows what it has written, and what it finds
-when it lists the bucket. Objects are not deleted to make room, since others may use them: that is for a
-lifecycle rule of the bucket. One whose KV turns out to be wrong is deleted.
+Names and bytes are those of files (`block_format`). A worker lists the bucket for what others have written:
+all of it at first, and then what is newer than the listing before, so that it need not remember the rest.
+Objects are not deleted to make room, since others may use them: that is for a lifecycle rule of the bucket.
+One whose KV turns out to be wrong is deleted.
 
 A store that does not answer in time says nothing about a page, and is left alone for a while then.
 """
@@ -12,10 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,41 @@ _SILENCE_S: Final = 10.0
 _CHUNK_BYTES: Final = 256 << 10
 _FOUND_AT_A_TIME: Final = 2000
 """So that a step does not wait for the accounts of more."""
+_LOOK_S: Final = 30.0
+_LISTING_SHARE: Final = 0.1
+"""Largest part of its time for which a worker lists the bucket, with a call for each thousand objects."""
+_RECENT: Final = timedelta(minutes=2)
+"""An object that is older than the newest one by more was in the listing before."""
 _MISSING: Final = ("NoSuchKey", "404")
+
+
+_Object: TypeAlias = tuple[PageKey, BlockHash]
+
+
+@dataclass(slots=True)
+class _Listing:
+    pages: Iterator[Any]
+    known: set[_Object]
+    """What was known when it began, and what was to be found again."""
+    again: set[_Object]
+    recent: dict[_Object, datetime] = field(default_factory=dict)
+    """Objects by the time when they were written, those that are not much older than the newest one."""
+    newest: datetime = datetime.min.replace(tzinfo=UTC) + _RECENT
+    seconds: float = 0.0
+    _most: int = _FOUND_AT_A_TIME
+
+    def add(self, listed: _Object, written: datetime) -> None:
+        """O(1), amortized."""
+        self.newest = max(self.newest, written)
+        if written >= self.newest - _RECENT:
+            self.recent[listed] = written
+        if len(self.recent) > self._most:
+            self.forget_old()
+            self._most = max(_FOUND_AT_A_TIME, 2 * len(self.recent))
+
+    def forget_old(self) -> None:
+        since = self.newest - _RECENT
+        self.recent = {listed: written for listed, written in self.recent.items() if written >= since}
 
 
 class NoObjectStore(Exception):
@@ -50,7 +86,6 @@ class BlockObjects:
 
     readers: Final = 8
     writers: Final = 4
-    look_s: Final = 30.0
 
     def __init__(
         self,
@@ -73,8 +108,16 @@ class BlockObjects:
         self._prefix = f"{url.prefix}{self._format.folder}/"
         self._clock = clock
         self._silent_until = -1.0
-        self._known: set[tuple[PageKey, BlockHash]] = set()
-        self._found: deque[tuple[PageKey, BlockHash]] = deque()
+        self.look_s = _LOOK_S
+        """Between two listings."""
+        self._listing: _Listing | None = None
+        """The one under way."""
+        self._since = datetime.min.replace(tzinfo=UTC)
+        """Objects that are older, by the store's clock, are known."""
+        self._known: set[_Object] = set()
+        """Others that are: found in the last listing, or written here since it began."""
+        self._again: set[_Object] = set()
+        """To be found once more, however old they are."""
         self._lock = threading.Lock()
         self._refusal: Final = ClientError
         self._troubles: Final = (BotoCoreError, HTTPClientError, ResponseParserError, OSError)
@@ -101,11 +144,28 @@ class BlockObjects:
         return []
 
     def look(self) -> list[tuple[PageKey, BlockHash]]:
-        """Objects that were not known, a few thousand at most. Raises StoreLate."""
-        if not self._found:
+        """Objects that were not known, a few thousand at most; the next call goes on there.
+
+        Raises StoreLate.
+        """
+        listing, self._listing = self._listing or self._listed_anew(), None
+        found: list[_Object] = []
+        began = self._clock()
+        try:
             with self._asking():
-                self._list()
-        return [self._found.popleft() for _ in range(min(len(self._found), _FOUND_AT_A_TIME))]
+                for page in listing.pages:
+                    found += self._unknown(page, listing)
+                    if len(found) >= _FOUND_AT_A_TIME:
+                        self._listing = listing
+                        break
+        except StoreLate:
+            if not found:
+                raise
+            return found  # the next listing begins anew
+        listing.seconds += self._clock() - began
+        if self._listing is None:
+            self._listed(listing)
+        return found
 
     def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
         """Raises StoreLate."""
@@ -133,6 +193,7 @@ class BlockObjects:
         """It is found again if it is there."""
         with self._lock:
             self._known.discard((key, hash))
+            self._again.add((key, hash))
 
     def remove(self, key: PageKey, hash: BlockHash) -> None:
         self.forget(key, hash)  # another worker may write it again
@@ -173,20 +234,35 @@ class BlockObjects:
         finally:
             body.close()
 
-    def _list(self) -> None:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix
-        )
-        for page in pages:
-            for listed in page.get("Contents", ()):
-                name = listed["Key"].rpartition("/")[2]
-                found = self._format.parsed(name)
-                if found is None or listed["Size"] != self._format.total_bytes:
-                    continue
-                with self._lock:
-                    if found not in self._known:
-                        self._known.add(found)
-                        self._found.append(found)
+    def _listed_anew(self) -> _Listing:
+        paginator = self._client.get_paginator("list_objects_v2")
+        pages = iter(paginator.paginate(Bucket=self._bucket, Prefix=self._prefix))
+        with self._lock:
+            return _Listing(pages, self._known.copy(), self._again.copy())
+
+    def _unknown(self, page: Any, listing: _Listing) -> list[_Object]:
+        """Of a page of a listing."""
+        found: list[_Object] = []
+        for listed in page.get("Contents", ()):
+            name, written = listed["Key"].rpartition("/")[2], listed["LastModified"]
+            parsed = self._format.parsed(name)
+            if parsed is None or listed["Size"] != self._format.total_bytes:
+                continue
+            with self._lock:
+                if parsed in self._again or not (written < self._since or parsed in self._known):
+                    self._again.discard(parsed)
+                    found.append(parsed)
+            listing.add(parsed, written)
+        return found
+
+    def _listed(self, listing: _Listing) -> None:
+        """A listing is complete."""
+        self.look_s = max(_LOOK_S, listing.seconds / _LISTING_SHARE)
+        listing.forget_old()
+        with self._lock:
+            self._since = max(self._since, listing.newest - _RECENT)
+            self._known = (listing.recent.keys() - self._again) | (self._known - listing.known)
+            self._again -= listing.again  # the others of these are gone
 
     def _name(self, key: PageKey, hash: BlockHash) -> str:
         return self._prefix + self._format.path(key, hash)

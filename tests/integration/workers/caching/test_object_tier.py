@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("boto3", reason="the extra object-kv")
 pytest.importorskip("moto.server", reason="a package for tests")
 
-from engine.kv_tiers.block_objects import BlockObjects
+from engine.kv_tiers import block_objects
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Link, worker
@@ -28,7 +28,7 @@ SOME = PROMPTS[:4]
 
 @pytest.fixture(autouse=True)
 def prompt_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BlockObjects, "look_s", 0.05)
+    monkeypatch.setattr(block_objects, "_LOOK_S", 0.05)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

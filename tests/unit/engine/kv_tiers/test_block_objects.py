@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -178,3 +179,78 @@ def test_an_object_that_was_removed_is_found_when_another_worker_writes_it(bucke
     assert first.look() == []
     first.forget(KEY, 7)
     assert first.look() == [(KEY, 7)]
+
+
+class Listed:
+    """A client whose bucket has any objects, by the hour in which they were written."""
+
+    def __init__(self, objects: BlockObjects) -> None:
+        self.hours: dict[int, float] = {}
+        self.fails_after = -1
+        self._objects = objects
+
+    def get_paginator(self, _: str) -> Any:
+        return self
+
+    def paginate(self, **_: str) -> Iterator[dict[str, Any]]:
+        for number, (block, hour) in enumerate(self.hours.items()):
+            if number == self.fails_after:
+                raise OSError("the store is gone")
+            yield {
+                "Contents": [
+                    {
+                        "Key": self._objects._name(KEY, block),
+                        "Size": self._objects._format.total_bytes,
+                        "LastModified": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=hour),
+                    }
+                ]
+            }
+
+
+@pytest.fixture
+def listed(bucket: Store) -> tuple[BlockObjects, Listed]:
+    now = [0.0]
+    objects = opened(bucket.url, clock=lambda: now[0])
+    objects._client = client = Listed(objects)
+    return objects, client
+
+
+def test_a_worker_remembers_only_the_newest_objects_of_a_bucket(
+    listed: tuple[BlockObjects, Listed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, client = listed
+    monkeypatch.setattr(block_objects, "_FOUND_AT_A_TIME", 20)
+    client.hours = {block: block / 100 for block in range(100)}
+    found: list[int] = []
+    while some := objects.look():
+        assert len(some) <= 20
+        found += [block for _, block in some]
+    assert found == list(range(100))
+    assert len(objects._known) <= 4, "those of the last two minutes"
+    assert objects.look() == []
+    client.hours = {500: 0.995, 7: 2.0} | client.hours  # the second was deleted, and another worker wrote it
+    client.hours[7] = 2.0
+    assert [block for _, block in objects.look()] == [500, 7]
+    assert objects.look() == []
+
+
+def test_an_old_object_that_could_not_be_read_is_found_again_once(
+    listed: tuple[BlockObjects, Listed],
+) -> None:
+    objects, client = listed
+    client.hours = {block: block for block in range(10)}
+    assert len(objects.look()) == 10
+    objects.forget(KEY, 3)
+    objects.forget(KEY, 99)  # it was deleted
+    assert [block for _, block in objects.look()] == [3]
+    assert objects.look() == []
+    assert not objects._again
+
+
+def test_what_was_listed_before_the_store_failed_is_found(listed: tuple[BlockObjects, Listed]) -> None:
+    objects, client = listed
+    client.hours = {block: block for block in range(10)}
+    client.fails_after = 4
+    assert [block for _, block in objects.look()] == [0, 1, 2, 3]
+    with pytest.raises(StoreLate):
+        objects.look()
