@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -41,6 +42,9 @@ def compile_kernels(config: WorkerConfig, progress: Progress) -> None:
         if drafts is not None:
             drafts.close()
         runner.close()
+        del runner, drafts
+        gc.collect()
+        torch.cuda.empty_cache()  # for the next worker's
 
 
 def _copy_kernels(config: WorkerConfig, runner: ModelRunner) -> None:

@@ -47,6 +47,7 @@ def run(argv: Sequence[str]) -> int:
             for config in configs:
                 for worker in workers_of(config):
                     name = f"kernels of {worker.model}, {worker.role.value} worker"
+                    COMPILATIONS.on_note = partial(_say, display, name)
                     with display.stage(name):
                         compile_kernels(worker, partial(display.loading, name))
     except _CANNOT as error:
@@ -58,6 +59,10 @@ def run(argv: Sequence[str]) -> int:
         highlight=False,
     )
     return 0
+
+
+def _say(display: StartupDisplay, name: str, said: str) -> None:
+    display.loading(name, f"Compiling: {said}", 0, 0)
 
 
 def workers_of(config: RouterConfig) -> list[WorkerConfig]:
