@@ -18,14 +18,14 @@ import sys
 from asyncio.subprocess import Process
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import ray
 import yaml
 
 from router.cli.preflight import check_free
-from router.cli.shutdown import Interrupted, Shutdown
+from router.cli.shutdown import Interrupted, Shutdown, hangups_held
 from router.cluster.ray_cluster import end_workers
 from router.cluster.ray_connection import RayConnection
 from router.config.flags.config_file import as_file
@@ -59,7 +59,9 @@ async def run_frontends(configs: Sequence[RouterConfig]) -> int:
                 shutdown.install()
         except Interrupted:
             return 0
-        status = await _FrontEnds(configs).run(shutdown)
+        front_ends = _FrontEnds(configs)
+        shutdown.on_reload = front_ends.reload
+        status = await front_ends.run(shutdown)
         if status == END_WORKERS:
             if not own_ray:
                 await asyncio.to_thread(end_workers, configs)
@@ -115,6 +117,13 @@ def _joining(config: RouterConfig, connection: RayConnection) -> RouterConfig:
 @dataclass
 class _FrontEnds:
     configs: Sequence[RouterConfig]
+    _running: set[Process] = field(default_factory=set)
+
+    def reload(self) -> None:
+        """Let each read its files again."""
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGHUP)
 
     async def run(self, shutdown: Shutdown) -> int:
         count = self.configs[0].frontend.frontends
@@ -129,11 +138,15 @@ class _FrontEnds:
         """Run one front end until the shutdown, or until it ends by itself."""
         while True:
             process = await self._start(index)
-            status = await shutdown.unless(process.wait())
-            if status is None:
-                with suppress(ProcessLookupError):
-                    process.terminate()
-                return await process.wait()
+            self._running.add(process)
+            try:
+                status = await shutdown.unless(process.wait())
+                if status is None:
+                    with suppress(ProcessLookupError):
+                        process.terminate()
+                    return await process.wait()
+            finally:
+                self._running.discard(process)
             if status >= 0:
                 return status
             _log.error("front end %d was ended by signal %d, and is started again", index, -status)
@@ -146,15 +159,23 @@ class _FrontEnds:
         configs = [
             replace(config, operation=replace(config.operation, admin_port=own)) for config in self.configs
         ]
-        command = [sys.executable, "-m", "router.cli.main", "front-end", "--config", "/dev/stdin"]
-        process = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, process_group=0)
+        command = [sys.executable, "-m", "router.cli.main", "front-end", str(os.getpid())]
+        with hangups_held():
+            process = await asyncio.create_subprocess_exec(
+                *command, "--config", "/dev/stdin", stdin=subprocess.PIPE, process_group=0
+            )
         assert process.stdin is not None
         process.stdin.write(yaml.safe_dump(as_file(configs), sort_keys=False).encode())
         process.stdin.close()
         return process
 
 
-def end_with_parent() -> None:
-    """For a front end: it drains when the process that started it has ended."""
+def end_with_parent(parent: int) -> None:
+    """For a front end: it drains when the process that started it, `parent`, has ended.
+
+    Raises SystemExit if that was before: no signal tells of it then.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(f"router: the process {parent}, which started this front end, has ended")
     os.environ["TTY_COMPATIBLE"] = "0"  # progress bars of several processes would overwrite each other

@@ -15,6 +15,7 @@ from common.cpu_times import CpuTimes
 from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.preflight import allow_many_connections, shadowed_packages
+from router.cli.shutdown import hangups_held
 from router.config.choices import LogFormat, LogLevel
 from router.config.flags.command_line import parse_models
 from router.config.flags.values import ConfigError
@@ -23,7 +24,7 @@ from router.config.settings import RouterConfig
 _USAGE_ERROR = 2
 _RAY_LOST = 3
 _FRONT_END = "front-end"
-"""Of `--frontends`: the settings come through standard input."""
+"""Of `--frontends`, before the id of the process that starts it. The settings come through standard input."""
 _OTHERS = {
     "doctor": "router.cli.doctor.command",
     "plan": "router.cli.plan",
@@ -47,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] in _OTHERS:
         status: int = import_module(_OTHERS[arguments[0]]).run(arguments[1:])
         return status
-    is_front_end = arguments[:1] == [_FRONT_END]
+    parent = int(arguments[1]) if arguments[:1] == [_FRONT_END] else None
     try:
         _check_command(arguments)
-        configs = parse_models(arguments[1:] if is_front_end else arguments)
+        configs = parse_models(arguments if parent is None else arguments[2:])
     except ConfigError as error:
         for problem in error.problems:
             print(f"router: {problem}", file=sys.stderr)
@@ -62,13 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     allow_many_connections()
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if configs[0].frontend.frontends > 1 and not is_front_end:
-        return _serve_several(configs)
-    return _serve(configs)
+    with hangups_held():
+        if configs[0].frontend.frontends > 1 and parent is None:
+            return _serve_several(configs)
+        return _serve(configs, parent)
 
 
-def _serve(configs: Sequence[RouterConfig]) -> int:
-    """Run one router; returns the exit status of this process."""
+def _serve(configs: Sequence[RouterConfig], parent: int | None) -> int:
+    """Run one router; returns the exit status of this process. `parent`: see `end_with_parent`."""
     config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
     began = CpuTimes.now()
@@ -79,8 +81,8 @@ def _serve(configs: Sequence[RouterConfig]) -> int:
     from router.cluster.nodes import RayLost
     from router.workers.loop_turns import TimedLoop
 
-    if config.frontend.frontends > 1:
-        end_with_parent()
+    if parent is not None:
+        end_with_parent(parent)
     try:
         with asyncio.Runner(loop_factory=TimedLoop) as runner:
             ends_workers = runner.run(serve(configs, began))

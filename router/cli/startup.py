@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack
@@ -74,8 +73,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
     async with AsyncExitStack() as stack:
         connection = RayConnection(configs)
         access = Access.load(config)
-        if access.has_files:
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, access.reload)
+        shutdown.on_reload = access.reload
         try:
             with StartupDisplay(as_log=config.operation.log_format is LogFormat.JSON) as display:
                 start = Start(configs, connection, access, display, stack, shutdown.install, began)

@@ -71,6 +71,13 @@ def test_a_stream_continues_when_its_worker_is_killed(
     assert answer(disagg) == oracle.text(NAME)
 
 
+def test_sighup_ends_nothing_if_there_are_no_files_to_read(disagg: RouterProcess, oracle: Oracle) -> None:
+    stream = streaming(disagg)
+    disagg.process.send_signal(signal.SIGHUP)
+    assert stream.finish() == oracle.text(NAME)
+    assert answer(disagg) == oracle.text(NAME)
+
+
 def test_sigkill_of_the_router_breaks_its_streams_and_leaves_no_worker(
     disagg: RouterProcess, oracle: Oracle
 ) -> None:
@@ -96,6 +103,8 @@ def test_sigterm_while_workers_start_ends_them_and_prints_no_trace(tmp_path: Pat
         while "Ray (local)" not in service.text():
             assert time.monotonic() < deadline, service.text()
             time.sleep(0.1)
+            if service.text():  # Python has started
+                service.process.send_signal(signal.SIGHUP)
         service.look()
         service.process.terminate()
         service.process.wait(60)

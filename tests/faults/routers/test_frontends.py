@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -60,3 +61,20 @@ async def test_a_killed_front_end_ends_its_own_streams_and_comes_back(
         service.running.process.terminate()
         assert service.running.process.wait(60) == 0
         assert not service.running.survivors(within_s=5.0)
+
+
+async def test_sighup_lets_every_front_end_read_the_keys_again(
+    small: SmallModel, answers: Answers, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("0123456789abcdef\n")
+    keys.chmod(0o600)
+    flags = ("--frontends", str(FRONTENDS), "--api-key-file", str(keys))
+    with serve(small, tmp_path / "log", *flags, mode="mixed", prefill_workers=0, decode_workers=1) as service:
+        await ready(service, FRONTENDS)
+        before = [process.pid for process in front_ends(service)]
+        service.running.process.send_signal(signal.SIGHUP)  # without a change, which each would find itself
+        async with asyncio.timeout(READY_S):
+            while service.running.text().count(f"read --api-key-file {keys} again") < FRONTENDS:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        assert [process.pid for process in front_ends(service)] == before

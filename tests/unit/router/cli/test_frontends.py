@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,10 @@ def test_the_settings_of_several_models_are_the_same_after_they_were_written_and
     file = tmp_path / "settings"
     file.write_text(yaml.safe_dump(as_file(configs), sort_keys=False))
     assert parse_models(["--config", str(file)]) == configs
+
+
+def test_a_front_end_whose_parent_has_ended_before_does_not_start() -> None:
+    code = "from router.cli.frontends import end_with_parent; end_with_parent({})"
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
+    for parent, status in ((os.getpid(), 0), (int(gone.stdout), 1)):
+        assert subprocess.run([sys.executable, "-c", code.format(parent)]).returncode == status

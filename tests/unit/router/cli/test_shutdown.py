@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
+import shlex
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from router.cli.shutdown import Interrupted, Shutdown
@@ -77,3 +82,74 @@ async def test_a_signal_cancels_the_work_and_lets_it_clean_up(shutdown: Shutdown
     with pytest.raises(Interrupted):
         await shutdown.unless_requested(work())
     assert cleaned
+
+
+async def test_sighup_reloads_and_ends_nothing(shutdown: Shutdown) -> None:
+    reloaded = asyncio.Event()
+    shutdown.on_reload = reloaded.set
+    os.kill(os.getpid(), signal.SIGHUP)
+    async with asyncio.timeout(5):
+        assert await shutdown.unless(reloaded.wait())
+
+
+BEFORE_THE_HANDLERS = """
+import asyncio, os, signal
+from router.cli.shutdown import Shutdown, hangups_held
+
+async def main():
+    reloaded = asyncio.Event()
+    shutdown = Shutdown()
+    shutdown.on_reload = reloaded.set
+    shutdown.install()
+    assert await shutdown.unless(asyncio.wait_for(reloaded.wait(), 5))
+
+with hangups_held():
+    os.kill(os.getpid(), signal.SIGHUP)
+    asyncio.run(main())
+"""
+
+
+def test_a_sighup_before_the_handlers_waits_for_them() -> None:
+    """In a process with one thread, as at the start: another one would take the signal."""
+    assert subprocess.run([sys.executable, "-c", BEFORE_THE_HANDLERS]).returncode == 0
+
+
+ON_A_TERMINAL = """
+import asyncio
+from router.cli.shutdown import Shutdown
+
+async def main():
+    shutdown = Shutdown()
+    shutdown.on_reload = lambda: print("reloads", flush=True)
+    shutdown.install()
+    print("runs", flush=True)
+    print("ended" if await shutdown.unless(asyncio.sleep(60, "slept")) is None else "went on", flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"), [("", ["runs", "reloads", "ended"]), ("exec nohup ", ["runs", "reloads", "reloads"])]
+)
+def test_a_closed_terminal_ends_a_router_that_was_started_there_unless_under_nohup(
+    before: str, said: list[str]
+) -> None:
+    output, writing = os.pipe()
+    leader, terminal = pty.fork()
+    if not leader:
+        os.dup2(writing, 3)
+        command = [*before.split()[1:], sys.executable, "-c", ON_A_TERMINAL]
+        os.execvp("sh", ["sh", "-c", shlex.join(command) + " >&3"])
+    os.close(writing)
+    with os.fdopen(output) as lines:
+        assert lines.readline() == "runs\n"
+        (child,) = psutil.Process(leader).children() or [psutil.Process(leader)]
+        child.send_signal(signal.SIGHUP)
+        assert lines.readline() == "reloads\n"
+        os.close(terminal)
+        child.send_signal(signal.SIGHUP)  # as a shell does
+        assert lines.readline() == f"{said[2]}\n"
+        if child.is_running() and said[2] != "ended":
+            child.kill()
+    os.waitpid(leader, 0)
