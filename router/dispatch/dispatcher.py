@@ -40,8 +40,6 @@ from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S: Final = 0.05
-_LONGEST_PAUSE_S: Final = 2.0
 _RETRY_STEPS: Final = 2
 _RETRY_TOKENS: Final = 8192
 """Assumed tokens per step of a worker without chunked prefill."""
@@ -238,7 +236,7 @@ class ClusterDispatcher:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         place = partial(self._selector.route, sequence, retries.avoid)
-        pause, want = _FIRST_PAUSE_S, AdmissionRequest(sequence.num_tokens, place)
+        want = AdmissionRequest(sequence.num_tokens, place)
         if not self._selector.is_ready():
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
@@ -258,8 +256,8 @@ class ClusterDispatcher:
             want = AdmissionRequest(sequence.num_tokens, place, is_retry=True)
             with self.prefill_queue.waiting(want.tokens):
                 sequence.status = lambda: PAUSED
-                await asyncio.sleep(min(pause * random.uniform(0.5, 1.5), sequence.seconds_left()))
-                pause = min(pause * 4, _LONGEST_PAUSE_S)
+                pause_s = retries.pause_s * random.uniform(0.5, 1.5)
+                await asyncio.sleep(min(pause_s, sequence.seconds_left()))
                 await self._wait_for_workers(sequence)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:

@@ -35,15 +35,18 @@ class AttemptFailed(Exception):
         """Worker that failed; the next attempt avoids it."""
         self.verdict = verdict
         self.planned = planned
-        """The worker was drained; the attempt does not count against the limit."""
+        """The worker was drained, or this router was late; the attempt does not count against the limit."""
         self.is_suspect = is_suspect
         """The worker's process ended while it computed the request, so the request may have caused it."""
 
 
-def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | RouterError:
+def failure_of(
+    failed: worker_pb2.Failed, worker_id: str, *, router_late: bool = False
+) -> AttemptFailed | RouterError:
     """AttemptFailed if a retry makes sense, else the error for the client.
 
-    The next attempt avoids `worker_id`, which reported the failure, unless the sender of the KV gave up.
+    The next attempt avoids `worker_id`, which reported the failure, unless the sender of the KV gave up, or
+    this router was late: then the worker at the other end had ended the router's session.
     """
     reason = f"{worker_id}: {failed.message}"
     match failed.code:
@@ -56,8 +59,9 @@ def failure_of(failed: worker_pb2.Failed, worker_id: str) -> AttemptFailed | Rou
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
         case worker_pb2.FAILURE_CODE_HANDOFF | worker_pb2.FAILURE_CODE_SENDER:
-            blamed = None if failed.code == worker_pb2.FAILURE_CODE_SENDER else worker_id
-            return AttemptFailed(reason, blamed, Unavailable(f"the KV handoff failed: {failed.message}"))
+            blamed = None if router_late or failed.code == worker_pb2.FAILURE_CODE_SENDER else worker_id
+            verdict = Unavailable(f"the KV handoff failed: {failed.message}")
+            return AttemptFailed(reason, blamed, verdict, planned=router_late)
         case _:
             return Internal(f"the model could not process this request: {failed.message}")
 
@@ -66,9 +70,9 @@ def loss_of(loss: WorkerLost, worker_id: str, *, is_running: bool) -> AttemptFai
     """`is_running`: the worker was computing the request, not just queueing it."""
     return AttemptFailed(
         f"{worker_id}: {loss.reason}",
-        worker_id,
+        None if loss.how is Loss.ROUTER_LATE else worker_id,
         Unavailable("the worker that computed this request was lost"),
-        planned=loss.how is Loss.PLANNED,
+        planned=loss.how in (Loss.PLANNED, Loss.ROUTER_LATE),
         is_suspect=is_running and loss.how is Loss.BROKEN,
     )
 
@@ -108,40 +112,56 @@ def deadline_exceeded() -> DeadlineExceeded:
     return DeadlineExceeded("the request's timeout passed before it was finished")
 
 
+_FIRST_PAUSE_S: Final = 0.05
+_LONGEST_PAUSE_S: Final = 2.0
 _MAX_CRASHES: Final = 2
 """Consecutive worker crashes after which a sequence is not retried."""
 _CLEARED_AFTER: Final = 8
-"""New tokens since the last crash that reset the count: the sequence is past the point of that crash.
+"""New tokens since the last crash, or failure, that reset the count: the sequence is past that point.
 
 More than one, since the first token comes from the retry's prefill and not from the step that crashed."""
 
 
 class RetryState:
+    """Failures of a sequence since it last made progress."""
+
     def __init__(self, sequence_id: str, max_attempts: int) -> None:
         self.avoid: set[str] = set()
         """Workers on which the sequence failed."""
         self.ended: list[str] = []
         """Consecutive workers whose process ended while it computed the sequence."""
         self._sequence_id = sequence_id
-        self._left = max_attempts
-        self._output_at_end = 0
+        self._max_attempts = self._left = max_attempts
+        self._num_failures = 0
+        self._output_at_crash = 0
+        self._output_at_failure = 0
 
     def failed(self, failure: AttemptFailed, num_output: int) -> RouterError | None:
         """Record a failed attempt after `num_output` tokens of the answer.
 
         Returns the error for the client if there is no further attempt, else None.
         """
+        if num_output - self._output_at_failure >= _CLEARED_AFTER:
+            self.avoid.clear()
+            self._left, self._num_failures = self._max_attempts, 0
+        self._output_at_failure = num_output
+        self._num_failures += 1
         if failure.worker_id is not None:
             self.avoid.add(failure.worker_id)
             if failure.is_suspect:
-                if num_output - self._output_at_end >= _CLEARED_AFTER:
+                if num_output - self._output_at_crash >= _CLEARED_AFTER:
                     self.ended.clear()
                 self.ended.append(failure.worker_id)
-                self._output_at_end = num_output
+                self._output_at_crash = num_output
         if self.is_poison:
             return crashed_workers(self._sequence_id)
         self._left -= not failure.planned
         return None if self._left else failure.verdict
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds before the next attempt, more with each failure."""
+        return min(_FIRST_PAUSE_S * 4.0 ** (self._num_failures - 1), _LONGEST_PAUSE_S)
 
     @property
     def left(self) -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from enum import Enum, IntEnum
+from functools import partial
 from typing import Final
+
+from rpc.session import BEAT_S, LEASE_S
 
 _MAX_FAILURES: Final = 3
 
@@ -109,3 +114,35 @@ class HeartbeatMonitor:
         """Advance by `seconds` without a message."""
         self._silent_s += seconds
         return self.liveness
+
+
+_boot_time: Final = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+_PAUSE_S: Final = LEASE_S - BEAT_S
+"""Pause of a router after which workers may have ended its sessions. Its last heartbeat was sent before."""
+_AFTERMATH_S: Final = 5.0
+"""For what happened during a pause to reach the event loop."""
+
+
+class OwnPauses:
+    """Whether this router was itself stopped or hung, until now or a moment ago.
+
+    Its workers' sessions have ended then, or its connections timed out, which says nothing about the workers.
+    """
+
+    def __init__(self, clock: Callable[[], float] = _boot_time) -> None:
+        """`clock`: one that also runs while the machine is suspended."""
+        self._clock = clock
+        self._turned_at = clock()
+        self._paused_at = -math.inf
+
+    def turned(self) -> None:
+        """Record a turn of the event loop; call it several times a second."""
+        now = self._clock()
+        if now - self._turned_at >= _PAUSE_S:
+            self._paused_at = now
+        self._turned_at = now
+
+    @property
+    def is_recent(self) -> bool:
+        now = self._clock()
+        return now - self._turned_at >= _PAUSE_S or now - self._paused_at < _AFTERMATH_S

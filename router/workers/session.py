@@ -24,11 +24,11 @@ from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.workers.arrivals import ON_TIME, Arrivals
 from router.workers.events import Listener, Loss, Message, WorkerLost
-from router.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness
+from router.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness, OwnPauses
 from router.workers.loop_turns import busy_since
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
-from rpc.session import BEAT_S, ROUTER_METADATA
+from rpc.session import BEAT_S, ROUTER_LATE, ROUTER_METADATA
 from rpc.status import RpcUnreachable, translate
 
 _log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class WorkerSession:
         self._router = router
         self._has_ray = has_ray
         self._monitor = monitor
+        self._own_pauses = OwnPauses()
         self._on_news = on_news
         self._channel = channel
         self._stub = stub
@@ -144,6 +145,11 @@ class WorkerSession:
     def liveness(self) -> Liveness:
         """Whether heartbeats arrive in time: good, late or lost."""
         return self._monitor.liveness
+
+    @property
+    def router_was_late(self) -> bool:
+        """Whether this router was itself stopped or hung a moment ago, so that others have given it up."""
+        return self._own_pauses.is_recent
 
     def listen(self, request_id: int, listener: Listener) -> None:
         """Hand the events of this request to `listener`, and the loss of the session."""
@@ -220,7 +226,8 @@ class WorkerSession:
                 self._deliver(batch)
             loss = WorkerLost("it ended the session")
         except grpc.aio.AioRpcError as error:
-            loss = WorkerLost(f"its stream broke: {_cause(error)}")
+            how = Loss.ROUTER_LATE if error.code() is ROUTER_LATE else Loss.BROKEN
+            loss = WorkerLost(f"its stream broke: {_cause(error)}", how)
         except asyncio.CancelledError:
             if not watch.done():
                 raise
@@ -246,6 +253,7 @@ class WorkerSession:
             while True:
                 began, before = time.monotonic(), monitor.liveness
                 await asyncio.sleep(_TURN_S)
+                self._own_pauses.turned()
                 passed = min(time.monotonic() - began, _LONGEST_TURN_S)
                 silent_s = 0.0 if self._heard else silent_s + passed
                 if self._heard:
@@ -359,6 +367,8 @@ class WorkerSession:
     def _end(self, loss: WorkerLost) -> None:
         if self._lost.done():
             return
+        if loss.how is Loss.BROKEN and self.router_was_late:
+            loss = loss._replace(how=Loss.ROUTER_LATE)
         self._lost.set_result(loss)
         if not self._speaks.done():
             self._speaks.set_exception(

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
-from rpc.session import ROUTER_METADATA
+from rpc.session import ROUTER_LATE, ROUTER_METADATA
 from worker.process.engine_loop import EngineDied
 from worker.process.router_watch import RouterWatch
 from worker.request_handler import RequestHandler
 from worker.session.inbox import Inbox
-from worker.session.router_session import TURN_S, Lease, RouterSession, SessionBroken
+from worker.session.router_session import TURN_S, Lease, RouterLate, RouterSession, SessionBroken
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -71,7 +71,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 async for batch in session.batches():
                     await context.write(batch)
             except SessionBroken as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+                code = ROUTER_LATE if isinstance(error, RouterLate) else grpc.StatusCode.UNAVAILABLE
+                await context.abort(code, str(error))
 
     async def Describe(  # noqa: N802
         self, request: worker_pb2.DescribeRequest, context: Context
@@ -110,7 +111,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             began = self._clock()
             await asyncio.sleep(TURN_S)
             lease.passed(self._clock() - began)
-        session.fail(f"the router was silent for {lease.lease_s:g} s")
+        session.give_up(f"the router was silent for {lease.lease_s:g} s")
         # Now: a stopped router reads nothing, so the stream may not end before its connection does.
         self._inbox.post(self._handler.close, session)
 

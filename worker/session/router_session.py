@@ -20,6 +20,10 @@ class SessionBroken(Exception):
     """The worker has ended the session; the message is the reason."""
 
 
+class RouterLate(SessionBroken):
+    """The router is the cause: it hangs, is stopped, or cannot be reached."""
+
+
 _Item: TypeAlias = worker_pb2.EventBatch | SessionBroken | None
 """None: the session ends in order."""
 
@@ -66,6 +70,10 @@ class RouterSession:
         """From any thread: make `batches` raise SessionBroken after those already sent."""
         self.send(SessionBroken(reason))
 
+    def give_up(self, reason: str) -> None:
+        """As `fail`, because of the router."""
+        self.send(RouterLate(reason))
+
     def send(self, item: _Item) -> None:
         """From any thread, without blocking. Dropped if the session has ended."""
         try:
@@ -77,7 +85,7 @@ class RouterSession:
         if self._closed:
             return
         if self._unsent.qsize() >= _MAX_UNSENT:
-            item = SessionBroken(f"the router left {_MAX_UNSENT} event batches unread")
+            item = RouterLate(f"the router left {_MAX_UNSENT} event batches unread")
         self._closed = not isinstance(item, worker_pb2.EventBatch)
         self._unsent.put_nowait(item)
 

@@ -129,7 +129,7 @@ _failover = Heading("routing and failover")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailoverSettings:
     max_attempts: int = _failover(
-        3, "largest number of attempts at a request whose worker fails", "N", least=1
+        3, "largest number of attempts at a request whose worker fails, until it makes progress", "N", least=1
     )
     failover_timeout: float = _failover(
         60.0, "how long a request waits while no worker is ready", "SECONDS", above=0

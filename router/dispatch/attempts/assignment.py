@@ -49,9 +49,10 @@ class Assignment:
         source of a move may refuse it for good reasons, such as the end of the answer.
         """
         self._end()
-        if is_worker_fault(failed):
+        router_late = self.session.router_was_late
+        if is_worker_fault(failed) and not router_late:
             self.session.breaker.request_failed()
-        return failure_of(failed, self.session.worker_id)
+        return failure_of(failed, self.session.worker_id, router_late=router_late)
 
     def dropped(self) -> None:
         """The assignment is not needed any more, which is no success or failure of the worker."""

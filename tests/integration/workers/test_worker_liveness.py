@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -13,6 +14,7 @@ import pytest
 
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner, PreparedStep
+from router.workers.events import Listener, Loss, Message, WorkerLost
 from router.workers.liveness import CircuitBreaker, HeartbeatMonitor
 from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -22,6 +24,7 @@ from tests.unit.tiny import make_config
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied
 from worker.process.host import WorkerHost
+from worker.session.router_session import Lease
 
 
 @asynccontextmanager
@@ -101,4 +104,21 @@ async def test_an_engine_that_hangs_ends_its_worker(folder: Path) -> None:
                 await asyncio.sleep(0.05)
         assert "hangs" in str(deaths[0])
         released.set()
+        await session.close()
+
+
+async def test_a_router_that_sends_no_heartbeat_learns_that_it_is_the_cause_of_the_loss(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.process.service.Lease", partial(Lease, 1.0))
+    monkeypatch.setattr("router.workers.session.BEAT_S", 60.0)
+    heard: asyncio.Queue[Message | WorkerLost] = asyncio.Queue()
+    async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
+        session = await open_session(worker)
+        session.listen(0, Listener(lambda message, _at: heard.put_nowait(message), lambda _tokens, _at: None))
+        async with asyncio.timeout(10.0):
+            loss = await heard.get()
+        assert isinstance(loss, WorkerLost)
+        assert loss.how is Loss.ROUTER_LATE
+        assert "the router was silent for 1 s" in loss.reason
         await session.close()

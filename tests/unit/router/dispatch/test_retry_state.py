@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.dispatch.failures import AttemptFailed, RetryState, loss_of
+from router.dispatch.failures import AttemptFailed, RetryState, failure_of, loss_of
 from router.errors import Internal, Unavailable
 from router.workers.events import Loss, WorkerLost
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 
 def lost(worker: str, *, is_running: bool = True, how: Loss = Loss.BROKEN) -> AttemptFailed:
@@ -73,6 +75,41 @@ def test_a_drain_costs_no_attempt() -> None:
     retries = RetryState("id", 1)
     for _ in range(5):
         assert retries.failed(lost("decode-0", how=Loss.PLANNED), 0) is None
+
+
+def test_a_router_that_was_late_costs_no_attempt_and_blames_nobody() -> None:
+    retries = RetryState("id", 1)
+    for _ in range(5):
+        assert retries.failed(lost("decode-0", how=Loss.ROUTER_LATE), 0) is None
+    assert not retries.is_poison
+    assert not retries.avoid
+
+
+def test_a_handoff_that_failed_while_the_router_was_late_costs_no_attempt() -> None:
+    retries = RetryState("id", 1)
+    for code in (worker_pb2.FAILURE_CODE_HANDOFF, worker_pb2.FAILURE_CODE_SENDER):
+        failure = failure_of(worker_pb2.Failed(code=code), "decode-0", router_late=True)
+        assert isinstance(failure, AttemptFailed)
+        assert retries.failed(failure, 0) is None
+    assert not retries.avoid
+
+
+def test_progress_gives_all_attempts_back() -> None:
+    retries = RetryState("id", 2)
+    for tokens in (0, 8, 100, 1000):
+        assert retries.failed(failed("decode-0"), tokens) is None
+        assert retries.avoid == {"decode-0"}
+        assert retries.pause_s == 0.05
+    assert retries.failed(failed("decode-1"), 1007) is not None
+
+
+def test_pauses_grow_while_there_is_no_progress() -> None:
+    retries = RetryState("id", 10)
+    pauses = []
+    for _ in range(5):
+        retries.failed(failed(), 0)
+        pauses.append(retries.pause_s)
+    assert pauses == pytest.approx([0.05, 0.2, 0.8, 2.0, 2.0])
 
 
 class Clock:

@@ -13,7 +13,7 @@ from engine.core.sampling_params import SamplingParams
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.jobs import Job
 from worker.session.outbox import Outbox
-from worker.session.router_session import RouterSession, SessionBroken
+from worker.session.router_session import RouterLate, RouterSession, SessionBroken
 
 
 class Recorder:
@@ -66,7 +66,7 @@ async def test_a_router_that_does_not_read_is_cut_off() -> None:
     session = RouterSession()
     for _ in range(5000):
         session.send(worker_pb2.EventBatch())
-    with pytest.raises(SessionBroken, match="unread"):
+    with pytest.raises(RouterLate, match="unread"):
         async for _ in session.batches():
             pass
 

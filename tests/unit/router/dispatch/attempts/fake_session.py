@@ -41,6 +41,7 @@ class FakeSession:
         self.breaker = CircuitBreaker()
         self.alive = True
         self.arrival = ON_TIME
+        self.router_was_late = False
         self.commands: deque[worker_pb2.Command] = deque()
         self.listeners: dict[int, Listener] = {}
         self.num_sent = 0
