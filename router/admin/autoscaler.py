@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from common.background import repeat
 from engine.sched.chunk_size.step_targets import longest_step_s
 from router.admin.scaling import Scaling
 from router.admin.scaling_policy import Pressure, ScalingPolicy
@@ -17,7 +18,6 @@ from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.metrics.recent import QuantileWindow, Recent
-from router.repeated import repeat
 from router.workers.registry import Registry
 from router.workers.session import WorkerSession
 from worker.config import WorkerRole

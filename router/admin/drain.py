@@ -7,8 +7,10 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final, TypeAlias
 
+from common.background import repeat, supervised
 from common.error_text import first_line
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -95,13 +97,15 @@ class WorkerDrainer:
     async def follow(self) -> None:
         """Move this router's answers off workers that other routers drain, for ever."""
         try:
-            while True:
-                await self._registry.wait_until(lambda: bool(self._drained_by_others()), math.inf)
-                for session in self._drained_by_others():
-                    self._followed[session] = asyncio.create_task(self._leave(session))
+            await repeat(self._follow_next, 0.0, _log, "drains of other routers are not followed")
         finally:
             for task in self._followed.values():
                 task.cancel()
+
+    async def _follow_next(self) -> None:
+        await self._registry.wait_until(lambda: bool(self._drained_by_others()), math.inf)
+        for session in self._drained_by_others():
+            self._followed[session] = supervised(self._leave(session), f"leave {session.worker_id}")
 
     def _drained_by_others(self) -> list[WorkerSession]:
         """Sessions that are not followed yet."""
@@ -116,11 +120,20 @@ class WorkerDrainer:
 
     async def _leave(self, session: WorkerSession) -> None:
         _log.info("%s is drained by another router", session.worker_id)
-        while session.alive and session.load.draining:
-            if session.load.requests:
-                await self._migrate_from(session.worker_id, _AGAIN_S)
-            await asyncio.sleep(_AGAIN_S)
-        del self._followed[session]
+        try:
+            await repeat(
+                partial(self._move_from, session),
+                _AGAIN_S,
+                _log,
+                f"answers do not move from {session.worker_id}",
+                until=lambda: not (session.alive and session.load.draining),
+            )
+        finally:
+            del self._followed[session]
+
+    async def _move_from(self, session: WorkerSession) -> None:
+        if session.load.requests:
+            await self._migrate_from(session.worker_id, _AGAIN_S)
 
     async def restart(
         self, worker_id: str, timeout_s: float, startup_s: float, *, force: bool = False

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.background import supervised
 from router.admin.caches import PLACES, manage_caches
 from router.admin.drain import (
     CannotChangeRole,
@@ -218,7 +219,7 @@ class AdminServer:
         """Raises OSError when the port cannot be bound."""
         listener = listen(LOOPBACK, self._wanted_port)
         self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="admin-server")
+        self._serving = supervised(self._server.serve(sockets=[listener]), "admin-server")
 
     async def stop(self) -> None:
         """Stop serving; open requests get no response."""

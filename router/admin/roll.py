@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
+from common.background import repeat
 from router.admin.drain import LastWorker, NotBackInTime, OperationFailed, WorkerDrainer
 from router.workers.member import Member
 from router.workers.registry import Registry
@@ -15,6 +16,8 @@ from router.workers.registry import Registry
 _log = logging.getLogger(__name__)
 
 _ASK_S: Final = 1.0
+_FINAL: Final = (LastWorker, NotBackInTime, OperationFailed)
+"""Errors after which no further worker is restarted."""
 
 
 class Workers(Protocol):
@@ -54,17 +57,25 @@ class Roll:
         The others then keep their settings, so settings that do not work take one worker out of service.
         """
         try:
-            while True:
-                await self._registry.wait_until(lambda: bool(self._outdated()) or self._is_done(), math.inf)
-                outdated = self._outdated()
-                if not outdated:
-                    return
-                batch = await self._batch(outdated)
-                await asyncio.gather(*(self._restart(member) for member in batch))
-                if not batch:
-                    await asyncio.sleep(_ASK_S)
-        except (LastWorker, NotBackInTime, OperationFailed) as error:
+            await repeat(
+                self._restart_all,
+                _ASK_S,
+                _log,
+                "workers with other settings are not restarted yet",
+                until=self._is_done,
+                final=_FINAL,
+            )
+        except _FINAL as error:
             _log.error("%s; workers that were not restarted yet keep their settings", error)
+
+    async def _restart_all(self) -> None:
+        """Return when all are restarted, or when those that are left have to stay for now."""
+        while True:
+            await self._registry.wait_until(lambda: bool(self._outdated()) or self._is_done(), math.inf)
+            batch = await self._batch(self._outdated())
+            if not batch:
+                return
+            await asyncio.gather(*(self._restart(member) for member in batch))
 
     async def _batch(self, outdated: Sequence[Member]) -> Sequence[Member]:
         """Those that are restarted next; none while the last one that other routers can use has to stay."""

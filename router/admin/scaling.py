@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, Protocol
 
+from common.background import repeat, supervised
 from common.error_text import first_line
 from router.admin.drain import NotBackInTime, OperationFailed, WorkerDrainer
 from router.cluster.fleet import WantedWorkers, role_of
-from router.repeated import repeat
 from router.workers.member import Member, WorkerHandle
 from router.workers.registry import Registry
 from worker.config import WorkerRole
@@ -183,7 +183,7 @@ class Scaling:
                 if name in names or name in self._retiring or name not in known:
                     continue
                 if leads:
-                    self._retiring[name] = asyncio.create_task(self._retire(member), name=f"retire {name}")
+                    self._retiring[name] = supervised(self._retire(member), f"retire {name}")
                 elif member.session is None:
                     await self._forget(member)
         await self._registry.reconsider()

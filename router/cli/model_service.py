@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from common.background import in_background, repeat, supervised
 from engine.config import EngineConfig, Policy
 from engine.loader.checkpoint import Checkpoint
 from router.admin.autoscaler import Autoscaler, LoadReader
@@ -20,7 +21,6 @@ from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import ManagedModel
 from router.admin.roll import Roll
 from router.admin.scaling import Scaling
-from router.cli.background import in_background
 from router.cli.preflight import taking
 from router.cli.progress import StartupDisplay
 from router.cluster.fault_board import FaultBoard
@@ -129,7 +129,8 @@ class ModelStart:
         config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
         # Concurrently with the workers, which take most of a start.
         load = asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
-        tokenizing = in_background(self.stack, load, "tokenizer")
+        tokenizing = asyncio.create_task(load, name="tokenizer")
+        self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()
         name = config.served_model_name or checkpoint.name
         feed = await self._kv_events(name)
@@ -230,7 +231,8 @@ class ModelStart:
         """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
         patience = self.config.cluster.startup_timeout
         with self.display.stage("workers"):
-            watch = asyncio.create_task(self._watch_loading(registry, cluster.workers))
+            look = partial(self._show_loading, registry, cluster.workers)
+            watch = supervised(repeat(look, _WATCH_S, _log, "workers do not tell their progress"), "loading")
             try:
                 if cluster.found_workers:
                     await registry.wait_until(registry.all_ready, _FOUND_S)
@@ -270,15 +272,13 @@ class ModelStart:
         for link in links:
             self.display.say(str(link))
 
-    async def _watch_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
-        """Show the loading progress of each worker until it is ready."""
-        while True:
-            ready = {session.worker_id for session in registry.sessions()}
-            for worker in workers:
-                state = None if worker.worker_id in ready else await worker.progress()
-                if state is not None:
-                    self.display.loading(worker.worker_id, *state)
-            await asyncio.sleep(_WATCH_S)
+    async def _show_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
+        """The progress of each worker that is not ready."""
+        ready = {session.worker_id for session in registry.sessions()}
+        for worker in workers:
+            state = None if worker.worker_id in ready else await worker.progress()
+            if state is not None:
+                self.display.loading(worker.worker_id, *state)
 
     async def _say_workers(self, registry: Registry) -> None:
         """Where they run, and their sizes."""

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from common.background import in_background
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
 from router.admin.endpoint import AdminServer, admin_app
-from router.cli.background import in_background
 from router.cli.model_service import ModelService
 from router.cli.preflight import taking
 from router.cluster.placement_notice import PlacementNotice

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from common.background import in_background
 from common.cpu_times import CpuTimes
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.loader.read_ahead import weights_ahead
 from engine.model_config.errors import UnsupportedModel, WeightsError
-from router.cli.background import in_background
 from router.cli.preflight import LOOPBACK, PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown

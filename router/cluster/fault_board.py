@@ -15,9 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
+from common.background import repeat
 from router.cluster.record import ClusterRecord, OpenCircuits, PoisonEntry
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.repeated import repeat
 from router.workers.liveness import CircuitState
 from router.workers.member import Member
 

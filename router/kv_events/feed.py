@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import socket
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from common.background import cancelled, repeat, supervised
 from common.block_hash import BlockHash
 from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
@@ -18,6 +19,8 @@ from router.workers.session import WorkerSession
 
 if TYPE_CHECKING:  # its packages are optional
     from router.kv_events.publisher import Publisher
+
+_log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 0.05
 """Between two batches."""
@@ -36,12 +39,12 @@ class KVEventFeed:
     async def __aenter__(self) -> KVEventFeed:
         """Raises OSError."""
         await self._publisher.open()
-        self._publishing = asyncio.create_task(self._publish(), name="KV events")
+        publishing = repeat(self._publish, _INTERVAL_S, _log, "KV events are not published")
+        self._publishing = supervised(publishing, "KV events")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._publishing.cancel()
-        await asyncio.wait([self._publishing])
+        await cancelled(self._publishing)
         await self._publisher.close()
 
     def worker_changed(self, member: Member, up: bool) -> None:
@@ -74,10 +77,8 @@ class KVEventFeed:
         session.on_cache = partial(_changed, self._blocks, worker_id)
 
     async def _publish(self) -> None:
-        while True:
-            await asyncio.sleep(_INTERVAL_S)
-            if self._blocks is not None and (events := self._blocks.take()):
-                await self._publisher.send(events, self._blocks.page_size)
+        if self._blocks is not None and (events := self._blocks.take()):
+            await self._publisher.send(events, self._blocks.page_size)
 
 
 def _changed(blocks: CachedBlocks, worker_id: str, stored: bool, changed: Sequence[BlockHash]) -> None:

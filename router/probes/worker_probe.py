@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from common.background import cancelled, repeat, supervised
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Pick
@@ -63,22 +64,17 @@ class WorkerProbe:
         """Running probes by worker id."""
 
     async def __aenter__(self) -> WorkerProbe:
-        self._task = asyncio.create_task(self._run(), name="probe")
+        self._task = supervised(repeat(self._look, _LOOK_S, _log, "workers are not probed"), "probe")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [self._task, *self._running.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        await cancelled(self._task, *self._running.values())
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            for member in self._registry.members():
-                name = member.handle.worker_id
-                if name not in self._running and self._is_due(member):
-                    self._running[name] = asyncio.create_task(self._ask(member), name=f"probe {name}")
+    async def _look(self) -> None:
+        for member in self._registry.members():
+            name = member.handle.worker_id
+            if name not in self._running and self._is_due(member):
+                self._running[name] = supervised(self._ask(member), f"probe {name}")
 
     def _is_due(self, member: Member) -> bool:
         match member.state:

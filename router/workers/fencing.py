@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
+from common.background import cancelled, repeat, supervised
 from rpc.baton.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
@@ -99,13 +100,12 @@ class Fencing:
         for incarnation in await self._memory.incarnations():
             self._lost[incarnation.epoch] = incarnation
             self._news.set()
-        self._task = asyncio.create_task(self._run(), name="fencing")
+        self._task = supervised(repeat(self._look, 0.0, _log, "workers are not fenced"), "fencing")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+            await cancelled(self._task)
 
     def begun(self, session: Session) -> None:
         """Register a session and send it all fences. Call before sending any other command over it."""
@@ -116,7 +116,7 @@ class Fencing:
         for fence in self._fences:
             session.send(fence)
         self.stopped(worker_id)
-        keeping = asyncio.create_task(self._keep(Incarnation.of(session.info)))
+        keeping = supervised(self._keep(Incarnation.of(session.info)), "incarnations")
         self._keeping.add(keeping)
         keeping.add_done_callback(self._keeping.discard)
 
@@ -144,21 +144,20 @@ class Fencing:
         except Exception as error:  # Ray's errors share no base class
             _log.warning("Ray does not keep the incarnation of %s: %s", incarnation.worker_id, error)
 
-    async def _run(self) -> None:
-        while True:
-            await self._news.wait()
-            replaced = list(self._ended.values())
-            if self._lost:
-                await self._fence_dead_nodes()
-            await asyncio.sleep(self._ask_s)
-            for incarnation in replaced:
-                if self._ended.pop(incarnation.epoch, None) is not None:
-                    _log.debug("%s: its process before the current one is fenced", incarnation.worker_id)
-                    self._fence(incarnation, "Ray has ended its process")
-            if not self._lost:
-                self._fences.clear()
-                if not self._ended:
-                    self._news.clear()
+    async def _look(self) -> None:
+        await self._news.wait()
+        replaced = list(self._ended.values())
+        if self._lost:
+            await self._fence_dead_nodes()
+        await asyncio.sleep(self._ask_s)
+        for incarnation in replaced:
+            if self._ended.pop(incarnation.epoch, None) is not None:
+                _log.debug("%s: its process before the current one is fenced", incarnation.worker_id)
+                self._fence(incarnation, "Ray has ended its process")
+        if not self._lost:
+            self._fences.clear()
+            if not self._ended:
+                self._news.clear()
 
     async def _fence_dead_nodes(self) -> None:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
+from common.background import cancelled, supervised
 from common.version import build
 from router.workers.fencing import Fencing
 from router.workers.liveness import HeartbeatMonitor
@@ -75,7 +76,6 @@ class Registry:
         self._changed = asyncio.Condition()
         self._draining: set[str] = set()
         """Workers that report a drain."""
-        self._telling: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Registry:
         for member in self._members:
@@ -83,14 +83,10 @@ class Registry:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        keepers = [member.keeper for member in self._members if member.keeper is not None]
-        for keeper in keepers:
-            keeper.cancel()
-        if keepers:
-            await asyncio.wait(keepers)
+        await cancelled(*(member.keeper for member in self._members if member.keeper is not None))
 
     def _begin(self, member: Member) -> None:
-        member.keeper = asyncio.create_task(self._keep(member), name=f"keeper {member.handle.worker_id}")
+        member.keeper = supervised(self._keep(member), f"keeper {member.handle.worker_id}")
 
     async def add(self, handle: WorkerHandle, digest: str) -> None:
         """Keep a session with one more worker; `digest`: see `digests`."""
@@ -106,8 +102,7 @@ class Registry:
         self._members.remove(member)
         self._digests.pop(member.handle.worker_id, None)
         if member.keeper is not None:
-            member.keeper.cancel()
-            await asyncio.wait([member.keeper])
+            await cancelled(member.keeper)
         if self._fencing is not None:
             self._fencing.left(member.handle.worker_id)
         await self._announce(member, up=False)
@@ -284,9 +279,7 @@ class Registry:
         worker_id, session = member.handle.worker_id, member.session
         if session is not None and session.load.draining != (worker_id in self._draining):
             self._draining ^= {worker_id}
-            telling = asyncio.create_task(self.reconsider())
-            self._telling.add(telling)
-            telling.add_done_callback(self._telling.discard)
+            supervised(self.reconsider(), "drains")
         self._on_news()
 
     def _incompatible(self, session: WorkerSession) -> str | None:

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 import grpc
 
+from common.background import cancelled, supervised
 from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
@@ -98,7 +99,7 @@ class WorkerSession:
         self._speaks: asyncio.Future[None] = loop.create_future()
         """Done with the first batch, or an RpcError if the stream ends before."""
         self._lost: asyncio.Future[WorkerLost] = loop.create_future()
-        self._pump = asyncio.create_task(self._run(), name=f"session {worker_id}")
+        self._pump = supervised(self._run(), f"session {worker_id}")
 
     @classmethod
     async def open(
@@ -209,14 +210,13 @@ class WorkerSession:
 
     async def close(self) -> None:
         """End the stream; the worker aborts the remaining requests."""
-        self._pump.cancel()
-        await asyncio.wait([self._pump])
+        await cancelled(self._pump)
         await self._channel.close()
 
     async def _run(self) -> None:
         call = self._stub.Session(metadata=((ROUTER_METADATA, self._router),))
-        writer = asyncio.create_task(self._write(call), name=f"commands {self.worker_id}")
-        watch = asyncio.create_task(self._watch_silence(call), name=f"silence {self.worker_id}")
+        writer = supervised(self._write(call), f"commands {self.worker_id}")
+        watch = supervised(self._watch_silence(call), f"silence {self.worker_id}")
         loss = WorkerLost("the session was closed")
         try:
             while (batch := await call.read()) is not grpc.aio.EOF:
@@ -263,7 +263,7 @@ class WorkerSession:
                     loss = WorkerLost(f"silent for {silent_s:.1f} s", Loss.SILENT)
                     break
                 elif monitor.liveness is Liveness.LATE and probe is None and not monitor.has_answered:
-                    probe = asyncio.create_task(self._probe(), name=f"probe {self.worker_id}")
+                    probe = supervised(self._probe(), f"probe {self.worker_id}")
                 if probe is not None and probe.done():
                     if (found := probe.result()) is not None:
                         loss = found

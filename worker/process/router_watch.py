@@ -14,6 +14,8 @@ from typing import Any, Final
 import ray
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
+from common.background import supervised
+
 
 class RouterWatch:
     """Timeout without router sessions. All methods belong to one asyncio loop."""
@@ -63,7 +65,7 @@ class RouterWatch:
             self._timer.cancel()
 
     def _on_timeout(self) -> None:
-        self._asking = asyncio.create_task(self._ask(), name="is Ray there?")
+        self._asking = supervised(self._ask(), "is Ray there?")
 
     async def _ask(self) -> None:
         if await self._is_reachable():

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
+from common.background import supervised
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.session import ROUTER_LATE, ROUTER_METADATA
 from worker.process.engine_loop import EngineDied
@@ -63,8 +64,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             opened = self._inbox.ask(lambda: self._handler.open(session))
             opened.add_done_callback(partial(_fail_with, session))
             for task in (
-                asyncio.create_task(self._read(request_iterator, session, lease)),
-                asyncio.create_task(self._watch(session, lease)),
+                supervised(self._read(request_iterator, session, lease), f"commands of {session.router}"),
+                supervised(self._watch(session, lease), f"lease of {session.router}"),
             ):
                 end.callback(task.cancel)
             try:

@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from common.background import supervised
 from router.frontend.access import ApiKeys
 from router.frontend.http.app import build_app
 from router.frontend.http.protocol import BoundedProtocol, ConnectionsState
@@ -98,7 +99,7 @@ class HttpServer:
         """Return when connections are accepted. Raises OSError if the address cannot be bound."""
         listener = listen(self._config.host, self._config.port, shared=self._config.shared)
         self.port = listener.getsockname()[1]
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http-server")
+        self._serving = supervised(self._server.serve(sockets=[listener]), "http-server")
         started = asyncio.create_task(self._server.accepting.wait())
         await asyncio.wait({self._serving, started}, return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():

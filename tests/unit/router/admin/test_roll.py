@@ -14,6 +14,10 @@ from router.admin.roll import Roll
 from router.workers.registry import Registry
 
 
+class RpcError(Exception):
+    """As Ray's errors, which share no base class."""
+
+
 class Worker(SimpleNamespace):
     """A member of the registry."""
 
@@ -35,6 +39,8 @@ class Cluster:
         self.workers = workers
         self._broken = broken
         self._users = users
+        self.unanswered = 0
+        """How often Ray does not answer."""
         self.restarted: list[list[str]] = []
         """By turn: those that were out of service together."""
         self._out: list[str] = []
@@ -52,6 +58,9 @@ class Cluster:
 
     async def routers(self, worker_ids: Collection[str]) -> list[str]:
         assert all(w.session is None for w in self.workers if w.handle.worker_id in worker_ids)
+        if self.unanswered:
+            self.unanswered -= 1
+            raise RpcError("the GCS restarts")
         self._users -= 1
         return ["old"] if self._users >= 0 else []
 
@@ -116,3 +125,15 @@ async def test_workers_that_other_routers_use_are_restarted_one_by_one_and_the_l
 
 async def test_the_only_worker_is_restarted_though_another_router_uses_it() -> None:
     assert await Cluster(*foreign(1), users=100).roll() == [["a"]]
+
+
+async def test_a_ray_that_does_not_answer_delays_the_roll_and_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.admin.roll._ASK_S", 0.0)
+    cluster = Cluster(*foreign(2))
+    cluster.unanswered = 3
+    assert await cluster.roll() == [["a", "b"]]
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        "workers with other settings are not restarted yet: the GCS restarts"
+    ]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from common.block_hash import block_hashes
 from router.kv_events.blocks import BlockEvent, BlocksStored
 from router.kv_events.feed import KVEventFeed
@@ -25,12 +27,17 @@ class Gateway:
 
     def __init__(self) -> None:
         self.blocks: list[int] = []
+        self.failures = 0
+        """How often nothing can be sent."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
     async def send(self, events: Sequence[BlockEvent], page_size: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError("the socket is broken")
         for event in events:
             if isinstance(event, BlocksStored):
                 self.blocks += event.blocks
@@ -117,3 +124,17 @@ async def test_blocks_of_a_worker_that_connects_again_are_published_with_the_nex
     assert await published(feed, gateway) == []
     end_of_request(feed)
     assert await published(feed, gateway) == list(BLOCKS[:2])
+
+
+async def test_events_after_an_error_are_published(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker("decode-0")
+    feed, gateway = await followed(worker)
+    gateway.failures = 1
+    worker.reports(BLOCKS[:1])
+    async with feed:
+        await asyncio.sleep(0.12)
+        assert not gateway.failures
+        worker.reports(BLOCKS[1:])
+        await asyncio.sleep(0.12)
+    assert gateway.blocks == BLOCKS[1:]
+    assert "KV events are not published: the socket is broken" in caplog.text
