@@ -9,20 +9,28 @@ replay endpoint. It gets every later batch that is still kept, then one with the
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgpack
 import zmq
 import zmq.asyncio
 
+from common.background import cancelled, repeat, supervised
 from router.kv_events.blocks import BlockEvent, BlocksStored
+
+_log = logging.getLogger(__name__)
 
 _KEPT_BATCHES: Final = 10_000
 _UNSENT_BATCHES: Final = 100_000
 """For a subscriber that is too slow; further ones are dropped for it, which it sees by their numbers."""
+_FULL_S: Final = 0.02
+"""Until a subscriber that reads past batches slowly is tried again."""
 _RANK: Final = 0
 _MEDIUM: Final = "GPU"
 _CLEARED: Final = ["AllBlocksCleared"]
@@ -66,7 +74,9 @@ class Publisher:
         self._context: Final = zmq.asyncio.Context()
         self._number = 0
         self._kept: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=_KEPT_BATCHES)
-        self._replaying: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._replays: dict[bytes, asyncio.Task[None]] = {}
+        """The last one of each subscriber."""
 
     async def open(self) -> None:
         """Bind, and say that nothing is cached: a subscriber may know blocks of a router that ended.
@@ -79,8 +89,10 @@ class Publisher:
             self._publishing.bind(self._endpoint)
             if self._replay_endpoint is not None:
                 replies = self._context.socket(zmq.ROUTER)
+                replies.set(zmq.ROUTER_MANDATORY, 1)  # otherwise what does not fit is dropped
                 replies.bind(self._replay_endpoint)
-                self._replaying = asyncio.create_task(self._replay(replies), name="replay of KV events")
+                listening = repeat(partial(self._listen, replies), 0.0, _log, "KV events are not replayed")
+                self._listening = supervised(listening, "replays of KV events")
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise OSError(error.errno, str(error)) from None
@@ -91,9 +103,8 @@ class Publisher:
         await self._send(encoded(events, page_size, time.time()))
 
     async def close(self) -> None:
-        if self._replaying is not None:
-            self._replaying.cancel()
-            await asyncio.wait([self._replaying])
+        if self._listening is not None:
+            await cancelled(self._listening, *self._replays.values())
         self._context.destroy(linger=0)
 
     async def _send(self, batch: bytes) -> None:
@@ -102,9 +113,26 @@ class Publisher:
         self._kept.append((number, batch))
         await self._publishing.send_multipart([self._topic, number, batch])
 
-    async def _replay(self, replies: zmq.asyncio.Socket) -> None:
+    async def _listen(self, replies: zmq.asyncio.Socket) -> None:
+        """Begin to answer one subscriber. Its last question counts."""
+        client, *_, first = await replies.recv_multipart()
+        self._replays = {known: task for known, task in self._replays.items() if not task.done()}
+        if (before := self._replays.pop(client, None)) is not None:
+            await cancelled(before)
+        kept = [each for each in self._kept if each[0] >= first] if len(first) == len(_END) else []
+        self._replays[client] = supervised(_replay(replies, client, kept), "replay of KV events")
+
+
+async def _replay(replies: zmq.asyncio.Socket, client: bytes, batches: Sequence[tuple[bytes, bytes]]) -> None:
+    """Send numbered batches as fast as the client takes them, until it has all or is gone."""
+    for number, batch in [*batches, (_END, b"")]:
         while True:
-            client, *_, first = await replies.recv_multipart()
-            kept = [each for each in self._kept if each[0] >= first] if len(first) == len(_END) else []
-            for number, batch in [*kept, (_END, b"")]:
-                await replies.send_multipart([client, b"", number, batch])
+            try:
+                await replies.send_multipart([client, b"", number, batch], zmq.NOBLOCK)
+                break
+            except zmq.Again:
+                await asyncio.sleep(_FULL_S)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
+                return

@@ -88,6 +88,51 @@ async def test_subscribers_get_numbered_batches_and_those_that_they_missed(
         await published.close()
 
 
+BATCHES = 10_000
+
+
+def block_of(number: int) -> BlocksRemoved:
+    return BlocksRemoved([number] * 100)
+
+
+async def test_a_subscriber_that_reads_slowly_gets_every_batch_and_the_end(
+    tmp_path: Path, subscriber: Subscriber
+) -> None:
+    published, other = publisher(tmp_path), Subscriber(tmp_path)
+    await published.open()
+    try:
+        for number in range(BATCHES):
+            await published.send([block_of(number)], 16)
+        asking = asyncio.create_task(subscriber.ask(1))
+        assert [number for number, _ in await other.ask(BATCHES - 3)] == list(range(BATCHES - 3, BATCHES + 1))
+        await asyncio.sleep(0.5)
+        batches = await asking
+        assert [number for number, _ in batches] == list(range(1, BATCHES + 1))
+        assert [events[0][1][0] for _, events in batches] == list(range(BATCHES))
+    finally:
+        other.context.destroy(linger=0)
+        await published.close()
+
+
+async def test_a_subscriber_that_asks_and_leaves_ends_its_replay_and_no_others(
+    tmp_path: Path, subscriber: Subscriber
+) -> None:
+    published, gone = publisher(tmp_path), Subscriber(tmp_path)
+    await published.open()
+    try:
+        for number in range(BATCHES):
+            await published.send([block_of(number)], 16)
+        await gone.replay.send_multipart([b"", (1).to_bytes(8, "big")])
+        await gone.replay.poll()
+        gone.context.destroy(linger=0)
+        assert len(await subscriber.ask(1)) == BATCHES
+        async with asyncio.timeout(10):
+            while not all(task.done() for task in published._replays.values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        await published.close()
+
+
 async def test_an_endpoint_that_is_taken_is_an_error(tmp_path: Path) -> None:
     nowhere = Publisher(f"ipc://{tmp_path}/no/such/folder", None, TOPIC)
     with pytest.raises(OSError):
