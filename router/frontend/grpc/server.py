@@ -19,6 +19,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from common.background import supervised
 from router.errors import Unauthenticated
 from router.frontend.access import ApiKeys
 from router.frontend.grpc.service import RouterService
@@ -72,6 +73,9 @@ def _refusal(error: Unauthenticated) -> grpc.RpcMethodHandler[Any, Any]:
 
 _SERVICE: Final = router_pb2.DESCRIPTOR.services_by_name["Router"].full_name
 _READINESS_POLL_S: Final = 0.5
+_MAX_PENDING: Final = 1 << 16
+"""Calls that have arrived and wait for the event loop. gRPC drops some of 1,000 by default, whose clients get
+CANCELLED without a reason."""
 _UNWIND_S: Final = 5.0
 """Time for cancelled calls to send their error."""
 
@@ -111,6 +115,8 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.so_reuseport", int(config.shared)),
+                ("grpc.server.max_pending_requests", _MAX_PENDING),
+                ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING),
             ),
         )
         router_pb2_grpc.add_RouterServicer_to_server(  # type: ignore[no-untyped-call]
@@ -129,7 +135,7 @@ class GrpcServer:
         self._publish_health()
         await server.start()
         self._server = server
-        self._watch = asyncio.create_task(self._watch_readiness(), name="grpc-health")
+        self._watch = supervised(self._watch_readiness(), "grpc-health")
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, give running ones `grace_s`, then end them with UNAVAILABLE."""

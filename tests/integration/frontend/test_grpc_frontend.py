@@ -19,6 +19,7 @@ from rpc.baton.v1.router_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GetModelInfoRequest,
+    ListModelsRequest,
     TokenIds,
 )
 from rpc.baton.v1.router_pb2_grpc import RouterStub
@@ -309,3 +310,9 @@ async def test_a_request_id_of_128_characters_is_repeated_in_every_response(rout
     request_id = "é" * 128
     responses = await collect(router.Generate(GenerateRequest(text="hi", request_id=request_id)))
     assert {response.request_id for response in responses} == {request_id}
+
+
+async def test_no_call_of_a_burst_is_dropped(router: Any) -> None:
+    """gRPC itself cancels calls beyond 1,000 that wait for the event loop, at random."""
+    models = await asyncio.gather(*(router.ListModels(ListModelsRequest()) for _ in range(4000)))
+    assert all(len(found.models) == 1 for found in models)
