@@ -271,6 +271,8 @@ class ModelStart:
             links = await check_links(registry, dispatcher.attempt, dispatcher.able, timeout_s=patience)
         for link in links:
             self.display.say(str(link))
+        if not links:
+            self.display.say("no KV link was measured: no worker of one of the roles is ready")
 
     async def _show_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
         """The progress of each worker that is not ready."""

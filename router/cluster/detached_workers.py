@@ -88,7 +88,7 @@ class DetachedWorkers:
             for actor in self.actors().values():
                 ray.kill(actor, no_restart=True)
             self._remove_groups()
-            self._record.forget_wanted()
+            self._record.forget_workers()
             self._record.keep_group(new)
             first = new
         bundles = [shape.bundles[role_of(worker_id)] for worker_id in first.worker_ids]

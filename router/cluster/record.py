@@ -122,8 +122,10 @@ class ClusterRecord:
     def keep_wanted(self, role: WorkerRole, workers: WantedWorkers) -> None:
         self._put(_WANTED + role.value.encode(), workers.to_json())
 
-    def forget_wanted(self) -> None:
-        self._store.internal_kv_del(_WANTED, True, self._namespace, _ANSWER_S)
+    def forget_workers(self) -> None:
+        """Which workers the cluster is to have, and which of them were drained."""
+        for prefix in (_WANTED, _STOPPED):
+            self._store.internal_kv_del(prefix, True, self._namespace, _ANSWER_S)
 
     def is_wanted(self, worker_id: str) -> bool:
         """Whether the cluster is to have this worker."""

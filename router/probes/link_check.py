@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Final
 
 from router.dispatch.failures import AttemptFailed
@@ -82,7 +83,7 @@ async def check_links(
     `able(role)`: workers that can compute this role's part of a sequence. `timeout_s` is for each prompt.
     """
     prefills, decodes = registry.ready(ROLE_PREFILL), registry.ready(ROLE_DECODE)
-    measured = [(prefill, decodes[i % len(decodes)]) for i, prefill in enumerate(prefills)]
+    measured = list(zip(prefills, cycle(decodes), strict=False))
     check = _LinkCheck(make_attempt, timeout_s)
     links = await asyncio.gather(*(check.measure(*pair) for pair in measured))
     all_pairs = ((one, other) for one in able(ROLE_PREFILL) for other in able(ROLE_DECODE))

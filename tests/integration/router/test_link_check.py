@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from unittest.mock import AsyncMock, Mock
 
@@ -108,3 +109,15 @@ def test_a_detour_between_gpus_of_one_machine_is_called_one() -> None:
     assert not link(268_000_000, 0.002).is_detour
     assert not link(2_000_000, 0.002).is_detour, "messages take that long"
     assert not link(268_000_000, 0.02, between_gpus=False).is_detour
+
+
+async def test_without_a_decode_worker_there_is_no_link_to_measure() -> None:
+    async with service(*pair()) as served:
+        [decode] = [m for m in served.registry.members() if m.role == ROLE_DECODE]
+        decode.wanted.clear()
+        decode.session.dismiss("drained")  # type: ignore[union-attr]
+        async with asyncio.timeout(5):
+            while decode.session is not None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        able = served.dispatcher.able
+        assert await check_links(served.registry, served.dispatcher.attempt, able, timeout_s=5.0) == []

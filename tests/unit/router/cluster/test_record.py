@@ -64,5 +64,7 @@ def test_every_router_knows_the_workers_that_one_wants() -> None:
     second.keep_wanted(WorkerRole.DECODE, two.resized(WorkerRole.DECODE, 1))
     assert (first.is_wanted("decode-0"), first.is_wanted("decode-1")) == (True, False)
     assert first.wanted(WorkerRole.PREFILL) is None
-    first.forget_wanted()
+    first.keep_stopped("decode-0", True)
+    first.forget_workers()
     assert second.wanted(WorkerRole.DECODE) is None
+    assert not second.is_stopped("decode-0"), "another worker of that name would not start"
