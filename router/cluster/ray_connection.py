@@ -23,6 +23,10 @@ from router.worker_config.machine import device_for
 _log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 60.0
+_SOON_S: Final = 1.0
+"""After which it is said what the router waits for."""
+_LOOK_S: Final = 1.0
+"""Interval of attempts to connect to an address where nothing answers."""
 _SILENT_S: Final = 10.0
 """Of Ray, after which another router decides for the cluster."""
 _NAMESPACE: Final = "baton"
@@ -80,16 +84,55 @@ class RayConnection:
                 " with --ray-address"
             )
 
-    async def join(self) -> None:
-        """Start or join Ray; takes about 4 s for a local Ray. Raises ClusterError."""
+    async def join(self, on_wait: Callable[[str], object] = _log.info) -> None:
+        """Start or join Ray; takes about 4 s for a local Ray. `on_wait` is called with what it waits for.
+
+        Raises ClusterError.
+        """
+        if (address := self._settings.ray_address) is None:
+            await self._start_or_join()
+            return
+        patience = self._settings.startup_timeout
+        saying = f"waiting for Ray at {address} (--startup-timeout {patience:g} s)"
+        telling = asyncio.get_running_loop().call_later(_SOON_S, on_wait, saying)
+        try:
+            await self._until_listening(address, patience)
+            await self._start_or_join()
+        finally:
+            telling.cancel()
+
+    async def _start_or_join(self) -> None:
         self._joins = True
         try:
             async with asyncio.timeout(_CONNECT_S):
                 await self._thread.call(self._init)
         except TimeoutError:
-            raise ClusterError(self._cannot_connect("no answer")) from None
+            raise ClusterError(self._cannot_connect(f"no answer within {_CONNECT_S:g} s")) from None
         except Exception as error:  # Ray also raises plain Exceptions
             raise ClusterError(self._cannot_connect(first_line(error))) from error
+
+    async def _until_listening(self, address: str, patience: float) -> None:
+        """Wait for a listener at HOST:PORT: Ray itself gives up after a time of its own, and says little."""
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal()):  # "auto": Ray finds the address itself
+            return
+        reason = ""
+        try:
+            async with asyncio.timeout(patience):
+                while True:
+                    try:
+                        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                    except OSError as error:
+                        number = error.errno or 0
+                        reason = f" ({os.strerror(number) if number > 0 else error})"
+                        await asyncio.sleep(_LOOK_S)
+                    else:
+                        writer.close()
+                        return
+        except TimeoutError:
+            raise ClusterError(
+                self._cannot_connect(f"nothing listens there within --startup-timeout {patience:g} s{reason}")
+            ) from None
 
     def _init(self) -> None:
         operation = self._configs[0].operation
