@@ -124,6 +124,7 @@ async def serving(
             metrics_keys=access.metrics_keys,
             cors_origins=access.cors_origins,
             keep_alive_s=config.frontend.http_keep_alive,
+            write_timeout_s=config.frontend.http_write_timeout,
         ),
         metrics=_metrics(config, models),
         worker_targets=partial(_targets, models),

@@ -204,6 +204,12 @@ class FrontendSettings:
         "SECONDS",
         above=0,
     )
+    http_write_timeout: float = _frontend(
+        120.0,
+        "reset HTTP connections whose client takes no byte of what is sent to it for this long",
+        "SECONDS",
+        above=0,
+    )
 
 
 _operation = Heading("operation")

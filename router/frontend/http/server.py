@@ -35,6 +35,7 @@ from worker.network import is_loopback
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 120.0
 """Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""
+_WRITE_TIMEOUT_S: Final = 120.0
 _UNWIND_S: Final = 2.0
 """Time for cancelled requests to send their error."""
 
@@ -58,6 +59,8 @@ class HttpConfig:
     """Origins of web pages that may call the API; "*" for all."""
     keep_alive_s: float = _KEEP_ALIVE_S
     """How long idle connections are kept open."""
+    write_timeout_s: float = _WRITE_TIMEOUT_S
+    """How long a client may take no byte of what is sent to it."""
 
 
 class HttpServer:
@@ -98,6 +101,11 @@ class HttpServer:
     async def start(self) -> None:
         """Return when connections are accepted. Raises OSError if the address cannot be bound."""
         listener = listen(self._config.host, self._config.port, shared=self._config.shared)
+        # Connections inherit it. The kernel resets one whose unsent bytes do not shrink, also while a stream
+        # is paused, and after the server has closed it.
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._config.write_timeout_s * 1e3)
+        )
         self.port = listener.getsockname()[1]
         self._serving = supervised(self._server.serve(sockets=[listener]), "http-server")
         started = asyncio.create_task(self._server.accepting.wait())

@@ -43,6 +43,10 @@ class Served:
         return f"http://127.0.0.1:{self.http.port}/v1/completions"
 
     @property
+    def connections(self) -> int:
+        return len(self.http._server.server_state.connections)
+
+    @property
     def running(self) -> int:
         return len(self.generation._running)
 
@@ -59,7 +63,7 @@ class Served:
 
 
 @asynccontextmanager
-async def served(mode: str = "mixed", token_s: float = 0.0) -> AsyncIterator[Served]:
+async def served(mode: str = "mixed", token_s: float = 0.0, **settings: float) -> AsyncIterator[Served]:
     folder = resolve("smollm2").path
     workers = pair() if mode == "disagg" else [decode_worker("decode-0", token_s=token_s)]
     async with service(*workers) as running:
@@ -72,7 +76,7 @@ async def served(mode: str = "mixed", token_s: float = 0.0) -> AsyncIterator[Ser
             eos_token_ids=(2,),
         )
         generation = Generation(model, load_tokenizer(folder), running.dispatcher)
-        http = HttpServer(Models([generation]), HttpConfig(port=0), metrics=CollectorRegistry())
+        http = HttpServer(Models([generation]), HttpConfig(port=0, **settings), metrics=CollectorRegistry())
         await http.start()
         for server in http._server.servers:
             for listener in server.sockets:  # connections inherit it
@@ -194,3 +198,24 @@ async def test_the_deadline_ends_a_paused_stream(token_s: float) -> None:
         received = sum(len(event["choices"][0]["logprobs"]["tokens"]) for event in answered)
         assert 0 < received < tokens
         assert len(json.dumps(events)) * tokens / received > 4 * WRITE_BUFFER_BYTES
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_takes_no_byte_for_too_long_is_disconnected(stream: bool) -> None:
+    async with served(write_timeout_s=1.0) as router:
+        with asking(router.http.port, stream=stream) as connection:
+            async with asyncio.timeout(30.0):
+                while not router.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                while router.connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            with pytest.raises(ConnectionError):
+                await rest_of(connection)
+        await router.until_nothing_runs()
+
+
+async def test_a_client_that_reads_a_little_is_not_disconnected() -> None:
+    async with served(write_timeout_s=1.0) as router:
+        with asking(router.http.port) as connection:
+            events = await rest_of(connection, pause_s=0.1, at_once=16 << 10)
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
