@@ -28,7 +28,7 @@ from router.admin.drain import (
     OperationFailed,
     WorkerDrainer,
 )
-from router.admin.scaling import MAX_WORKERS, CannotScale, Scaling
+from router.admin.scaling import MAX_WORKERS, CannotScale, Scaling, Superseded
 from router.frontend.http.middleware import RequireLocalName
 from router.frontend.http.server import QuietServer, listen
 from router.workers.member import Member
@@ -45,6 +45,7 @@ _STATUS: Final = {
     LastWorker: 409,
     CannotChangeRole: 409,
     CannotScale: 409,
+    Superseded: 409,
     OperationFailed: 502,
     NotBackInTime: 504,
 }

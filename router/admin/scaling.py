@@ -33,6 +33,10 @@ class CannotScale(Exception):
     """The number of workers cannot be that; the message says why."""
 
 
+class Superseded(Exception):
+    """Another change of the number of workers came later, and counts."""
+
+
 class Supply(Protocol):
     """The part of `Cluster` that is used here. Raises what Ray raises if it does not answer."""
 
@@ -78,6 +82,8 @@ class Scaling:
         self._may_wake = may_wake
         self._on_gone = on_gone
         self._wanted: Mapping[WorkerRole, WantedWorkers] = {}
+        self.ended: Final = asyncio.Event()
+        """Set when the workers of the cluster were ended, through another router."""
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._adjusting = asyncio.Lock()
 
@@ -113,8 +119,8 @@ class Scaling:
         """Let the cluster have that many workers of a role; returns their names when all are ready.
 
         The surplus is drained: idle and unready workers first, and rather those whose room in Ray becomes
-        free. Raises CannotScale; OperationFailed if Ray does not answer; and NotBackInTime after
-        `startup_s`, when the number stays as it was asked.
+        free. Raises CannotScale; OperationFailed if Ray does not answer; Superseded if another change came
+        later; and NotBackInTime after `startup_s`, when the number stays as it was asked.
         """
         try:
             await self.request(role, number)
@@ -125,7 +131,17 @@ class Scaling:
                 f"the number of {role.value} workers may be what it was, since Ray does not answer:"
                 f" {first_line(error)}; scale again"
             ) from error
-        if not await self._registry.wait_until(lambda: self._is_settled(role), startup_s):
+
+        def is_over() -> bool:
+            return self.desired(role) != number or self._is_settled(role)
+
+        is_settled = await self._registry.wait_until(is_over, startup_s)
+        if self.desired(role) != number:
+            raise Superseded(
+                f"another change came later: {self.desired(role)} {role.value} workers are wanted now, not"
+                f" {number}; see `router workers`"
+            )
+        if not is_settled:
             there = ", ".join(
                 f"{_name(m)} {m.trouble or m.state.value}" for m in self._members_of(role) if not m.usable
             )
@@ -138,6 +154,8 @@ class Scaling:
     async def request(self, role: WorkerRole, number: int) -> None:
         """As `scale`, but does not wait for workers."""
         wanted = dict(await self._supply.wanted())
+        if not wanted:
+            raise CannotScale("the workers of this cluster were ended, and so does this router")
         counts = {one: len(workers.worker_ids) for one, workers in wanted.items()} | {role: number}
         await self._check(role, counts)
         leaving = [_name(member) for member in self._members_of(role)]
@@ -170,6 +188,9 @@ class Scaling:
         """One look at what the cluster is to have. Raises what Ray raises."""
         async with self._adjusting:
             self._wanted = await self._supply.wanted()
+            if not self._wanted:
+                self.ended.set()
+                return
             names = {name for workers in self._wanted.values() for name in workers.worker_ids}
             leads = self._registry.leads
             # A worker whose drain another router has begun, and not completed.

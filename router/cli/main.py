@@ -22,7 +22,7 @@ from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 
 _USAGE_ERROR = 2
-_RAY_LOST = 3
+_CLUSTER_LOST = 3
 _FRONT_END = "front-end"
 """Of `--frontends`, before the id of the process that starts it. The settings come through standard input."""
 _OTHERS = {
@@ -41,7 +41,9 @@ _QUIET = {"GRPC_VERBOSITY": "ERROR", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray died."""
+    """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray or
+    the workers have ended through no doing of this router.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
@@ -77,7 +79,7 @@ def _serve(configs: Sequence[RouterConfig], parent: int | None) -> int:
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
     from router.cli.frontends import END_WORKERS, end_with_parent
-    from router.cli.startup import CANNOT_START, serve
+    from router.cli.startup import CANNOT_START, ClusterEnded, serve
     from router.cluster.nodes import RayLost
     from router.workers.loop_turns import TimedLoop
 
@@ -89,9 +91,12 @@ def _serve(configs: Sequence[RouterConfig], parent: int | None) -> int:
     except CANNOT_START as error:
         _say(config, str(error))
         return 1
+    except ClusterEnded as error:
+        _say(config, str(error))
+        return _CLUSTER_LOST
     except RayLost as error:
         _say(config, str(error))
-        os._exit(_RAY_LOST)  # Ray's exit handlers would wait for the lost cluster
+        os._exit(_CLUSTER_LOST)  # Ray's exit handlers would wait for the lost cluster
     return END_WORKERS if ends_workers and config.frontend.frontends > 1 else 0
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from common.background import in_background
+from common.background import cancelled, in_background
 from common.cpu_times import CpuTimes
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
@@ -23,6 +23,7 @@ from router.cli.preflight import LOOPBACK, PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
 from router.cluster.bundles import free_main_memory
+from router.cluster.nodes import RayLost
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.config.choices import Dtype, LogFormat
@@ -47,6 +48,10 @@ class StartupFailed(Exception):
     """The router could not start to serve; the message says why."""
 
 
+class ClusterEnded(Exception):
+    """The workers were ended through another router; the message says so."""
+
+
 CANNOT_START: Final = (
     BadCertificate,
     BadKeyFile,
@@ -66,7 +71,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
     `began`: when this process had just started.
 
     Returns whether the workers are to end too, when all front ends have ended. Raises the errors of
-    CANNOT_START, and RayLost.
+    CANNOT_START, RayLost and ClusterEnded.
     """
     config, shutdown = configs[0], Shutdown()
     shutdown.install()
@@ -81,7 +86,7 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
         except Interrupted:
             _log.info("interrupted while starting")
             return False
-        loss = await shutdown.unless(connection.lost(service.placement_notice))
+        loss = await shutdown.unless(_first_loss(connection, service))
         if loss is None:
             await service.drain(config.operation.drain_timeout, shutdown.again())
             if config.frontend.frontends > 1:
@@ -95,6 +100,26 @@ async def serve(configs: Sequence[RouterConfig], began: CpuTimes | None = None) 
         # Workers may outlive Ray for a while and finish their requests, but none is restarted.
         await service.drain(config.operation.drain_timeout, shutdown.again(), workers_return=False)
         raise loss
+
+
+async def _first_loss(connection: RayConnection, service: Service) -> RayLost | ClusterEnded:
+    """What makes this router useless: the end of Ray, or of the workers of a model."""
+    losses: list[asyncio.Task[RayLost | ClusterEnded]] = [asyncio.create_task(_ray_lost(connection, service))]
+    losses += [asyncio.create_task(_ended(model)) for model in service.models]
+    try:
+        done, _ = await asyncio.wait(losses, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        await cancelled(*losses)
+
+
+async def _ray_lost(connection: RayConnection, service: Service) -> RayLost | ClusterEnded:
+    return await connection.lost(service.placement_notice)
+
+
+async def _ended(model: ModelService) -> RayLost | ClusterEnded:
+    await model.scaling.ended.wait()
+    return ClusterEnded(f"the workers of {model.name} were ended through another router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +193,7 @@ class Start:
 
     async def _join(self) -> None:
         with self.display.stage(f"Ray ({self.configs[0].cluster.ray_address or 'local'})"):
-            await self.connection.join()
+            await self.connection.join(self.display.waiting)
         self.on_ray()
 
     def _check_ports(self, config: RouterConfig) -> None:

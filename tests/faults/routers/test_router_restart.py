@@ -159,6 +159,22 @@ async def test_stop_with_workers_ends_them_and_gives_their_room_back(
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
+async def test_a_router_whose_workers_were_ended_through_another_one_ends_too(
+    small: SmallModel, ray_address: str, tmp_path: Path
+) -> None:
+    flags = ("--drain-timeout", "5", "--cluster-name", "ended")
+    with (
+        joined(small, ray_address, tmp_path / "first", *flags) as first,
+        joined(small, ray_address, tmp_path / "second", *flags) as second,
+    ):
+        pids = await worker_pids(second)
+        await first.operate("stop", "--workers", "--force")
+        assert await asyncio.to_thread(first.running.process.wait, 60) == 0
+        assert await asyncio.to_thread(second.running.process.wait, 60) == 3
+        assert "were ended through another router" in second.running.text()
+        assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
 async def ended(service: Service) -> None:
     """In an orderly way."""
     service.running.process.send_signal(signal.SIGTERM)

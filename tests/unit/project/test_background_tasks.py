@@ -10,6 +10,7 @@ AWAITED = {
     "router.admin.endpoint",
     "router.cli.frontends",
     "router.cli.model_service",
+    "router.cli.server",
     "router.cli.shutdown",
     "router.cli.startup",
     "router.frontend.grpc.server",
@@ -17,6 +18,7 @@ AWAITED = {
     "router.frontend.http.event_stream",
     "router.frontend.http.server",
     "router.processing.run",
+    "rpc.server",
     "worker.process.actor",
 }
 """Modules that await the tasks that they create, and so raise what those raise."""

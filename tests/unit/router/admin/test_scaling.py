@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.admin.drain import NotBackInTime, OperationFailed, WorkerDrainer
-from router.admin.scaling import CannotScale, Scaling
+from router.admin.scaling import CannotScale, Scaling, Superseded
 from router.cluster.fleet import WantedWorkers
 from router.workers.member import WorkerUnavailable
 from router.workers.registry import Registry
@@ -219,3 +219,28 @@ async def test_the_last_worker_may_go_if_another_role_or_a_wake_up_remains() -> 
         await scaling.request(DECODE, 0)
         await retired(scaling)
         assert not supply.alive
+
+
+async def test_the_router_whose_change_was_overtaken_says_so() -> None:
+    supply = Supply()
+    async with router(supply) as first, router(supply, Following) as second:
+        running = asyncio.create_task(first.run())
+        losing = asyncio.create_task(first.scale(DECODE, 3, 10.0))
+        await asyncio.sleep(0.1)
+        await second.request(DECODE, 1)
+        with pytest.raises(Superseded, match="1 decode workers are wanted now, not 3"):
+            await losing
+        running.cancel()
+
+
+async def test_a_router_learns_that_the_workers_of_its_cluster_were_ended() -> None:
+    supply = Supply()
+    async with router(supply) as scaling:
+        await scaling.adjust()
+        assert not scaling.ended.is_set()
+        supply.workers, supply.alive = {}, set()
+        await scaling.adjust()
+        assert scaling.ended.is_set()
+        assert not scaling._retiring
+        with pytest.raises(CannotScale, match="were ended"):
+            await scaling.scale(DECODE, 1, 0.5)

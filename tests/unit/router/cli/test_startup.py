@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -23,7 +24,7 @@ class FakeRay(RayConnection):
         self.calls: list[str] = []
         self.is_joined = threading.Event()
 
-    async def join(self) -> None:
+    async def join(self, on_wait: Callable[[str], object]) -> None:
         self.calls.append("join")
         self.is_joined.set()
 
