@@ -25,7 +25,8 @@ _log = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
 _STALE_S: Final = 10.0
-"""After which the open circuits of a router that is gone are forgotten. Others repeat theirs every look."""
+"""After which the open circuits of a router that is gone are forgotten. Others repeat theirs every look, with
+another time: it is this router's clock that counts."""
 
 
 class Workers(Protocol):
@@ -59,6 +60,8 @@ class FaultBoard:
         self._told: tuple[tuple[str, int], ...] = ()
         self._heard: set[tuple[str, str, int]] = set()
         """Open circuits of other routers as of the last look: router, worker, epoch."""
+        self._repeated: dict[str, tuple[float, float]] = {}
+        """By other router: the time that it gave last, and when this router saw it first."""
         requests.on_added = self._added
 
     def _added(self, key: bytes, sequence_id: str, seconds: float) -> None:
@@ -85,10 +88,12 @@ class FaultBoard:
                     record.forget_poison(entry)
             if mine.workers or self._told:
                 record.keep_open_circuits(mine)
-            for others in record.open_circuits():
-                if others.at <= now - _STALE_S:
+            found = [others for others in record.open_circuits() if others.router != mine.router]
+            self._repeated = {others.router: self._first_seen(others, now) for others in found}
+            for others in found:
+                if self._repeated[others.router][1] <= now - _STALE_S:
                     record.forget_open_circuits(others.router)
-                elif others.router != mine.router:
+                else:
                     circuits.append(others)
 
         await self._ask(use)
@@ -97,6 +102,10 @@ class FaultBoard:
             if (left := entry.until - now) > 0:
                 self._requests.learn(entry.key, entry.sequence_id, left)
         await self._suspect(circuits)
+
+    def _first_seen(self, others: OpenCircuits, now: float) -> tuple[float, float]:
+        before = self._repeated.get(others.router)
+        return before if before is not None and before[0] == others.at else (others.at, now)
 
     def _open(self) -> tuple[tuple[str, int], ...]:
         return tuple(

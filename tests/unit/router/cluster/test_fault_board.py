@@ -123,7 +123,21 @@ async def test_what_a_router_knew_that_has_ended_is_forgotten() -> None:
     first, second = (Router(store, lambda: now[0], name) for name in ("first", "second"))
     fail_probes(first)
     await first.board.exchange()
+    await second.board.exchange()
+    assert store.values
     now[0] = 11.0
     await second.board.exchange()
-    assert second.circuit is CircuitState.CLOSED
     assert not store.values
+
+
+async def test_routers_whose_clocks_differ_hear_of_each_others_circuits() -> None:
+    store, now = KeyValues(), [0.0]
+    late = Router(store, lambda: now[0] - 60.0, "late")
+    early = Router(store, lambda: now[0], "early")
+    fail_probes(late)
+    for second in range(30):
+        now[0] = float(second)
+        await late.board.exchange()
+        await early.board.exchange()
+        assert store.values, "the early router took the other one for gone"
+    assert early.circuit is CircuitState.SUSPECT
