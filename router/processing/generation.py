@@ -31,7 +31,7 @@ from router.processing.text.breakpoints import block_end
 from router.processing.text.chat_template import PromptEnd
 from router.processing.text.tokenizer import Tokenizer
 from router.processing.tools import NO_TOOLS, ToolUse, forced_schema
-from router.request_limits import MAX_CACHE_KEY, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
+from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 
@@ -260,6 +260,8 @@ class Generation:
 
     def check_messages(self, count: int) -> None:
         """Raise InvalidRequest for more messages than fit the context: each has a token or more."""
+        if count > MAX_MESSAGES:
+            raise InvalidRequest(f"There are {count} messages; at most {MAX_MESSAGES} fit.", param="messages")
         self._check_length(count, "messages", "at least ")
 
     def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:

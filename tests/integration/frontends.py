@@ -135,7 +135,7 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
         deltas = [Delta(token_ids=[token]) for token in tokens]
         if call.sampling.HasField("logprobs"):
             for token, delta in zip(tokens, deltas, strict=True):
-                delta.logprobs = [_logprobs(token, call.sampling.logprobs)]
+                delta.logprobs = [token_logprobs(token, call.sampling.logprobs)]
         deltas[0].cached_tokens = len(call.prompt) // 2
         if call.sampling.HasField("prompt_logprobs"):
             deltas[0].prompt_logprobs = [_prompt_logprobs(call.prompt[1:], call.sampling.prompt_logprobs)]
@@ -147,7 +147,7 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
     return script
 
 
-def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
+def token_logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
     """The chosen token is the most likely; its neighbours follow, the last impossible."""
     values = [-0.5 - i for i in range(count)]
     if count > 1:
@@ -158,7 +158,7 @@ def _logprobs(token: int, count: int) -> sampling_pb2.TokenLogprobs:
 
 
 def _prompt_logprobs(tokens: Sequence[int], count: int) -> sampling_pb2.PromptLogprobs:
-    entries = [_logprobs(token, count) for token in tokens]
+    entries = [token_logprobs(token, count) for token in tokens]
     return sampling_pb2.PromptLogprobs(
         logprobs=[entry.logprob for entry in entries],
         ranks=[entry.rank for entry in entries],

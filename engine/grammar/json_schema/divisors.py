@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from decimal import Decimal
 
-from engine.grammar.json_schema.document import Document, Schema, children
+from engine.grammar.json_schema.document import Document, Schema, children, relevant
 
 
 def divisors_of(text: str) -> Iterator[int]:
@@ -34,7 +34,7 @@ def _applied(document: Document, schema: Schema) -> Iterator[float]:
         if not isinstance(part, dict) or id(part) in seen:
             continue
         seen.add(id(part))
-        if "multipleOf" in part:
+        if "multipleOf" in relevant(part):
             yield part["multipleOf"]
         left += part.get("allOf", ())
         if "$ref" in part:

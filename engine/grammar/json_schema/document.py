@@ -20,6 +20,38 @@ IN_OBJECTS: Final = frozenset(
 )
 
 
+_OF_TYPES: Final = {
+    "array": (
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "unevaluatedItems",
+        "minItems",
+        "maxItems",
+    ),
+    "object": (
+        *("dependentRequired", "dependentSchemas", "dependencies", "minProperties", "maxProperties"),
+        *("propertyNames", "required", "unevaluatedProperties"),
+    ),
+    "string": ("minLength", "maxLength", "pattern", "format"),
+    "number": ("multipleOf", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+}
+"""Keywords that are about values of one type, without those that a `$ref` may point into."""
+
+
+def relevant(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without keywords about types that its `type` excludes: they have no effect."""
+    kinds = schema.get("type")
+    if kinds is None:
+        return schema
+    named = {
+        "number" if kind == "integer" else kind for kind in (kinds if isinstance(kinds, list) else [kinds])
+    }
+    without = {key for kind, keys in _OF_TYPES.items() if kind not in named for key in keys}
+    return {key: value for key, value in schema.items() if key not in without}
+
+
 def children(schema: dict[str, Any]) -> Iterator[Schema]:
     """The schemas directly inside; `const`, `enum`, `default` and the like hold values, not schemas."""
     for key, value in schema.items():

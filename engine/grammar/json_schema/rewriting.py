@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from engine.grammar.json_schema.document import IN_LISTS, IN_OBJECTS, SINGLE, Document, Schema
+from engine.grammar.json_schema.document import IN_LISTS, IN_OBJECTS, SINGLE, Document, Schema, relevant
 from engine.grammar.json_schema.negation import TYPES, are_disjoint, negation
 from engine.grammar.json_schema.patterns import BUILT_IN, FORMATS, ascii_classes, without_look_ahead
 from engine.grammar.json_schema.unevaluated import UNEVALUATED, closed
@@ -61,6 +61,7 @@ class _Rewriting:
         if isinstance(schema, bool):
             return schema
         self._document.spend()
+        schema = relevant(schema)
         if UNEVALUATED & schema.keys():
             return self.schema(closed(self._document, schema))
         out = self._with_children(dict(schema))

@@ -20,7 +20,7 @@ from router.frontend.openai.messages import (
 )
 from router.frontend.openai.tools import MAX_TOOLS, ToolBody, choose, known_tools
 from router.processing.generation_request import Chat, Prompt
-from router.processing.params.validation import refusal_of
+from router.processing.params.validation import refusal_of, require_few_parts
 from router.processing.tools import ToolUse
 from rpc.baton.v1 import router_pb2
 
@@ -75,6 +75,7 @@ def _tool_use(chat: router_pb2.Chat) -> ToolUse:
 
 
 def _object(text: str, param: str) -> dict[str, Any]:
+    require_few_parts(text.encode(), param, param)
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
+from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext, clients_id_of
 from router.errors import InvalidRequest, RouterError
 from router.frontend.disclosure import as_router_error, disclosed
@@ -23,6 +24,7 @@ from router.processing.generation_request import GenerationRequest, Prompt
 from router.processing.models import Models
 from router.processing.off_loop import off_loop
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.processing.params.bounds import MAX_STOP_IDS, MAX_STOPS
 from router.processing.params.constraint import constraint_from_proto
 from router.processing.params.sampling_options import SamplingOptions
 from router.processing.run import Run
@@ -64,6 +66,8 @@ def _add(status: status_pb2.RpcStatus, name: str, detail: Message) -> None:
 
 _REQUEST_ID_KEY: Final = "x-request-id"
 _MAX_ID_CHARACTERS: Final = 128
+
+_LONGEST: Final = {"stop": MAX_STOPS, "stop_token_ids": MAX_STOP_IDS, "logit_bias": MAX_LOGIT_BIASES}
 
 _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -216,7 +220,10 @@ def _request(
 
 
 def _options(sampling: sampling_pb2.SamplingParams) -> SamplingOptions:
-    """Fields of equal names. Raises InvalidRequest for an unknown kind of grammar."""
+    """Fields of equal names. Raises InvalidRequest for an unknown kind of grammar, and for long lists."""
+    for name, most in _LONGEST.items():
+        if len(getattr(sampling, name)) > most:
+            raise InvalidRequest(f"sampling.{name} has more than {most} entries.", param=name)
     given = {field.name: value for field, value in sampling.ListFields()}
     given.pop("drafts", None)
     if grammar := given.pop("grammar", None):

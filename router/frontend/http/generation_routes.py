@@ -25,7 +25,7 @@ from router.processing.generation import Generation
 from router.processing.generation_request import GenerationRequest
 from router.processing.models import Models
 from router.processing.off_loop import off_loop
-from router.processing.params.validation import parse
+from router.processing.params.validation import parse, require_few_parts
 from router.processing.run import Run
 from router.processing.text.tokenizer import Tokenizer
 
@@ -116,6 +116,7 @@ class GenerationRoutes:
         raw = await read_json_body(request, self._max_body_bytes)
 
         def parsed() -> tuple[Generation, _BodyT, _T]:
+            require_few_parts(raw)
             model = self._models.find(_model_in(raw))
             body = parse(kind, raw, model.bounds)
             return model, body, convert(body)

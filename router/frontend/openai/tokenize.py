@@ -14,7 +14,7 @@ from router.processing.generation_request import Chat, Prompt
 from router.processing.params.bounds import ModelName, TokenId
 from router.processing.params.validation import RequestModel
 
-MAX_DETOKENIZED: Final = 1 << 20
+MAX_DETOKENIZED: Final = 1 << 19
 """Ids of one call."""
 
 

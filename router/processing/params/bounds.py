@@ -114,10 +114,14 @@ Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), le=(1 << 64) - 1)]
 Timeout: TypeAlias = Annotated[float, Field(gt=0.0)]
 Priority: TypeAlias = Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 
+MAX_STOPS: Final = 16
+MAX_STOP_IDS: Final = 256
+
 StopStrings: TypeAlias = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...], Field(max_length=16, fail_fast=True)
+    tuple[Annotated[str, Field(min_length=1, max_length=1024)], ...],
+    Field(max_length=MAX_STOPS, fail_fast=True),
 ]
-StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=256, fail_fast=True)]
+StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
 
 
 def at_most(count: int) -> BeforeValidator:

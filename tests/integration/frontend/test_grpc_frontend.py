@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -20,7 +21,9 @@ from rpc.baton.v1.router_pb2 import (
     GenerateResponse,
     GetModelInfoRequest,
     ListModelsRequest,
+    ReleaseSessionRequest,
     TokenIds,
+    Tool,
 )
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from rpc.baton.v1.sampling_pb2 import (
@@ -49,6 +52,32 @@ def router(channel: grpc.aio.Channel) -> Any:
 
 async def collect(call: Any) -> list[GenerateResponse]:
     return [response async for response in call]
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (GenerateRequest(chat=Chat(messages=[ChatMessage(role="user")] * 30_001)), "30001 messages"),
+        (GenerateRequest(text="a", sampling=SamplingParams(stop=["a"] * 17)), "more than 16 entries"),
+        (GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=[5] * 257)), "more than 256"),
+        (GenerateRequest(chat=Chat(tools=[Tool(name=f"t{i}") for i in range(129)])), "more than 128 tools"),
+        (GenerateRequest(chat=Chat(template_options="[" + "[]," * 100_001 + "0]")), "more than 100000 parts"),
+    ],
+)
+async def test_long_lists_are_refused_before_they_are_converted(
+    router: Any, request_: GenerateRequest, words: str
+) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+        await collect(router.Generate(request_))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_key_to_release_has_a_bound(router: Any, http: httpx.AsyncClient) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="512 characters"):
+        await router.ReleaseSession(ReleaseSessionRequest(cache_key="k" * 513))
+    response = await http.post(f"/v1/sessions/{'k' * 513}/release", json={})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "cache_key"
 
 
 async def test_text_is_generated_token_by_token(frontends: Frontends, router: Any) -> None:

@@ -163,6 +163,12 @@ SHAPES: list[tuple[Any, list[Any], list[Any]]] = [
     # ECMA 262's classes
     ({"type": "string", "pattern": r"^\S$"}, ["a"], ["\ufeff", " "]),
     ({"type": "string", "pattern": r"^[\s\d]+$"}, ["1 2"], ["a", "٣"]),
+    # keywords of other types
+    ({"type": "object", "uniqueItems": True, "contains": {"const": 1}, "minLength": 3}, [{"a": [1, 1]}], [1]),
+    ({"type": ["string", "null"], "minProperties": 9, "propertyNames": {"format": "x"}, "minLength": 2},
+     ["ab", None], ["a", {}]),
+    ({"type": "array", "items": {"type": "string", "multipleOf": 99991}}, [["b"]], [[1]]),
+    ({"type": "integer", "pattern": "(?!x)y", "minimum": 5}, [7], [3]),
     # recursion
     (TREE, [{"value": 1, "left": {"value": 2, "left": {}}}], [{"left": 1}]),
     ({"const": {"multipleOf": 99999}}, [{"multipleOf": 99999}], [{}]),

@@ -15,7 +15,7 @@ from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
 from router.frontend.openai.responses_api.requests import ResponsesBody
 from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
 from router.processing.generation_request import Chat, GenerationRequest
-from router.processing.params.validation import RequestModel, parse
+from router.processing.params.validation import RequestModel, parse, require_few_parts
 from tests.unit.router.bounds import BOUNDS
 
 
@@ -268,3 +268,20 @@ def test_of_many_unknown_fields_only_the_number_is_said() -> None:
 
 
 _NEEDED: dict[type[RequestModel], Any] = {CompletionBody: {"prompt": "hi"}, ResponsesBody: {"input": "hi"}}
+
+
+PARTS = '{"a":"\\"{[:,{[:,","b":[1,2,3,4,5,6,7,8,9]},'
+
+
+def test_the_parts_of_a_large_body_are_counted_outside_of_strings() -> None:
+    """An object, two fields, a list, and ten commas: four parts, and 1.25 for the commas."""
+    require_few_parts(f"[{PARTS * 19_000}0]".encode())
+    with pytest.raises(InvalidRequest, match="The body has more than 100000 parts"):
+        require_few_parts(f"[{PARTS * 19_100}0]".encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b'\\"' * 200_000, b'{"a":"' + b"{[:" * 100_000, b'"\\' * 50_000, b'"' * 99_999]
+)
+def test_a_body_that_ends_within_a_string_is_left_to_the_parser(body: bytes) -> None:
+    require_few_parts(body)
