@@ -56,9 +56,10 @@ def test_a_thread_that_holds_the_interpreter_lock() -> None:
         with running_loop(found.append), ThreadPoolExecutor(1) as thread:
             share = thread.submit(hold_the_interpreter, _STOP_S).result()
             time.sleep(0.1)
-        if share > 0.7:  # else the machine stopped the holder, too
-            break
-    assert longest(found).cause is Cause.LOCK
+        if share > 0.6:
+            assert longest(found).cause is Cause.LOCK
+            return
+    pytest.skip("the machine has no core for the thread that holds the lock")
 
 
 @pytest.mark.alone
@@ -71,17 +72,13 @@ def test_a_process_that_is_stopped() -> None:
         text=True,
     )
     assert process.stdout is not None
-    for line in process.stdout:
-        if line == "ready\n":
-            break
+    assert next(line for line in process.stdout if not line.startswith("{")) == "ready\n"
     process.send_signal(signal.SIGSTOP)
     time.sleep(_STOP_S)
     process.send_signal(signal.SIGCONT)
-    time.sleep(0.2)
-    out, _ = process.communicate("")
-    found = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    slowest = max(found, key=lambda slow: slow["seconds"])
-    assert slowest["seconds"] > _STOP_S / 2
+    reported = (json.loads(line) for line in process.stdout)
+    slowest = next(slow for slow in reported if slow["seconds"] > _STOP_S / 2)
+    process.communicate("")
     assert slowest["cause"] == Cause.STOPPED.value
 
 
