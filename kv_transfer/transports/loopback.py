@@ -32,7 +32,11 @@ class _Write:
 
 
 class LoopbackTransport:
-    """A write stays in flight until the writer polls, like on a network."""
+    """A write stays in flight until the writer polls, like on a network.
+
+    What other transports cannot do fails here too: a write without a connection, one beyond the memory that
+    is registered, or a connection to a peer that was forgotten.
+    """
 
     def __init__(self, name: str, memory: PoolMemory, network: LoopbackNetwork = _PROCESS) -> None:
         if name in network.members:
@@ -41,6 +45,7 @@ class LoopbackTransport:
         self._bytes = memory.host_bytes()
         self._network = network
         self._connected: set[str] = set()
+        self._forgotten: set[str] = set()
         self._in_flight: deque[_Write] = deque()
         self._inbox: deque[bytes] = deque()  # filled by the peers' threads
         self._next_write = 0
@@ -56,22 +61,29 @@ class LoopbackTransport:
 
     def connect(self, peer: Peer) -> None:
         self._member(peer.name)
+        if peer.name in self._forgotten:
+            raise PeerUnreachable(f"{peer.name} was given up")
         self._connected.add(peer.name)
 
     def write(self, peer: Peer, copies: Sequence[Copy], message: bytes) -> int:
-        self._member(peer.name)
+        target = self._linked(peer.name)
+        for copy in copies:
+            inside = 0 <= copy.local <= len(self._bytes) - copy.length
+            if not (inside and 0 <= copy.remote <= len(target._bytes) - copy.length):
+                raise PeerUnreachable(f"{copy} is not within the memory here and of {peer.name}")
         self._next_write += 1
         self._in_flight.append(_Write(self._next_write, peer.name, tuple(copies), message))
         return self._next_write
 
     def send(self, peer: Peer, message: bytes) -> None:
-        self._member(peer.name)._inbox.append(message)
+        self._linked(peer.name)._inbox.append(message)
 
     def is_local(self, peer: Peer) -> bool:
         return True
 
     def forget(self, peer: Peer) -> None:
         self._connected.discard(peer.name)
+        self._forgotten.add(peer.name)
 
     def poll(self) -> list[TransportEvent]:
         events: list[TransportEvent] = []
@@ -97,9 +109,14 @@ class LoopbackTransport:
             )
         return member
 
+    def _linked(self, name: str) -> LoopbackTransport:
+        if name not in self._connected:
+            raise PeerUnreachable(f"{name} is not connected")
+        return self._member(name)
+
     def _complete(self, write: _Write) -> TransportEvent:
         target = self._network.members.get(write.peer)
-        if target is None:
+        if target is None or write.peer in self._forgotten:
             return WriteFailed(write.number, f"{write.peer} was closed")
         for copy in write.copies:
             target._bytes[copy.remote : copy.remote + copy.length] = self._bytes[
