@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -76,6 +77,7 @@ def _serve(configs: Sequence[RouterConfig], parent: int | None) -> int:
     config = configs[0]
     _configure_logging(config.operation.log_level, config.operation.log_format)
     began = CpuTimes.now()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing to clean up, until `serve` handles signals
 
     # Imported here, so that --help and usage errors do not wait a second for Ray and gRPC.
     from router.cli.frontends import END_WORKERS, end_with_parent
