@@ -225,7 +225,8 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop serving; open requests get no response."""
         if self._serving is not None:
-            self._server.should_exit = self._server.force_exit = True
+            self._server.force_exit = True
+            self._server.leave()
             self._server.drop_connections()
             await self._serving
 

@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.EventBatch]"
 
 _numbers: Final = itertools.count(1)
-_TURN_S: Final = 0.05
-_LONGEST_TURN_S: Final = 0.15
+_TURN_S: Final = 0.1
+_LONGEST_TURN_S: Final = 0.2
 _PROBE_S: Final = 5.0
 
 

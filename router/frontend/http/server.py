@@ -36,6 +36,7 @@ _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 120.0
 """Above the idle timeouts of common proxies (AWS ALB 60 s, nginx 75 s): they close first."""
 _WRITE_TIMEOUT_S: Final = 120.0
+_TICK_S: Final = 1.0
 _UNWIND_S: Final = 2.0
 """Time for cancelled requests to send their error."""
 
@@ -123,7 +124,7 @@ class HttpServer:
         if self._serving is None:
             return
         self.wind_down()
-        self._server.should_exit = True
+        self._server.leave()
         if not await _done_within(self._serving, grace_s):
             self._models.fail_all()
             if not await _done_within(self._serving, _UNWIND_S):
@@ -155,6 +156,18 @@ class QuietServer(uvicorn.Server):
         )
         self.server_state: ConnectionsState = ConnectionsState()
         self.accepting = asyncio.Event()
+        self._leaving = asyncio.Event()
+
+    def leave(self) -> None:
+        """End `serve`."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def main_loop(self) -> None:
+        """Renew the date of responses every second; uvicorn looks at `should_exit` ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), _TICK_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
