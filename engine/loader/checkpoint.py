@@ -6,6 +6,7 @@ folder: config.json, safetensors, tokenizer.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import importlib.util
@@ -133,6 +134,7 @@ def _packaged(file: _PackagedFile) -> Path:
 
 def _downloaded(model: str) -> Path:
     from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -141,6 +143,12 @@ def _downloaded(model: str) -> Path:
             path = snapshot_download(model, allow_patterns=[*_HUB_FILES, "pytorch_model.bin"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(HF_HUB_CACHE).free
+            raise CheckpointError(
+                f"{HF_HUB_CACHE} is full: {model} does not fit in {free:,} free bytes; set HF_HOME to a"
+                " folder with more room"
+            ) from error
         raise CheckpointError(
             f"{model} is not on this machine and could not be fetched from the hub ({reason}); {_choices()}"
         ) from error
@@ -159,7 +167,10 @@ def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) 
     target = cache / f"{source.stem}-{_fingerprint(source)}{_KEPT if keep_codes else ''}"
     if target.is_dir():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(error, cache) from error
     with _locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():  # another process converted it meanwhile
             return target
@@ -171,9 +182,19 @@ def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) 
         try:
             convert(source, partial, progress, keep_codes=keep_codes)
             partial.rename(target)
+        except OSError as error:
+            raise _unwritable(error, cache) from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def _unwritable(error: OSError, cache: Path) -> CheckpointError:
+    what = "is full" if error.errno == errno.ENOSPC else "cannot be written"
+    return CheckpointError(
+        f"{cache}, where converted models are kept, {what}: {error.strerror}; set XDG_CACHE_HOME to a folder"
+        " with more room"
+    )
 
 
 def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -> str:

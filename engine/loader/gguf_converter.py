@@ -7,7 +7,9 @@ not import torch.
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +84,10 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
 
     Raises:
         UnsupportedModel: Baton does not support the file's architecture or one of its features.
+        OSError: `target` cannot be written; with ENOSPC, also before anything is, and its text has the sizes.
     """
     reader = _open(source)
+    _check_space(sum(4 * int(tensor.n_elements) for tensor in reader.tensors), target)
     metadata = _Metadata(reader)
     config, generation = _configs(metadata)
     codes = _CodedWeights.of(reader) if keep_codes else None
@@ -108,6 +112,13 @@ class _Reader(GGUFReader):
     @data.setter
     def data(self, mapped: npt.NDArray[np.uint8]) -> None:
         self._data = mapped.view(np.ndarray)
+
+
+def _check_space(needed: int, target: Path) -> None:
+    """`needed`: bytes of all weights in float32, which is what is written at most."""
+    free = shutil.disk_usage(target).free
+    if needed > free:
+        raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed and {free:,} free", str(target))
 
 
 def _open(source: Path) -> GGUFReader:

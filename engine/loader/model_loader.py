@@ -19,7 +19,7 @@ from engine.loader.dummy_weights import fill_randomly
 from engine.loader.places import Place, places_of
 from engine.loader.safetensors_reader import read_tensors
 from engine.loader.upload import Upload
-from engine.loader.weight_files import weight_files
+from engine.loader.weight_files import check_whole, weight_files
 from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
@@ -72,7 +72,9 @@ def load_model(
         model = registry.build(spec, layers)
     match load_format:
         case "auto":
-            _fill(model, weight_files(folder), progress, communicator.shard)
+            files = weight_files(folder)
+            check_whole(files)
+            _fill(model, files, progress, communicator.shard)
         case "dummy":
             fill_randomly(model, seed)
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,11 @@ from engine.model_config.errors import WeightsError
 _INDEX: Final = "model.safetensors.index.json"
 TORCH_FILE: Final = "pytorch_model.bin"
 """Read where there are no safetensors: EAGLE-3 heads are published so."""
+
+
+_LENGTH_BYTES: Final = 8
+"""Of a safetensors file, which begins with the length of its header."""
+_LFS_POINTER: Final = b"version https://git-lfs"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -34,3 +40,35 @@ def weight_files(folder: Path) -> list[Path]:
             f"Baton reads model.safetensors, the files that {_INDEX} lists, or {TORCH_FILE}"
         )
     return files
+
+
+def check_whole(files: Iterable[Path]) -> None:
+    """Compare the sizes of safetensors files with their headers, in milliseconds.
+
+    Raises:
+        WeightsError: one is not as long as its header says, as after a download that was cut off.
+    """
+    for file in files:
+        if file.suffix == ".safetensors" and (problem := _problem(file)) is not None:
+            raise WeightsError(f"{file} {problem}; download or copy it again")
+
+
+def _problem(file: Path) -> str | None:
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        begin = opened.read(len(_LFS_POINTER))
+        if begin == _LFS_POINTER:
+            return "is a pointer of Git LFS, not the file itself (`git lfs pull` fetches it)"
+        length = int.from_bytes(begin[:_LENGTH_BYTES], "little")
+        if size < _LENGTH_BYTES + length:
+            return f"ends within its header: it has {size:,} bytes"
+        opened.seek(_LENGTH_BYTES)
+        try:
+            entries = json.loads(opened.read(length))
+            data = max(
+                (entries[name]["data_offsets"][1] for name in entries if name != "__metadata__"), default=0
+            )
+        except (ValueError, KeyError, TypeError, IndexError):
+            return "has a header that cannot be read"
+    whole = _LENGTH_BYTES + length + data
+    return None if size == whole else f"has {size:,} bytes, and by its header {whole:,}"

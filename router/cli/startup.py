@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Final
 
 from common.background import cancelled, in_background
 from common.cpu_times import CpuTimes
+from common.main_memory import available_memory
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.loader.read_ahead import weights_ahead
+from engine.loader.weight_files import check_whole, weight_files
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from router.cli.preflight import LOOPBACK, PortTaken, check_free
 from router.cli.progress import StartupDisplay
 from router.cli.shutdown import Interrupted, Shutdown
-from router.cluster.bundles import free_main_memory
 from router.cluster.nodes import RayLost
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
@@ -184,7 +185,7 @@ class Start:
         for model in models:
             await model.resolve()
         for model in models:
-            model.read_ahead(ahead, free_main_memory() // 2 // len(models))
+            model.read_ahead(ahead, available_memory() // 2 // len(models))
 
     def _warn_of_busy_cores(self, models: Sequence[_Model]) -> None:
         if any(model.is_on_cpu for model in models):
@@ -264,6 +265,20 @@ class _Model:
             )
         if machine is not None:
             self._plans = await self._planned(machine)
+        await asyncio.to_thread(self._check_files)
+
+    def _check_files(self) -> None:
+        """What a worker and the tokenizer would find missing later. Raises StartupFailed, WeightsError."""
+        folder = self._checkpoint.path
+        if not (folder / "tokenizer.json").is_file():
+            raise StartupFailed(
+                self._display.labelled(
+                    f"{folder} has no tokenizer.json; download it again, or write one there with"
+                    " transformers' save_pretrained"
+                )
+            )
+        if self._connection.is_local and self._config.load_format != "dummy":
+            check_whole(weight_files(folder))
 
     def measure_dtype(self) -> None:
         """Start to, if its workers will compute on this CPU in the dtype that is faster."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping, Sequence
 
 from router.worker_config.machine import resource_of
@@ -45,7 +44,3 @@ def gpu_memory() -> int:
         if status:
             raise RuntimeError(f"the CUDA driver reports error {status}")
     return size.value
-
-
-def free_main_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -21,7 +21,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from common.error_text import first_line
-from router.cluster.bundles import bundle_of, free_main_memory, gpu_memory, summed, total
+from common.main_memory import available_memory
+from router.cluster.bundles import bundle_of, gpu_memory, summed, total
 from router.cluster.detached_workers import DetachedWorkers, InUse, Shape
 from router.cluster.fleet import WantedWorkers, in_order, role_of
 from router.cluster.nodes import gcs
@@ -285,10 +286,10 @@ class Cluster:
     def _memory_bytes(self, device: str) -> int:
         """Measured before the workers take it, for as long as they live: their settings depend on it."""
         if self._is_local:
-            return _gpu_memory_here() if device == "cuda" else free_main_memory() // self._ray.num_ranks
+            return _gpu_memory_here() if device == "cuda" else available_memory() // self._ray.num_ranks
         if (known := self._record.memory(device)) is not None:
             return known
-        measure = ray.remote(gpu_memory if device == "cuda" else free_main_memory)
+        measure = ray.remote(gpu_memory if device == "cuda" else available_memory)
         try:
             memory: int = ray.get(
                 measure.options(num_cpus=0, num_gpus=1 if device == "cuda" else 0).remote(),

@@ -96,6 +96,7 @@ def _pool_tokens(
     """
     page = config.page_size
     if config.kv_pool_tokens is not None:
+        _check_pool(config.kv_pool_tokens, _token_bytes(config, part, dtype), machine)
         return config.kv_pool_tokens // page * page
     if config.kv_memory_fraction is None and machine.device == "cpu":
         return math.ceil(max(_CPU_POOL_TOKENS, limit) / page) * page
@@ -110,6 +111,16 @@ def _pool_tokens(
             " --dtype bfloat16, a smaller model, or more ranks (--tensor-parallel-size)"
         )
     return tokens
+
+
+def _check_pool(tokens: int, token_bytes: int, machine: Machine) -> None:
+    """Raises PlanError for a pool that alone is larger than the memory."""
+    if tokens * token_bytes > machine.memory_bytes:
+        raise PlanError(
+            f"--kv-pool-tokens {tokens} takes {tokens * token_bytes / 2**30:,.1f} GiB, {token_bytes:,} bytes"
+            f" each, of {machine.memory_bytes / 2**30:,.1f} GiB that a rank has; use"
+            f" {machine.memory_bytes // token_bytes} or less"
+        )
 
 
 def _state_bytes(config: RouterConfig, scheduler: SchedulerConfig, part: ModelSpec, dtype: str) -> int:

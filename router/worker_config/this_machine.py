@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from common.cpu_times import usable_cores
+from common.main_memory import available_memory
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from router.config.choices import Dtype
 from router.config.settings import RouterConfig
@@ -19,12 +18,8 @@ def this_machine(config: RouterConfig) -> Machine:
     is_cpu = device == "cpu"
     return Machine(
         device=device,
-        memory_bytes=_free_memory() if is_cpu else torch.cuda.get_device_properties(0).total_memory,
+        memory_bytes=available_memory() if is_cpu else torch.cuda.get_device_properties(0).total_memory,
         cpus=usable_cores(),
         host="",
         cpu_dtype=preferred_cpu_dtype() if is_cpu and config.dtype is Dtype.AUTO else "float32",
     )
-
-
-def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from common.main_memory import available_memory
 from engine.device.cpu_dtype import preferred_cpu_dtype
 from engine.loader.checkpoint import Checkpoint, CheckpointError, resolve
 from engine.model_config.errors import UnsupportedModel
 from router.cli.doctor.gpus import Gpu
 from router.cli.doctor.report import Finding, fail, ok
-from router.cluster.bundles import free_main_memory
 from router.config.choices import Dtype
 from router.config.settings import RouterConfig
 from router.worker_config.machine import Machine, PlanError
@@ -26,7 +26,7 @@ def check(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterato
         yield fail("weights", f"--model {config.model}: {error}", _CHOICES)
         return
     yield ok("weights", f"{checkpoint.path}: {spec.architecture}, {spec.num_layers} layers, {spec.dtype}")
-    memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else free_main_memory()
+    memory = min(gpu.memory_bytes for gpu in gpus) if on_gpu else available_memory()
     device = "cuda" if on_gpu else "cpu"
     measured = not on_gpu and config.dtype is Dtype.AUTO
     cpu_dtype = preferred_cpu_dtype() if measured else "float32"

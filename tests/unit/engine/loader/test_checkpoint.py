@@ -86,9 +86,21 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
         raise OSError("disk full")
 
     monkeypatch.setattr(gguf, "convert", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(CheckpointError, match=rf"{cache}, where .* cannot be written"):
         resolve(str(weights), cache=cache)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_a_full_disk_is_told_with_its_folder_and_sizes(
+    weights: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
+        gguf._check_space(100 << 50, target)
+
+    monkeypatch.setattr(gguf, "convert", fail)
+    message = rf"{cache}, where .* is full: [\d,]+ bytes are needed and [\d,]+ free; set XDG_CACHE_HOME"
+    with pytest.raises(CheckpointError, match=message):
+        resolve(str(weights), cache=cache)
 
 
 def test_integers_and_values_are_kept_side_by_side_and_found_again_elsewhere(

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engine.loader.checkpoint import CheckpointError
+from engine.model_config.errors import WeightsError
 from router.cli import startup
 from router.cli.progress import StartupDisplay
-from router.cli.startup import Start
+from router.cli.startup import Start, StartupFailed
 from router.cluster.ray_connection import RayConnection
 from router.config.flags.command_line import parse
 from router.frontend.access import Access
+from router.worker_config.machine import PlanError
+from tests.unit.router.worker_config.models import write_model
 
 
 class FakeRay(RayConnection):
@@ -89,3 +98,52 @@ async def test_the_dtype_of_a_cpu_is_measured_while_a_model_is_converted(
     monkeypatch.setattr(startup, "preferred_cpu_dtype", measuring)
     with pytest.raises(CheckpointError, match="cannot be converted"):
         await start(connection, parse(["--model", "smollm2"]))
+
+
+def folder_of(tmp_path: Path) -> Path:
+    write_model(tmp_path)
+    save_file({"a": torch.zeros(1000)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+async def test_a_folder_without_a_tokenizer_starts_no_ray(connection: FakeRay, tmp_path: Path) -> None:
+    folder_of(tmp_path)
+    (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+    with pytest.raises(StartupFailed, match=rf"{tmp_path} has no tokenizer.json"):
+        await start(connection, parse(["--model", str(tmp_path), "--dtype", "float32"]))
+    assert connection.calls == []
+
+
+async def test_weights_that_were_cut_off_start_no_ray(connection: FakeRay, tmp_path: Path) -> None:
+    weights = folder_of(tmp_path) / "model.safetensors"
+    (tmp_path / "tokenizer.json").write_text("{}")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(WeightsError, match=rf"{weights} has .* bytes, and by its header"):
+        await start(connection, parse(["--model", str(tmp_path), "--dtype", "float32"]))
+    assert connection.calls == []
+
+
+async def test_a_pool_larger_than_the_memory_starts_no_ray(connection: FakeRay, tmp_path: Path) -> None:
+    folder_of(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    flags = ["--dtype", "float32", "--kv-pool-tokens", "1000000000000"]
+    with pytest.raises(PlanError, match=r"--kv-pool-tokens 1000000000000 takes [\d,.]+ GiB, .* or less"):
+        await start(connection, parse(["--model", str(tmp_path), *flags]))
+    assert connection.calls == []
+
+
+def test_ctrl_c_while_modules_are_imported_leaves_no_traceback() -> None:
+    code = """
+import builtins, os, signal, sys
+from router.cli import main
+real = builtins.__import__
+def interrupted(name, *arguments, **options):
+    if name == "router.cli.frontends":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *arguments, **options)
+builtins.__import__ = interrupted
+sys.exit(main.main(["--model", "smollm2"]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == -signal.SIGINT
+    assert "Traceback" not in run.stderr
