@@ -140,7 +140,8 @@ def test_explain_shows_each_pause_with_its_parts() -> None:
     marks.tokens(1, 100.12, Arrival(slow=step, slow_at=100.12))
     completion = timings_json(marks.timings(101.0)) | {"finish": "stop", "output_tokens": 51}
     request = {
-        "request": "r", "client_request": "", "outcome": "ok", "message": "", "seconds": 101.0, "priority": 0, "client": "c",
+        "request": "r", "client_request": "", "outcome": "ok", "message": "", "seconds": 101.0,
+        "priority": 0, "client": "c",
         "prompt_tokens": 1, "cached_tokens": 0, "completions": [completion],
     }  # fmt: skip
     assert (
