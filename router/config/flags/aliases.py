@@ -82,18 +82,30 @@ def translated(argv: Sequence[str]) -> Translated:
                     value = words.pop(0)
                 _rename(renamed, name, value, result)
             case Fields() as known:
-                _spread(known, name, value if equals else words.pop(0) if words else "", result)
+                given = value if equals else words.pop(0) if words else ""
+                if part := _part(flag):
+                    _field(known, flag.removesuffix(f".{part}"), part, given, result)
+                else:
+                    _spread(known, name, given, result)
     result.words += result.overrides()
     return result
 
 
 def _meaning(flag: str) -> Translation | None:
     """None: nothing to translate."""
+    whole = TRANSLATIONS.get(flag.partition(".")[0])
+    if _part(flag) and isinstance(whole, Fields | Unavailable):
+        return whole
     translation = TRANSLATIONS.get(flag)
     own = OWN.get(flag)
     if own is None or (isinstance(translation, Renamed) and translation.flag == flag):
         return translation  # of another server, or a flag of ours of which only the values are renamed
     return Switch(on=(f"{flag}=true",), off=(f"{flag}=false",)) if own.type is bool else None
+
+
+def _part(flag: str) -> str:
+    """`method` of vLLM's `--speculative-config.method`; empty for most flags."""
+    return flag.partition(".")[2]
 
 
 def translates(flag: str) -> bool:
@@ -160,10 +172,14 @@ def _spread(to: Fields, name: str, value: str, result: Translated) -> None:
         result.problems.append(f"{name} {value}: it takes a JSON object")
         return
     for field_name, setting in given.items():
-        if (renamed := to.fields.get(field_name)) is None:
-            result.problems.append(f"{name}: {field_name} has no equivalent; use {', '.join(to.fields)}")
-        else:
-            _rename(renamed, f"{name} {field_name}", str(setting), result)
+        _field(to, name, field_name, str(setting), result)
+
+
+def _field(to: Fields, name: str, field_name: str, value: str, result: Translated) -> None:
+    if (renamed := to.fields.get(field_name.replace("-", "_"))) is None:
+        result.problems.append(f"{name}: {field_name} has no equivalent; use {', '.join(to.fields)}")
+    else:
+        _rename(renamed, f"{name} {field_name}", value, result)
 
 
 def _mentions(problem: str, flag: str) -> bool:

@@ -64,9 +64,39 @@ _OVERLAP: Final = Unavailable(
     "on GPUs each step is planned while the one before it runs, on CPUs after it; this cannot be changed"
 )
 
+_QUANTIZATIONS: Final = {
+    **{
+        method: Unavailable("the method is read from the checkpoint's config.json; leave it out")
+        for method in (
+            *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4"),
+            *("mxfp4", "gguf", "w8a8_int8", "w8a8_fp8"),
+        )
+    },
+    **{
+        method: Unavailable("use --quantization fp8, or a checkpoint in AWQ, GPTQ or compressed-tensors")
+        for method in ("bitsandbytes", "torchao", "experts_int8", "fbgemm_fp8", "quark", "auto-round")
+    },
+}
 _RENAMED: Final[dict[str, Translation]] = {
     "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
     "--kv-cache-dtype": Renamed("--kv-cache-dtype", {"fp8_e4m3": "fp8"}),
+    "--max-model-len": Renamed("--max-model-len", {"auto": "", "-1": ""}),
+    "--quantization": Renamed("--quantization", _QUANTIZATIONS),
+    "--tool-call-parser": Renamed(
+        "--tool-call-parser",
+        {
+            **dict.fromkeys(("llama3", "llama4_json"), "llama3-json"),
+            **dict.fromkeys(("qwen", "qwen25"), "hermes"),
+            **dict.fromkeys(("openai", "gpt-oss"), "harmony"),
+        },
+    ),
+    "--reasoning-parser": Renamed(
+        "--reasoning-parser",
+        {
+            **dict.fromkeys(("qwen3", "glm45"), "think"),
+            **dict.fromkeys(("openai_gptoss", "gpt-oss"), "harmony"),
+        },
+    ),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
     "--enable-priority-scheduling": Switch(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 from typing import Any, Final
 
 from router.config.flags.aliases import OWN, translated, translates
@@ -26,17 +28,42 @@ _TRUTH: Final = {"true": True, "false": False}
 
 
 def converter(type_: type) -> Callable[[str], object]:
-    """For argparse, whose messages it raises. Choices are accepted in any case."""
+    """For argparse, whose messages it raises. Choices are accepted in any case, and with underscores."""
 
     def convert(text: str) -> object:
         try:
             if type_ is bool:
                 return _TRUTH[text.lower()]
-            return type_(text.lower() if issubclass(type_, Enum) else text)
+            if issubclass(type_, Enum):
+                return _member(type_, text)
+            read: Callable[[str], object] = _whole_number if type_ is int else type_
+            return read(text)
         except (KeyError, ValueError):
             raise argparse.ArgumentTypeError(f"{text!r} is not {_expectation(type_)}") from None
 
     return convert
+
+
+def _member(type_: type[Enum], text: str) -> Enum:
+    """Raises ValueError."""
+    word = text.lower()
+    values = {member.value for member in type_}
+    return type_(word if word in values else word.replace("_", "-"))
+
+
+_FACTORS: Final = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+"""As in vLLM: 16k is 16,000, and 16K is 16,384."""
+_SHORT: Final = re.compile(r"(-?\d{1,9}(?:\.\d{1,9})?)([kmgKMG])")
+
+
+def _whole_number(text: str) -> int:
+    """Raises ValueError."""
+    if (found := _SHORT.fullmatch(text)) is None:
+        return int(text)
+    number = Fraction(found[1]) * _FACTORS[found[2]]
+    if number.denominator != 1:
+        raise ValueError(f"{text} is no whole number")
+    return int(number)
 
 
 def checked_text(name: str, value: object) -> str | None:
@@ -53,7 +80,7 @@ def checked_text(name: str, value: object) -> str | None:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if issubclass(type_, Enum) and isinstance(value, str):
         try:
-            type_(value.lower())
+            _member(type_, value)
         except ValueError:
             raise ValueError(f"{value!r} is not {_expectation(type_)}") from None
         return text
