@@ -9,7 +9,7 @@ LOGPROBS_LIMIT: Final = 20
 """OpenAI's."""
 MAX_COMPLETIONS: Final = 256
 MAX_PRIORITY: Final = (1 << 31) - 1
-MAX_MESSAGES: Final = 30_000
+MAX_MESSAGES: Final = 20_000
 """Of a conversation. Over HTTP, 100,000 objects and fields are the bound, three for a message."""
 MAX_CACHE_KEY: Final = 512
 """Characters."""

@@ -57,7 +57,7 @@ async def collect(call: Any) -> list[GenerateResponse]:
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
-        (GenerateRequest(chat=Chat(messages=[ChatMessage(role="user")] * 30_001)), "30001 messages"),
+        (GenerateRequest(chat=Chat(messages=[ChatMessage(role="user")] * 20_001)), "20001 messages"),
         (GenerateRequest(text="a", sampling=SamplingParams(stop=["a"] * 17)), "more than 16 entries"),
         (GenerateRequest(text="a", sampling=SamplingParams(stop_token_ids=[5] * 257)), "more than 256"),
         (GenerateRequest(chat=Chat(tools=[Tool(name=f"t{i}") for i in range(129)])), "more than 128 tools"),

@@ -156,6 +156,31 @@ def bodies() -> Iterator[Hostile]:
 _ASK_ONLY = {"messages": _ASK["messages"]}
 
 
+def within_the_limits() -> Iterator[Hostile]:
+    """As many parts as a body may have, or nearly."""
+    for path, head in ((CHAT, '{"messages":['), (ANTHROPIC, '{"messages":['), (RESPONSES, '{"input":[')):
+        yield Hostile("790,000 wrong items", path, lambda head=head: _few(head, "0", 790_000))
+        yield Hostile("85,000 wrong items", path, lambda head=head: _few(head, "{}", 85_000))
+    message = '{"role":"user","content":"a"}'
+    yield Hostile("19,000 messages", CHAT, lambda: _few('{"max_tokens":5,"messages":[', message, 19_000))
+    yield Hostile(
+        "19,000 messages",
+        ANTHROPIC,
+        lambda: _few('{"model":"small","max_tokens":5,"messages":[', message, 19_000),
+    )
+    yield Hostile("19,000 messages", RESPONSES, lambda: _few('{"input":[', message, 19_000))
+    yield Hostile("19,000 messages", "Generate", lambda: GenerateRequest(chat=_chat(19_000)))
+    yield Hostile("85,000 biases", TEXT, lambda: _keys('{"prompt":"a","logit_bias":{', "1", 85_000 * 12))
+    yield Hostile(
+        "85,000 unknown fields", CHAT, lambda: _keys('{"messages":[],"a":{},', "0", 85_000 * 12)[:-1]
+    )
+    yield Hostile("85,000 lists", CHAT, lambda: _json(CHAT, chat_template_kwargs={"a": [[]] * 85_000}))
+
+
+def _few(head: str, item: str, count: int) -> bytes:
+    return (head + ",".join([item] * count) + "]}").encode()
+
+
 def _large_schema() -> Any:
     return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(_BYTES // 32)}}
 
@@ -216,4 +241,4 @@ def _chat(count: int) -> Chat:
 
 
 def corpus() -> list[Hostile]:
-    return [*grammars(), *bodies(), *answers(), *messages()]
+    return [*grammars(), *bodies(), *within_the_limits(), *answers(), *messages()]
