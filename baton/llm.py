@@ -25,6 +25,7 @@ from router.errors import InvalidRequest
 from router.processing.completion import Completion
 from router.processing.params.bounds import ServedBounds
 from router.processing.params.sampling_options import SamplingOptions, derive_seed
+from router.processing.sampling_defaults import sampling_defaults
 from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
 from router.worker_config.plan_warnings import warnings_of
@@ -68,6 +69,7 @@ class LLM:
         COMPILATIONS.serve()
         self._runner = Runner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
+        self._defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         self._bounds = ServedBounds(
             model_names=(checkpoint.name, ""),
             last_token_id=spec.vocab_size - 1,
@@ -171,7 +173,11 @@ class LLM:
         self, prompt: list[int], options: SamplingOptions, index: int, room: int, seed: int
     ) -> OfflineSequence:
         sampling = options.resolve(
-            prompt_tokens=len(prompt), room=room, seed=derive_seed(seed, index), vocab_size=self._vocab_size
+            prompt_tokens=len(prompt),
+            room=room,
+            seed=derive_seed(seed, index),
+            vocab_size=self._vocab_size,
+            defaults=self._defaults,
         )
         completion = Completion(
             index,

@@ -16,6 +16,7 @@ from typing import Final
 from common.background import in_background, repeat, supervised
 from engine.config import EngineConfig, Policy
 from engine.loader.checkpoint import Checkpoint
+from engine.model_config.errors import UnsupportedModel
 from router.admin.autoscaler import Autoscaler, LoadReader
 from router.admin.drain import WorkerDrainer
 from router.admin.endpoint import ManagedModel
@@ -40,6 +41,7 @@ from router.probes.worker_probe import WorkerProbe
 from router.processing.explanation import Explanation
 from router.processing.generation import Generation
 from router.processing.history import History
+from router.processing.sampling_defaults import sampling_defaults
 from router.processing.served_model import ServedModel
 from router.processing.text.tokenizer import Tokenizer, TokenizerError
 from router.request_limits import RequestLimits
@@ -61,7 +63,7 @@ class NotReady(Exception):
     """Workers were not ready in time; the message says which, and why."""
 
 
-CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, WorkerBroken)
+CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, UnsupportedModel, WorkerBroken)
 """Errors that the user can act on."""
 
 
@@ -133,6 +135,7 @@ class ModelStart:
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()
         name = config.served_model_name or checkpoint.name
+        defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         feed = await self._kv_events(name)
         registry = await self._workers(cluster, plans, metrics, feed)
         tracing = self._tracing(name)
@@ -152,6 +155,7 @@ class ModelStart:
             max_model_len=min(session.info.max_model_len for session in registry.sessions()),
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
+            sampling_defaults=defaults,
         )
         tokenizer = await tokenizing
         if config.uses_handoffs and not cluster.found_workers:

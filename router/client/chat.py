@@ -19,6 +19,8 @@ from router.client.api import Api, ApiError, Unreachable, add_api_arguments, api
 from router.client.waterfall_chart import waterfall_chart
 
 _PATH: Final = "/v1/chat/completions"
+_MOST_TOKENS: Final = 1024
+"""Of an answer: a small model may talk until the context is full."""
 _HELP: Final = """\
 /system TEXT      set the system prompt; without TEXT, remove it
 /set NAME VALUE   set a parameter of the request, such as temperature or max_tokens; no VALUE unsets it
@@ -234,8 +236,14 @@ def make_parser() -> argparse.ArgumentParser:
     add_api_arguments(parser)
     parser.add_argument("--model", metavar="NAME", help="model to chat with (default: the router's first)")
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
-    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the router's)")
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="largest number of tokens of an answer")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (default: the model's)")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=_MOST_TOKENS,
+        metavar="N",
+        help="largest number of tokens of an answer (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same answer")
     parser.add_argument("--no-timeline", action="store_true", help="no timeline under the answers")
     return parser

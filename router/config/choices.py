@@ -65,6 +65,15 @@ class Routing(Enum):
     PREFIX_AWARE = "prefix-aware"
 
 
+class GenerationConfig(Enum):
+    """Defaults of sampling parameters that a request leaves out."""
+
+    AUTO = "auto"
+    """Values of the model's generation_config.json."""
+    NONE = "none"
+    """OpenAI's."""
+
+
 class ToolCallParser(Enum):
     """The format of the model's tool calls."""
 

@@ -135,6 +135,7 @@ class Generation:
                     room=room,
                     seed=derive_seed(seed, k),
                     vocab_size=model.vocab_size,
+                    defaults=model.sampling_defaults,
                 )
                 if drafts is not None:
                     sampling.drafts.CopyFrom(drafts)

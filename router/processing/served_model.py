@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from router.processing.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -18,3 +20,4 @@ class ServedModel:
     """Prompt and output together, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS

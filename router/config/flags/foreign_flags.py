@@ -98,6 +98,11 @@ _RENAMED: Final[dict[str, Translation]] = {
         },
     ),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
+    "--generation-config": Renamed(
+        "--generation-config",
+        {"vllm": "none", "": Unavailable("edit generation_config.json in the folder of the model")},
+    ),
+    "--sampling-defaults": Renamed("--generation-config", {"model": "auto", "openai": "none"}),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
     "--enable-priority-scheduling": Switch(
         on=("--schedule-policy=priority",), includes=("--schedule-policy=fcfs",)

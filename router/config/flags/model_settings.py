@@ -17,7 +17,14 @@ from router.config.table import SETTINGS, Setting
 
 _SHARED_GROUPS: Final = ("access", "frontend", "operation")
 _OWN: Final = frozenset(
-    ("tool_call_parser", "reasoning_parser", "kv_events", "kv_events_replay", "kv_events_topic")
+    (
+        "tool_call_parser",
+        "reasoning_parser",
+        "generation_config",
+        "kv_events",
+        "kv_events_replay",
+        "kv_events_topic",
+    )
 )
 """Settings of these groups that each model has for itself."""
 _SHARED: Final = frozenset(("ray_address", "wait_for_nodes"))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from common.metric_export import MetricNames
-from router.config.choices import LogFormat, LogLevel, NodePlacement, ReasoningParser, ToolCallParser
+from router.config.choices import (
+    GenerationConfig,
+    LogFormat,
+    LogLevel,
+    NodePlacement,
+    ReasoningParser,
+    ToolCallParser,
+)
 from router.config.option import Heading
 from router.request_limits import LOGPROBS_LIMIT
 
@@ -188,6 +195,11 @@ class FrontendSettings:
     reasoning_parser: ReasoningParser = _frontend(
         ReasoningParser.AUTO,
         "how reasoning is separated from the answer; auto: detected from the chat template",
+    )
+    generation_config: GenerationConfig = _frontend(
+        GenerationConfig.AUTO,
+        "defaults of sampling parameters that a request leaves out; auto: those of the model's"
+        " generation_config.json; none: OpenAI's",
     )
     host: str = _frontend("127.0.0.1", "address to listen on; 0.0.0.0 for every interface", "HOST")
     http_port: int = _frontend(

@@ -133,11 +133,11 @@ class MessagesBody(CountTokensBody, ScheduledBody):
     max_tokens: Annotated[MaxTokens, Field(ge=1)]
     """Of the answer, reasoning included; cut to what the context holds."""
     temperature: Temperature | None = None
-    """1 unless given."""
+    """The model's default, or 1, unless given."""
     top_p: TopP | None = None
-    """1 unless given."""
+    """The model's default, or 1, unless given."""
     top_k: TopK | None = None
-    """Off unless given."""
+    """The model's default, or off, unless given."""
     stop_sequences: StopStrings | None = None
     """Not part of the answer."""
     stream: bool | None = None

@@ -167,6 +167,7 @@ def _model_card(generation: Generation) -> Model:
         "created": generation.created,
         "owned_by": "baton",
         "max_model_len": generation.model.max_model_len,
+        "default_sampling_params": generation.model.sampling_defaults.of_its_own(),
     }
 
 

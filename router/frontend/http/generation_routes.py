@@ -58,7 +58,7 @@ class GenerationRoutes:
         model, body, asked = await self._read(ResponsesBody, request, lambda b: b.to_request(request_id))
         async with ends_with_client(request.receive):
             run = await model.start(asked)
-            writer = ResponseWriter(run, body, model.tokenizer)
+            writer = ResponseWriter(run, body, model.tokenizer, model.model.sampling_defaults)
             if body.stream:
                 return await EventStream.of(run, writer)
             await run.serve(writer.event)

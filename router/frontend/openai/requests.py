@@ -94,7 +94,7 @@ class GenerationBody(ConstrainedBody, ScheduledBody):
     max_tokens: MaxTokens | None = None
     """Of the answer; 0: only the prompt is computed."""
     temperature: Temperature | None = None
-    """1 unless given; 0: the most likely token."""
+    """The model's default, or 1, unless given; 0: the most likely token."""
     top_p: TopP | None = None
     """0: the most likely token."""
     n: Completions | None = None

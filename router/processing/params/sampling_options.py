@@ -1,13 +1,14 @@
-"""Sampling options of requests, with their defaults. The bounds are in the types (bounds.py)."""
+"""Sampling options of requests. The bounds are in the types (bounds.py), the defaults in
+sampling_defaults.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from engine.core.sampling_params import SharedParams, Temperature
+from engine.core.sampling_params import MinP, RepetitionPenalty, SharedParams, Temperature, TopK, TopP
 from router.errors import InvalidRequest
 from router.processing.params.bounds import (
     LogitBiases,
@@ -20,6 +21,7 @@ from router.processing.params.bounds import (
 )
 from router.processing.params.constraint import Constraint, grammar_to_proto
 from router.processing.params.validation import STRICT, refusal_of
+from router.processing.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from rpc.baton.v1 import sampling_pb2
 
 _UINT64: Final = (1 << 64) - 1
@@ -30,13 +32,20 @@ overflow."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions(SharedParams):
-    """OpenAI's parameters and the customary extensions, as a client gave them. The defaults are OpenAI's."""
+    """OpenAI's parameters and the customary extensions, as a client gave them.
+
+    None stands for the model's default (`SamplingDefaults`).
+    """
 
     max_tokens: MaxTokens | None = None
-    """None: as many as fit the context; 0: only the prompt is computed."""
+    """None: the model's default, or as many as fit the context; 0: only the prompt is computed."""
     cut_max_tokens: bool = False
     """Cut `max_tokens` to what fits the context, instead of refusing more."""
-    temperature: Temperature = 1.0
+    temperature: Temperature | None = None  # type: ignore[assignment]
+    top_p: TopP | None = None  # type: ignore[assignment]
+    top_k: TopK | None = None  # type: ignore[assignment]
+    min_p: MinP | None = None  # type: ignore[assignment]
+    repetition_penalty: RepetitionPenalty | None = None  # type: ignore[assignment]
     seed: Seed | None = None
     """The same seed gives the same answer; None: a random one for every prompt."""
     logit_bias: LogitBiases = field(default_factory=dict)
@@ -78,15 +87,25 @@ class SamplingOptions(SharedParams):
                 )
 
     def resolve(
-        self, *, prompt_tokens: int, room: int, seed: int, vocab_size: int
+        self,
+        *,
+        prompt_tokens: int,
+        room: int,
+        seed: int,
+        vocab_size: int,
+        defaults: SamplingDefaults = OPENAI_DEFAULTS,
     ) -> sampling_pb2.SamplingParams:
         """The parameters for workers; these options must have passed `check`.
 
         `seed` is an int64, and `room` the number of tokens that the context holds after the prompt, at least
         1. Raises InvalidRequest when more are asked for.
         """
-        max_tokens = room if self.max_tokens is None else self.max_tokens
-        if self.cut_max_tokens:
+        given = {name: getattr(self, name) for name in _FOR_WORKERS}
+        values = asdict(defaults) | {name: value for name, value in given.items() if value is not None}
+        max_tokens = room if values["max_tokens"] is None else values["max_tokens"]
+        if self.max_tokens is None:
+            max_tokens = min(max(max_tokens, self.min_tokens), room)
+        elif self.cut_max_tokens:
             max_tokens = min(max_tokens, room)
         for name, value in (("max_tokens", max_tokens), ("min_tokens", self.min_tokens)):
             if value > room:
@@ -96,19 +115,18 @@ class SamplingOptions(SharedParams):
                     param=name,
                     code="context_length_exceeded",
                 )
-        top_p, top_k = self.top_p, self.top_k
+        top_p, top_k = values["top_p"], values["top_k"]
         if top_p == 0.0:  # in OpenAI's API: only the most likely token
             top_p, top_k = 1.0, 1
         resolved: dict[str, Any] = {
             "max_tokens": max(max_tokens, 1),
-            "temperature": 0.0 if self.temperature < _COLDEST else self.temperature,
+            "temperature": 0.0 if values["temperature"] < _COLDEST else values["temperature"],
             "top_p": top_p,
             "top_k": 0 if top_k >= vocab_size else max(top_k, 0),
             "seed": seed,
             "grammar": None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
         }
-        unchanged = {name: getattr(self, name) for name in _FOR_WORKERS - resolved.keys()}
-        return sampling_pb2.SamplingParams(**unchanged, **resolved)
+        return sampling_pb2.SamplingParams(**(values | resolved))
 
 
 _FIELDS: Final[dict[str, Any]] = {

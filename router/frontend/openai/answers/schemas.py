@@ -5,7 +5,7 @@ The code that writes answers is checked against them, and the OpenAPI document i
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypeAlias
+from typing import Any, Literal, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -206,6 +206,8 @@ class Model(Closed):
     """Unix time in seconds."""
     owned_by: str
     max_model_len: int
+    default_sampling_params: dict[str, Any]
+    """Defaults of sampling parameters that differ from OpenAI's."""
 
 
 class Models(Closed):

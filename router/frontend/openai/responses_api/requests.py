@@ -112,9 +112,9 @@ class ResponsesBody(ScheduledBody):
     max_output_tokens: Annotated[MaxTokens, Field(ge=1)] | None = None
     """Of the answer, reasoning included."""
     temperature: Temperature | None = None
-    """1 unless given."""
+    """The model's default, or 1, unless given."""
     top_p: TopP | None = None
-    """1 unless given."""
+    """The model's default, or 1, unless given."""
     stream: bool | None = None
     """Server-sent events."""
     stream_options: StreamOptions | None = None

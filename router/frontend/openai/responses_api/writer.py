@@ -23,6 +23,7 @@ from router.frontend.openai.responses_api.schemas import Item, Response, Respons
 from router.processing.completion import Chunk
 from router.processing.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.processing.run import Run
+from router.processing.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 
@@ -32,10 +33,18 @@ _LONGEST_VALUE: Final = 512
 
 
 class ResponseWriter:
-    def __init__(self, run: Run, body: ResponsesBody, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        run: Run,
+        body: ResponsesBody,
+        tokenizer: Tokenizer,
+        defaults: SamplingDefaults = OPENAI_DEFAULTS,
+    ) -> None:
+        """`defaults`: the model's, reported where the body leaves a parameter out."""
         self._run: Final = run
         self._body: Final = body
         self._tokenizer: Final = tokenizer
+        self._defaults: Final = defaults
         self._created: Final = int(time.time())
         self._output: Final[list[Item]] = []
         self._finish = 0
@@ -93,7 +102,7 @@ class ResponseWriter:
             "previous_response_id": None,
             "reasoning": {"effort": body.effort, "summary": None},
             "store": False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": self._defaults.temperature if body.temperature is None else body.temperature,
             "text": _text_options(body),
             "tool_choice": "auto"
             if body.tool_choice is None
@@ -102,7 +111,7 @@ class ResponseWriter:
             else body.tool_choice.model_dump(),
             "tools": [tool.model_dump() for tool in body.functions],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": self._defaults.top_p if body.top_p is None else body.top_p,
             "truncation": "disabled",
             "usage": self._usage() if self._finish else None,
             "user": None,
