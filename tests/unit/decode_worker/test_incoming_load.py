@@ -10,6 +10,7 @@ from engine.core.request import Request
 from engine.kv_cache.pages import PageCounts
 from engine.kv_manager.kv_manager import KVManager
 from engine.kv_manager.reservations import Reservation
+from engine.pauses.laps import Laps
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 
@@ -40,6 +41,7 @@ class Engine:
         self.kv = KVManager(100, PAGE, radix_cache=False)
         self._room = room
         self.grammars = Mock()
+        self.laps = Laps()
 
     def stats(self) -> EngineStats:
         return STATS

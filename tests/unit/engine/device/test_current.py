@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -57,5 +58,6 @@ def test_a_model_is_loaded_by_a_thread_on_its_gpu(
         raise Refused
 
     monkeypatch.setattr("engine.executor.runner.load_model", load)
+    monkeypatch.setattr("engine.executor.runner.kernels_ahead", lambda *_: nullcontext())
     with pytest.raises(Refused):
-        ModelRunner(replace(make_engine().config, device="cuda:1"))
+        ModelRunner(replace(make_engine().config, device="cuda:1"), spec=Mock())
