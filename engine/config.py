@@ -88,6 +88,8 @@ class SpeculationConfig:
     """Of earlier answers of a tenant, for the drafter "suffix"."""
     model_path: Path | None = None
     """Folder of the draft model or head, for the drafter "model"; None: there is none."""
+    reserves: bool = True
+    """False: drafts fit the rows and the memory of steps without drafts."""
     mtp: bool = False
     """The drafter "model" is the head for multi-token prediction in the model's own checkpoint."""
 
@@ -287,7 +289,7 @@ class EngineConfig:
     def max_decode_rows(self) -> int:
         """Decodes and drafted tokens of a step: with CUDA graphs, what the largest has room for."""
         running, speculation = self.scheduler.max_running_requests, self.scheduler.speculation
-        if speculation is None:
+        if speculation is None or not speculation.reserves:
             return running
         most = running * (1 + speculation.num_draft_tokens)
         if self.cuda_graph_max_batch:
@@ -300,4 +302,7 @@ class EngineConfig:
         vocabulary, 0.5 MB for 128,000 tokens. None: any number."""
         if self.device == "cpu":
             return None
-        return min(_EDITED_DRAFTS, self.max_decode_rows) if self.scheduler.speculation else 0
+        speculation = self.scheduler.speculation
+        if speculation is None or not speculation.reserves:
+            return 0
+        return min(_EDITED_DRAFTS, self.max_decode_rows)

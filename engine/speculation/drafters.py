@@ -96,8 +96,8 @@ class Suffix:
 class Predicted:
     """Follows the client's prediction; after a divergence, from where the answer joins it again.
 
-    The answer joins where its last tokens are in the prediction: at the first such place behind the last
-    token that was right, else at the last one before it.
+    The answer joins where its last tokens are in the prediction, among its first `_MOST_PREDICTED` tokens: at
+    the first such place behind the last token that was right, else at the last one before it.
     """
 
     kind: Final = DrafterKind.PREDICTION
@@ -115,7 +115,7 @@ class Predicted:
 
     def draft(self, tokens: Sequence[TokenId], num_prompt: int, limit: int) -> list[TokenId]:
         known = len(self._index)
-        lacking = len(self._prediction) - known
+        lacking = min(len(self._prediction), _MOST_PREDICTED) - known
         self._index.extend(self._prediction[known : known + self._budget.take(lacking)])
         for end in range(num_prompt + self._seen + 1, len(tokens) + 1):
             self._follow(tokens, num_prompt, end)
@@ -135,5 +135,7 @@ class Predicted:
 
 
 _ALWAYS_INDEXED: Final = 16
+_MOST_PREDICTED: Final = 16_384
+"""Indexed tokens of a prediction, about 230 bytes each."""
 _TAIL: Final = 64
 """Tokens of the end of an answer that are looked up."""

@@ -212,12 +212,16 @@ def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
 def _scheduler(
     config: RouterConfig, part: ModelSpec, machine: Machine, role: WorkerRole, ranks: int
 ) -> SchedulerConfig:
-    return scheduler_for(
+    scheduler = scheduler_for(
         config,
         chunk=_chunk_budget(config, machine, role, ranks),
         on_gpu=machine.device == "cuda",
         costly_context=_ATTENTION_RATE * part.balanced_context,
     )
+    speculation = scheduler.speculation
+    if part.delta is not None and speculation is not None and not speculation.reserves:
+        return replace(scheduler, speculation=None)  # verify steps keep the inputs of recurrent layers
+    return scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ class Speculator:
         self._max_rows = min(max_rows or math.inf, config.max_rows or math.inf)
         self._max_edited = math.inf if max_edited_drafts is None else max_edited_drafts
         self._drafters_of = drafters_of or self._configured
+        self._only_predictions = drafters_of is None and config.drafters == {DrafterKind.PREDICTION}
         self._model = model if DrafterKind.MODEL in config.drafters else None
         self._length = DraftLength(step_target_s) if config.adaptive else None
         self._indexing = IndexBudget()
@@ -111,8 +112,11 @@ class Speculator:
     def draft(self, decodes: Sequence[Chunk], room: int, *, alone: bool = True) -> list[list[TokenId]]:
         """Tokens that may follow those of each chunk, at most `room` together.
 
-        `alone`: the step has no prompts, so that its time will show what drafts cost.
+        Empty without any drafter. `alone`: the step has no prompts, so that its time will show what drafts
+        cost.
         """
+        if self._only_predictions and not any(len(chunk.request.hints.prediction) for chunk in decodes):
+            return []
         self._indexing.left = _INDEXED_TOKENS
         rows = int(min(len(decodes) + room, self._max_rows))
         if self._length is None:
@@ -201,6 +205,8 @@ class Speculator:
     def _draft(self, chunk: Chunk, room: int, least: float) -> _Best | None:
         request, start, place = chunk.request, chunk.start, chunk.output_index
         assert place is not None
+        if self._only_predictions and not len(request.hints.prediction):
+            return None
         limit = min(room, request.sampling.max_tokens - place - 1, self._context - start - 2)
         if limit <= 0:
             return None

@@ -49,14 +49,14 @@ def scheduling_problems(config: RouterConfig) -> Iterator[str]:
 
 
 def _draft_model(config: RouterConfig) -> Iterator[str]:
-    asked = config.scheduling
-    uses = DrafterKind.MODEL in asked.speculative.drafters and asked.speculative is not Speculation.MTP
+    asked, speculative = config.scheduling, config.scheduling.effective_speculative
+    uses = DrafterKind.MODEL in speculative.drafters and speculative is not Speculation.MTP
     if asked.speculative_model is not None and not uses:
         yield (
             f"--speculative-model {asked.speculative_model} has no effect with --speculative"
-            f" {asked.speculative.value}; use --speculative model or auto"
+            f" {speculative.value}; use --speculative model or auto"
         )
-    if asked.speculative is Speculation.MODEL and asked.speculative_model is None:
+    if speculative is Speculation.MODEL and asked.speculative_model is None:
         yield "--speculative model needs --speculative-model MODEL"
 
 

@@ -105,13 +105,14 @@ class SchedulingSettings:
         scheduler="tenant_quantum",
     )
 
-    speculative: Speculation = _group(
-        Speculation.OFF,
+    speculative: Speculation | None = _group(
+        None,
         "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
         " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
         " what followed them in earlier answers to the same API key; model: also guesses of"
         " --speculative-model; auto: all of these; mtp: guesses of the head for multi-token prediction that"
-        " the checkpoint has, and predictions; off: none",
+        " the checkpoint has, and predictions; off: none (default: prediction, without memory"
+        " for drafts; other presets: off)",
     )
     speculative_model: str | None = _group(
         None,
@@ -125,10 +126,20 @@ class SchedulingSettings:
 
     @property
     def speculation(self) -> SpeculationConfig | None:
-        drafters = self.speculative.drafters
-        most = self.speculative_num_draft_tokens
-        mtp = self.speculative is Speculation.MTP
-        return SpeculationConfig(drafters=drafters, num_draft_tokens=most, mtp=mtp) if drafters else None
+        drafters = self.effective_speculative.drafters
+        if not drafters:
+            return None
+        return SpeculationConfig(
+            drafters=drafters,
+            num_draft_tokens=self.speculative_num_draft_tokens,
+            reserves=self.speculative is not None,
+            mtp=self.speculative is Speculation.MTP,
+        )
+
+    @property
+    def effective_speculative(self) -> Speculation:
+        own = Speculation.PREDICTION if self.preset is Preset.BATON else Speculation.OFF
+        return self.speculative or own
 
     @property
     def effective_policy(self) -> Policy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DrafterKind
+from router.config.groups.scheduling import SchedulingSettings
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import pair, slow_down, work, worker
@@ -51,6 +53,21 @@ async def test_a_predicted_answer_comes_in_fewer_events_and_counts_what_was_righ
         stats = await link.stub.GetStats(worker_pb2.GetStatsRequest())
         assert stats.accepted_tokens >= right
         await link.all_pages_back()
+
+
+async def test_a_prediction_is_drafted_by_default(folder: Path, oracle: Oracle) -> None:
+    speculation = SchedulingSettings().speculation
+    assert speculation is not None
+    default: dict[str, Any] = {"speculation": replace(speculation, adaptive=False)}  # whatever steps take
+    expected = oracle(prompt(30), LENGTH)
+    async with pair(folder, "loopback", default, default) as workers:
+        assert await workers.generate(predicting(work(prompt(30), max_tokens=LENGTH), expected)) == expected
+        stats = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
+        assert stats.accepted_tokens > 0
+        assert await workers.generate(work(prompt(30), max_tokens=LENGTH)) == expected
+        again = await workers.decode.stub.GetStats(worker_pb2.GetStatsRequest())
+        assert again.drafted_tokens == stats.drafted_tokens
+        await workers.all_pages_back()
 
 
 async def test_a_request_that_wants_no_drafts_gets_none(folder: Path, oracle: Oracle) -> None:

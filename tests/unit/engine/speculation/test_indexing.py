@@ -10,8 +10,8 @@ from benchmarks.lib.engines.oracle import speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.sched.drafts.speculator import _INDEXED_TOKENS
-from engine.speculation.drafters import EarlierAnswers, IndexBudget, NGram, Predicted
-from engine.speculation.kinds import DraftHints
+from engine.speculation.drafters import _MOST_PREDICTED, EarlierAnswers, IndexBudget, NGram, Predicted
+from engine.speculation.kinds import DrafterKind, DraftHints
 from engine.speculation.suffix_index import SuffixIndex
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
@@ -36,6 +36,34 @@ def test_a_prediction_is_followed_before_it_is_indexed() -> None:
     prediction = list(range(1000))
     predicted = Predicted(prediction, IndexBudget(0))
     assert predicted.draft([7, *range(900)], 1, 3) == [900, 901, 902]
+
+
+def test_of_a_long_prediction_only_the_beginning_is_indexed() -> None:
+    prediction = [*range(_MOST_PREDICTED + 1000)]
+    predicted = Predicted(prediction, IndexBudget())
+    assert predicted.draft([-1, -2], 1, 3) == []
+    assert len(predicted._index) == _MOST_PREDICTED
+    assert predicted.draft([-1, -2, 500, 501, 502], 1, 2) == [503, 504]
+
+
+def test_requests_without_a_prediction_cost_nothing_where_only_predictions_are_drafted() -> None:
+    engine = make_engine(max_model_len=200)
+    speculate(engine, SpeculationConfig(drafters=frozenset({DrafterKind.PREDICTION}), adaptive=False))
+    speculator = engine.scheduler.speculator
+    assert speculator is not None
+    plain, predicting = (make_request(id, [id] * 5, 12, ignore_eos=True) for id in (1, 2))
+    expected = [reference(request.prompt, 12, ignore_eos=True) for request in (plain, predicting)]
+    predicting.hints = DraftHints(prediction=expected[1])
+    engine.submit(plain)
+    for _ in range(4):
+        engine.step()
+        assert not speculator._drafting
+    engine.submit(predicting)
+    while engine.has_work:
+        engine.step()
+        assert speculator._drafting.keys() <= {predicting.id}
+    assert [plain.output, predicting.output] == expected
+    assert speculator.counts.accepted
 
 
 def test_earlier_answers_wait_for_their_turn_and_at_most_the_newest_are_kept() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine.loader.checkpoint import Checkpoint
-from engine.speculation.kinds import Speculation
+from engine.speculation.kinds import DrafterKind, Speculation
 from router.config.choices import Dtype
-from router.worker_config.machine import PlanError
-from tests.unit.router.worker_config.models import CPU, plan, write_model
+from router.worker_config.machine import Machine, PlanError
+from tests.unit.router.worker_config.models import CPU, gpu, plan, write_model
 
 STATES = {
     "architectures": ["Qwen3_5ForCausalLM"],
@@ -41,6 +41,33 @@ def test_slots_for_states_leave_less_memory_to_pages(tmp_path: Path) -> None:
     state = 4 * (4 * 16 * 16 + (2 * 2 * 16 + 4 * 16) * 3)
     token = 4 * 2 * 2 * 16  # one layer with attention
     assert abs(pool(100) - pool(1100) - 1000 * state / token) <= 16
+
+
+@pytest.mark.parametrize("machine", [CPU, gpu(141)])
+def test_predictions_are_drafted_by_default_without_memory_for_drafts(
+    checkpoint: Checkpoint, machine: Machine
+) -> None:
+    engine = plan(checkpoint, machine).engine
+    speculation = engine.scheduler.speculation
+    assert speculation is not None
+    assert speculation.drafters == {DrafterKind.PREDICTION}
+    plain = plan(checkpoint, machine, speculative=Speculation.OFF).engine
+    assert plain.scheduler.speculation is None
+    for planned in (engine, plain):
+        assert planned.max_decode_rows == planned.scheduler.max_running_requests
+    assert engine.max_edited_drafts == plain.max_edited_drafts
+    asked = plan(checkpoint, machine, speculative=Speculation.PREDICTION).engine
+    assert asked.max_decode_rows > plain.max_decode_rows
+
+
+def test_predictions_for_a_model_with_states_are_drafted_if_the_operator_asks(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | STATES))
+    checkpoint = Checkpoint(folder, "tiny")
+    assert plan(checkpoint).engine.scheduler.speculation is None
+    asked = plan(checkpoint, speculative=Speculation.PREDICTION).engine.scheduler.speculation
+    assert asked is not None
 
 
 def test_a_draft_model_must_have_the_same_tokens(checkpoint: Checkpoint, tmp_path: Path) -> None:

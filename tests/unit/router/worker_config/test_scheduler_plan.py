@@ -69,7 +69,7 @@ def test_every_scheduling_flag_reaches_the_workers(checkpoint: Checkpoint) -> No
         --long-prefill-token-threshold 128 --max-num-partial-prefills 4 --max-long-partial-prefills 2
         --fair-partial-prefills --schedule-conservativeness 1.3 --low-priority-values-first
         --priority-preemption-threshold 10 --aging-tokens 5000 --fair-share-tokens 4096
-        --chunked-prefill-size 256 --max-running-requests 32 --max-queued-requests 64"""
+        --chunked-prefill-size 256 --max-running-requests 32 --max-queued-requests 64 --speculative off"""
     assert scheduler(checkpoint, flags) == SchedulerConfig(
         policy=Policy.PRIORITY,
         batching=Batching.ALTERNATING,
