@@ -28,6 +28,7 @@ from router.errors import (
 from router.frontend.access import ApiKeys
 from router.frontend.disclosure import as_router_error
 from router.frontend.http.event_stream import ClientGone
+from router.frontend.http.foreign_routes import advice_on
 from router.frontend.http.generation_routes import GenerationRoutes, json_response
 from router.frontend.http.middleware import (
     IgnoreTrailingSlash,
@@ -89,6 +90,7 @@ def build_app(
             Route("/live", _answering(operations.live), methods=["GET"]),
             Route("/ready", _answering(operations.ready), methods=["GET"]),
             Route("/health", _answering(operations.ready), methods=["GET"]),
+            Route("/ping", _answering(operations.ready), methods=["GET"]),
             Route("/metrics", _answering(operations.metrics), methods=["GET"]),
             Route("/version", _answering(operations.version), methods=["GET"]),
             Route("/openapi.json", _answering(operations.openapi), methods=["GET"]),
@@ -238,7 +240,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     if error.status_code == MethodNotAllowed.http_status:
         refusal = MethodNotAllowed(f"{route} is not allowed.")
     elif error.status_code == NotFound.http_status:
-        refusal = NotFound(f"There is no {route}.")
+        served = [known.path for known in request.app.routes if isinstance(known, Route)]
+        refusal = NotFound(f"There is no {route}.{advice_on(request.url.path, served)}")
     else:
         refusal = InvalidRequest(error.detail)
     response = error_response(refusal, request.url.path)

@@ -93,7 +93,7 @@ def _is_local(host: str) -> bool:
     return True
 
 
-_OPEN: Final = frozenset({"/live", "/ready", "/health"}) | PAGE_PATHS
+_OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"}) | PAGE_PATHS
 """Open without a key: probes of orchestrators, and the static files of the live page."""
 _MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})
 """These reveal the load of all clients and the addresses of workers."""

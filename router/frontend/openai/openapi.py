@@ -65,6 +65,7 @@ _GETS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {
     "/live": (schemas.Status, "The process answers.", ()),
     "/ready": (schemas.Readiness, "A request sent now would find workers.", ("503",)),
     "/health": (schemas.Readiness, "The same as /ready.", ("503",)),
+    "/ping": (schemas.Readiness, "The same as /ready.", ("503",)),
     "/version": (schemas.Version, "Of Baton.", ()),
 }
 _ACTIONS: Final[dict[str, tuple[Any, str, tuple[str, ...]]]] = {

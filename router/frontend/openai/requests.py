@@ -17,6 +17,11 @@ from router.errors import InvalidRequest
 from router.frontend.cache_hints import CacheRetention, retained_s
 from router.frontend.fields import Refused, WithoutEffect
 from router.frontend.openai.answers.completion_stream import StreamedUsage
+from router.frontend.openai.foreign_fields import (
+    ForeignChatFields,
+    ForeignCompletionFields,
+    ForeignFields,
+)
 from router.frontend.openai.messages import MessageBody, for_template
 from router.frontend.openai.prompting import PredictionBody, ReasoningEffort, prompt_end, with_effort
 from router.frontend.openai.structured_output import ConstrainedBody
@@ -86,7 +91,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(ConstrainedBody, ScheduledBody):
+class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
     """Fields of both endpoints."""
 
     model: ModelName | None = None
@@ -197,7 +202,7 @@ _SAME: Final = (OPTIONS & GenerationBody.model_fields.keys()) | {"constraint"}
 """Options that are fields of all bodies, under the same names."""
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, ForeignCompletionFields):
     """POST /v1/completions."""
 
     prompt: Annotated[Any, BeforeValidator(_prompts, json_schema_input_type=_Prompt)]
@@ -221,7 +226,7 @@ class CompletionBody(GenerationBody):
         )
 
 
-class ChatCompletionBody(GenerationBody):
+class ChatCompletionBody(GenerationBody, ForeignChatFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1), Served("max_new_tokens")]

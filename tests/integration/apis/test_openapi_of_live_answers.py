@@ -66,7 +66,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1, 2]},
 }
 WITHOUT_BODY = ("/v1/sessions/{key}/release",)
-GETS = ("/v1/models", "/v1/models/{name}", "/live", "/ready", "/health", "/version")
+GETS = ("/v1/models", "/v1/models/{name}", "/live", "/ready", "/health", "/ping", "/version")
 
 
 @pytest_asyncio.fixture

@@ -82,7 +82,7 @@ class TestHttp:
             return  # it hung up on the rest
         assert response.status_code == 401
 
-    @pytest.mark.parametrize("path", ["/live", "/ready", "/health"])
+    @pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/ping"])
     async def test_orchestrators_need_no_key(self, http: httpx.AsyncClient, path: str) -> None:
         assert (await http.get(path)).status_code == 200
 

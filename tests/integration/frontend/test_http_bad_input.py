@@ -13,6 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from router.frontend.http.foreign_routes import ADVICE
 from tests.integration.frontends import Frontends, open_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -221,6 +222,30 @@ async def test_a_route_that_is_not_there_is_an_openai_error_too(
     http: httpx.AsyncClient, method: str, path: str, status: int
 ) -> None:
     assert_refused(await http.request(method, path), status)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/chat/completions", "There is no POST /chat/completions. Did you mean /v1/chat/completions?"),
+        ("/generate", "Use POST /v1/completions"),
+        ("/v1/load_lora_adapter", "merge the adapter"),
+    ],
+)
+async def test_a_route_of_another_server_is_answered_with_what_to_use(
+    http: httpx.AsyncClient, path: str, words: str
+) -> None:
+    refused = await http.post(path, json={})
+    assert_refused(refused, 404)
+    assert words in refused.json()["error"]["message"]
+
+
+async def test_advice_is_given_only_for_routes_that_are_not_served(http: httpx.AsyncClient) -> None:
+    for path, advice in ADVICE.items():
+        for method in ("GET", "POST"):
+            response = await http.request(method, path)
+            assert response.status_code == 404, path
+            assert advice in response.json()["error"]["message"]
 
 
 async def test_bytes_that_are_not_http_are_refused_and_others_continue(

@@ -1,0 +1,51 @@
+"""What to use in place of routes that are not served: those of vLLM, SGLang and Ollama, and near misses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+_ADVICE: Final = {
+    "Use POST /v1/completions or /v1/chat/completions.": (
+        "/generate /invocations /inference/v1/generate /api/generate /api/chat /v1/engines"
+    ),
+    "Use GET /v1/models.": "/get_model_info /model_info /api/tags /models/info",
+    "Use GET /v1/models, /version and /status.": "/get_server_info /server_info /get_internal_state",
+    "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",
+    "Use `router cache clear` on the router's machine.": (
+        "/flush_cache /reset_prefix_cache /reset_mm_cache /reset_encoder_cache"
+    ),
+    "There is no sleep mode; --autoscale decode=0:N ends idle workers, and a request starts them.": (
+        "/sleep /wake_up /is_sleeping /release_memory_occupation /resume_memory_occupation"
+    ),
+    "There is no profiler; ask for `timings` in a request, or use `router explain REQUEST`.": (
+        "/start_profile /stop_profile"
+    ),
+    "There are no LoRA adapters; merge the adapter into the checkpoint.": (
+        "/v1/load_lora_adapter /v1/unload_lora_adapter /load_lora_adapter /unload_lora_adapter"
+    ),
+    "Weights are read when a worker starts; use `router restart all` on the router's machine.": (
+        "/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed"
+        " /init_weights_update_group /collective_rpc"
+    ),
+    "Use `router drain` and `router scale` on the router's machine.": (
+        "/pause /resume /is_paused /pause_generation /continue_generation /scale_elastic_ep"
+    ),
+    "Close the connection of the request.": "/abort_request",
+    "Use GET /health; idle workers are probed (--probe-interval).": "/health_generate",
+    "GET /openapi.json describes the API.": "/docs /redoc",
+    "Use `router batch` for files of requests.": "/v1/batches /v1/files",
+    "The models served here take and write text.": (
+        "/v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/images/generations /v1/realtime"
+    ),
+}
+ADVICE: Final = {path: advice for advice, paths in _ADVICE.items() for path in paths.split()}
+"""By the path of the request."""
+
+
+def advice_on(path: str, served: Iterable[str]) -> str:
+    """What to use in place of `path`; empty if that is not known. `served`: paths of this server."""
+    if advice := ADVICE.get(path):
+        return f" {advice}"
+    meant = [known for known in served if known != "/" and path.endswith(known.removeprefix("/v1"))]
+    return f" Did you mean {max(meant, key=len)}?" if meant else ""
