@@ -102,7 +102,7 @@ def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> s
 
 def _lacks_flashinfer() -> str | None:
     if find_spec("flashinfer") is None:
-        return "it is not installed (pip install 'baton-llm[gpu]')"
+        return "it is not installed (in a checkout of Baton: pip install '.[gpu]')"
     if (installed := version("flashinfer-python")) != FLASHINFER:
         return f"{installed} is installed, and Baton calls {FLASHINFER} (see pyproject.toml)"
     return None

@@ -102,7 +102,7 @@ class BlockObjects:
             from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
             from botocore.parsers import ResponseParserError
         except ImportError as error:
-            raise NoObjectStore(f"{error}; install baton-llm[object-kv]") from None
+            raise NoObjectStore(f"{error}; in a checkout of Baton: pip install '.[object-kv]'") from None
         self._format = BlockFormat(identity, page_bytes)
         self._bucket = url.bucket
         self._prefix = f"{url.prefix}{self._format.folder}/"

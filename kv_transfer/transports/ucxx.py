@@ -100,7 +100,8 @@ class UcxxTransport:
             from ucxx._lib import arr, libucxx
         except ModuleNotFoundError as error:
             raise TransportMissing(
-                "--kv-transport ucxx: ucxx is not installed; pip install 'baton-llm[ucxx]', or use nixl"
+                "--kv-transport ucxx: ucxx is not installed; use nixl, or in a checkout of Baton:"
+                " pip install '.[ucxx]'"
             ) from error
 
         self._ucx = libucxx

@@ -181,7 +181,10 @@ def _kv_events(config: RouterConfig) -> Iterator[str]:
             " leave one of them out"
         )
     if find_spec("zmq") is None:
-        yield f"--kv-events {operation.kv_events} needs a package: pip install 'baton-llm[kv-events]'"
+        yield (
+            f"--kv-events {operation.kv_events} needs a package; in a checkout of Baton:"
+            " pip install '.[kv-events]'"
+        )
 
 
 def _security(config: RouterConfig) -> Iterator[str]:
@@ -264,7 +267,7 @@ def _object_store(config: RouterConfig, url: str) -> Iterator[str]:
     except ValueError as error:
         yield f"--object-kv-url {url}: {error}"
     if find_spec("boto3") is None:
-        yield f"--object-kv-url {url} needs boto3; install baton-llm[object-kv]"
+        yield f"--object-kv-url {url} needs boto3; in a checkout of Baton: pip install '.[object-kv]'"
 
 
 def _handoff(config: RouterConfig) -> Iterator[str]:
