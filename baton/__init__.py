@@ -9,5 +9,6 @@
 from baton.llm import LLM
 from baton.outputs import CompletionOutput, Logprob, RequestOutput
 from baton.sampling_params import SamplingParams
+from common.version import VERSION as __version__  # noqa: N811
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]

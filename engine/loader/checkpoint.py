@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from common.progress import Progress, silent
+from engine.loader.hub_errors import reason_of
 from engine.model_config.model_spec import ModelSpec
 
 _CONVERTER_VERSION: Final = 1
@@ -88,7 +89,7 @@ def resolve(
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"there is no file or folder {model}; {_choices()}")
-    return Checkpoint(_downloaded(model), model)
+    return Checkpoint(_downloaded(model) if "/" in model else _cached(model), model)
 
 
 def local_copy(
@@ -111,7 +112,7 @@ def local_copy(
 
 
 def _choices() -> str:
-    return f"a model is {' or '.join(_ALIASES)}, a Hugging Face folder, a .gguf file or a hub id"
+    return f"a model is {' or '.join(_ALIASES)}, a Hugging Face folder, a .gguf file or a hub id, OWNER/NAME"
 
 
 def _folder(path: Path) -> Checkpoint:
@@ -142,7 +143,6 @@ def _downloaded(model: str) -> Path:
         if not any(Path(path).glob("*.safetensors")):
             path = snapshot_download(model, allow_patterns=[*_HUB_FILES, "pytorch_model.bin"])
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             free = shutil.disk_usage(HF_HUB_CACHE).free
             raise CheckpointError(
@@ -150,9 +150,21 @@ def _downloaded(model: str) -> Path:
                 " folder with more room"
             ) from error
         raise CheckpointError(
-            f"{model} is not on this machine and could not be fetched from the hub ({reason}); {_choices()}"
-        ) from error
+            f"{model} is not on this machine and could not be fetched from the hub:"
+            f" {reason_of(error, model)}; {_choices()}"
+        ) from None
     return Path(path)
+
+
+def _cached(model: str) -> Path:
+    """The folder of a hub id without an owner, such as gpt2, if it was fetched before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise CheckpointError(f"there is no model {model} on this machine; {_choices()}") from None
 
 
 def _default_cache() -> Path:

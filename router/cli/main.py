@@ -17,6 +17,7 @@ from common.log_format import formatter
 from router.admin.client import COMMANDS, run
 from router.cli.preflight import allow_many_connections, shadowed_packages
 from router.cli.shutdown import hangups_held
+from router.cli.words import ANSWERS, with_flag
 from router.config.choices import LogFormat, LogLevel
 from router.config.flags.command_line import parse_models
 from router.config.flags.values import ConfigError
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 after an orderly shutdown, 1 if the start failed, 2 on usage errors, 3 if Ray or
     the workers have ended through no doing of this router.
     """
-    arguments = sys.argv[1:] if argv is None else argv
+    arguments = with_flag(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in COMMANDS:
         return run(arguments)
     if arguments and arguments[0] in _OTHERS:
@@ -124,8 +125,10 @@ def _say(config: RouterConfig, error: str) -> None:
 
 
 def _check_command(arguments: Sequence[str]) -> None:
-    """Raises ConfigError for a first word that is nearly a command; others are models."""
+    """Raises ConfigError for a first word that is a command elsewhere, or nearly one; others are models."""
     word = arguments[0] if arguments else ""
+    if word in ANSWERS and not Path(word).exists():
+        raise ConfigError([f"{word} is not a command: {ANSWERS[word]}. A model is given as --model {word}"])
     close = get_close_matches(word, [*COMMANDS, *_OTHERS], n=1, cutoff=0.75)
     if close and not Path(word).exists():
         raise ConfigError(

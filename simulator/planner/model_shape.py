@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from engine.loader.checkpoint import CheckpointError, resolve
+from engine.loader.hub_errors import reason_of
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 
@@ -60,9 +61,10 @@ def shape_of(model: str) -> ModelSpec:
 def _config_of(model: str) -> Path:
     """Download config.json from the hub: a few kilobytes."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         return Path(hf_hub_download(model, "config.json"))
-    except HfHubHTTPError as error:
-        raise CheckpointError(f"config.json of {model} could not be fetched: {error}") from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+        reason = reason_of(error, model)
+        raise CheckpointError(f"config.json of {model} could not be fetched: {reason}") from None

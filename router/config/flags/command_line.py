@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
+from common.version import VERSION
 from router.config.flags.aliases import OWN, as_given, translated
 from router.config.flags.config_file import ConfigFile, config_file_of, read_config_file
 from router.config.flags.model_settings import named_model, problems_between, settings_of
@@ -166,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         # Flags that are not given are absent from the result, so that the file's value applies.
         argument_default=argparse.SUPPRESS,
     )
+    parser.add_argument("--version", action="version", version=f"baton {VERSION}", help="print the version")
     groups: dict[str, argparse._ArgumentGroup] = {}
     for setting in SETTINGS.values():
         option = setting.option
