@@ -81,7 +81,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--dtype": Renamed("--dtype", {"half": "float16", "float": "float32"}),
     "--kv-cache-dtype": Renamed("--kv-cache-dtype", {"fp8_e4m3": "fp8"}),
     "--max-model-len": Renamed("--max-model-len", {"auto": "", "-1": ""}),
-    "--quantization": Renamed("--quantization", _QUANTIZATIONS),
+    **dict.fromkeys(("--quantization", "-q"), Renamed("--quantization", _QUANTIZATIONS)),
     "--tool-call-parser": Renamed(
         "--tool-call-parser",
         {

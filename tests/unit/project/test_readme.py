@@ -59,7 +59,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others |= TRANSLATIONS.keys()  # of other servers
     others |= {"--extra-index-url", "--local-dir", "--no-deps", "--shm-size"}  # of pip, hf and docker
     others |= {"--address", "--head", "--include-dashboard", "--num-cpus"}  # of ray
-    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
+    mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", document.read_text()))
     assert mentioned <= {setting.flag for setting in SETTINGS.values()} | others
 
 

@@ -92,6 +92,7 @@ def test_a_dotted_flag_is_a_field_of_its_json_object() -> None:
 )
 def test_quantized_checkpoints_need_no_flag(method: str, advice: str) -> None:
     assert advice in problem(f"--quantization {method}")
+    assert advice in problem(f"-q {method}")
     assert parse(["--model", "m", "--quantization", "fp8"]).quantization is Quantization.FP8
 
 
