@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 _STOP_S = 0.6
 """Shorter than --worker-timeout: no worker is given up."""
+_ATTEMPTS = 4
+"""All streams may be at the other decode worker while this one is stopped."""
 
 
 async def pauses_while_stopped(
@@ -41,8 +43,11 @@ async def pauses_while_stopped(
 async def test_a_stopped_worker(service: Service, answers: Answers) -> None:
     """Where it is stopped after a step, its event loop writes the tokens late."""
     for worker in service.workers("decode"):
-        found = await pauses_while_stopped(service, answers, worker)
-        longest = found.get("stopped") or found["send"]
+        for _ in range(_ATTEMPTS):
+            found = await pauses_while_stopped(service, answers, worker)
+            if longest := found.get("stopped") or found.get("send"):
+                break
+        assert longest, found
         assert longest["seconds"] > _STOP_S / 2
         assert longest["cause"] == "send" or longest["parts"]["stopped"] > _STOP_S / 2
 

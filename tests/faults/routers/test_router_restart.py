@@ -167,12 +167,13 @@ async def test_a_router_whose_workers_were_ended_through_another_one_ends_too(
         joined(small, ray_address, tmp_path / "first", *flags) as first,
         joined(small, ray_address, tmp_path / "second", *flags) as second,
     ):
-        pids = await worker_pids(second)
+        workers = [psutil.Process(pid) for pid in (await worker_pids(second)).values()]
         await first.operate("stop", "--workers", "--force")
         assert await asyncio.to_thread(first.running.process.wait, 60) == 0
         assert await asyncio.to_thread(second.running.process.wait, 60) == 3
         assert "were ended through another router" in second.running.text()
-        assert not any(psutil.pid_exists(pid) for pid in pids.values())
+        _, alive = await asyncio.to_thread(psutil.wait_procs, workers, 60)  # Ray ends them after the command
+        assert not alive
 
 
 async def ended(service: Service) -> None:
