@@ -1,4 +1,4 @@
-"""Work beside serving, whose result nobody awaits. No failure of it goes unseen."""
+"""Background tasks, which are not awaited. Every failure is logged."""
 
 from __future__ import annotations
 

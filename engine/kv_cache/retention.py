@@ -17,8 +17,8 @@ from typing import Final
 from common.block_hash import BlockHash
 
 _LISTINGS: Final = 16
-"""Sequences of a tenant may share blocks, but have together at most so many times its budget: the accounts
-take memory for each block of a sequence."""
+"""Most blocks of a tenant's sequences together, in units of its budget. A block that sequences share counts
+for each of them: the accounts take memory for each block of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)

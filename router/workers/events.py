@@ -15,7 +15,7 @@ class Loss(Enum):
     SILENT = "silent"
     """No heartbeat for too long; the process may still run."""
     ROUTER_LATE = "router late"
-    """This router was itself stopped, hung or cut off for so long that the worker gave it up. That is a fault
+    """The router itself was stopped, hung or cut off until the worker ended its session. That is a fault
     of neither the worker nor its requests."""
     PLANNED = "planned"
     """It was drained; its requests are moved. Not counted as a failure."""

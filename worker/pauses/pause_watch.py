@@ -75,7 +75,7 @@ class PauseWatch:
         self._look(-math.inf)
 
     def rest(self) -> None:
-        """There is no work: what has passed delays nobody."""
+        """There is no work: the time that has passed delayed no request."""
         self._pulse.beat(False)
         self._laps.restart()
         self._before = _Used.now()

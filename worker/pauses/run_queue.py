@@ -18,7 +18,7 @@ class RunQueue:
         self._known_s = 0.0
 
     def open(self) -> None:
-        """Without effect where the kernel keeps no account: nobody waits there."""
+        """Without effect where the kernel does not report run queue delays: they count as 0."""
         try:
             name = f"/proc/self/task/{threading.get_native_id()}/schedstat"
             self._account = os.open(name, os.O_RDONLY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""A task that nobody awaits is a supervised one: otherwise its failure is seen by nobody."""
+"""A task that is not awaited is supervised: otherwise its failure is never reported."""
 
 from __future__ import annotations
 
