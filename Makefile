@@ -55,7 +55,7 @@ test: setup  ## Run the tests that every change must pass: some minutes, no GPU 
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
-	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),tests/faults tests/integration/workers); second=$$?; \
+	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),tests/faults); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 
 # Small models and many kernels: processes compile beside one another, and share what they compiled.
