@@ -10,10 +10,10 @@ from typing import Final
 from baton.outputs import CompletionOutput, Logprob
 from engine.core.events import TokenOut
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
+from router.api.generation.completion import Chunk, Completion
+from router.api.generation.text.tokenizer import Tokenizer
 from router.dispatch.token_stream import Delta
-from router.processing.completion import Chunk, Completion
-from router.processing.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
 

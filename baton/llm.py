@@ -16,21 +16,21 @@ from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
 from engine.device.current import enter_device
-from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
-from engine.loader.checkpoint import resolve
-from engine.warmup import warm_up, warmup_plan_for
+from engine.loop.engine import Engine
+from engine.loop.warmup import warm_up, warmup_plan_for
+from engine.modeling.loader.checkpoint import resolve
+from router.api.generation.completion import Completion
+from router.api.generation.params.bounds import ServedBounds
+from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
+from router.api.generation.sampling_defaults import sampling_defaults
+from router.api.generation.text.tokenizer import Tokenizer
+from router.cluster.worker_config.plan_warnings import warnings_of
+from router.cluster.worker_config.this_machine import this_machine
+from router.cluster.worker_config.worker_plan import plan_workers
 from router.errors import InvalidRequest
-from router.processing.completion import Completion
-from router.processing.params.bounds import ServedBounds
-from router.processing.params.sampling_options import SamplingOptions, derive_seed
-from router.processing.sampling_defaults import sampling_defaults
-from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import LOGPROBS_LIMIT
-from router.worker_config.plan_warnings import warnings_of
-from router.worker_config.this_machine import this_machine
-from router.worker_config.worker_plan import plan_workers
 
 _log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ from ray.serve import Application
 from starlette.types import ASGIApp
 
 from baton.serve_settings import settings_of
-from router.cli.progress import StartupDisplay
-from router.cli.startup import Start
+from router.api.access import Access
+from router.api.http.asgi_streams import AsgiStreams
 from router.cluster.ray_connection import RayConnection
+from router.command.progress import StartupDisplay
+from router.command.startup import Start
 from router.config.flags.command_line import configs_of
-from router.frontend.access import Access
-from router.frontend.http.asgi_streams import AsgiStreams
 
 _REQUESTS: Final = 1_000_000
 """At a replica at once: Serve's default of 5 would hold requests back, which the router queues itself."""
@@ -39,7 +39,7 @@ class Router:
         cluster = f"serve.{serve.get_replica_context().app_name}"
         configs = configs_of({"cluster-name": cluster, **settings, "ray-address": context.gcs_address})
         access = Access.load(configs[0])
-        from router.cli.server import web_app
+        from router.command.server import web_app
 
         async with AsyncExitStack() as stack:
             with StartupDisplay() as display:

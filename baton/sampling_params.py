@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from router.processing.params.sampling_options import SamplingOptions
+from router.api.generation.params.sampling_options import SamplingOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

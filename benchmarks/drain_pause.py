@@ -30,7 +30,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint

@@ -29,7 +29,7 @@ from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.cpu_dtype import preferred_cpu_dtype
-from engine.engine import Engine
+from engine.loop.engine import Engine
 
 
 def run(

@@ -34,9 +34,9 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles, figures_table
 from benchmarks.lib.servers.rayless_router import run_router
 from benchmarks.lib.stream_clients import Heard, Load, first_token, play
-from engine.loader.checkpoint import Checkpoint, resolve
-from router.frontend.http.server import listen
-from router.processing.text.tokenizer import Tokenizer
+from engine.modeling.loader.checkpoint import Checkpoint, resolve
+from router.api.generation.text.tokenizer import Tokenizer
+from router.api.http.server import listen
 
 _RESULTS: Final = Path(__file__).parent / "results"
 _LOADS: Final = ((1, 10.0), (32, 12.5), (128, 12.5), (256, 12.5), (512, 12.5))

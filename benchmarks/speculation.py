@@ -29,14 +29,14 @@ from benchmarks.lib.model_folder import model_folder
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DraftHints, Speculation
-from router.processing.text.tokenizer import Tokenizer
+from router.api.generation.text.tokenizer import Tokenizer
 
 __all__ = ["Measured", "make_parser", "measure"]
 
-_SOURCE: Final = Path("engine/kv_cache/radix.py")
+_SOURCE: Final = Path("engine/kv/cache/radix.py")
 _CHANGED: Final = 20
 _QUESTION: Final = "Name five rivers of Europe, with the countries that they flow through."
 

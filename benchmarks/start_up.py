@@ -62,7 +62,7 @@ def measure(flags: list[str], *, kill: bool = False) -> StartUp:
 
     `kill`: by SIGKILL, so that its workers stay, if it has joined a Ray.
     """
-    command = [sys.executable, "-m", "router.cli.main", *flags, "--http-port", "0", "--grpc-port", "0"]
+    command = [sys.executable, "-m", "router.command.main", *flags, "--http-port", "0", "--grpc-port", "0"]
     began = time.monotonic()
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.core.request import RequestId
-from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
+from engine.loop.engine import Engine
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine.engine import Engine
-from engine.kv_manager.arriving_prefixes import ArrivingPrefix, patience_s
+from engine.kv.manager.arriving_prefixes import ArrivingPrefix, patience_s
+from engine.loop.engine import Engine
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from kv_transfer import request_digest as digest_of
 from rpc.baton.v1 import worker_pb2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from engine.core.request import Request, RequestId
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import CaughtUp, HandedOff, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
 from worker.session.answers import Answers

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
 from rpc.baton.v1 import worker_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, PushSpan, SenderCommands, Ticket
 from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers

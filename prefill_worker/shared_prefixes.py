@@ -14,9 +14,9 @@ from common.token_array import token_array
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.kv_manager.page_tiers import Comes
-from engine.kv_manager.peer_prefixes import SharedPrefix
+from engine.kv.manager.page_tiers import Comes
+from engine.kv.manager.peer_prefixes import SharedPrefix
+from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
 from rpc.baton.v1 import worker_pb2

@@ -9,11 +9,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from router.frontend.anthropic.requests import MessagesBody
-from router.frontend.fields import Refused, WithoutEffect
-from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
-from router.frontend.openai.responses_api.requests import ResponsesBody
-from router.frontend.openai.tokenize import DetokenizeBody, TokenizeBody
+from router.api.anthropic.requests import MessagesBody
+from router.api.fields import Refused, WithoutEffect
+from router.api.openai.requests import ChatCompletionBody, CompletionBody
+from router.api.openai.responses_api.requests import ResponsesBody
+from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 BEGIN, END = "<!-- fields: written by scripts/api_table.py -->\n", "<!-- end of fields -->"

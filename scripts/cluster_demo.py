@@ -25,7 +25,7 @@ from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from engine.loader.checkpoint import CheckpointError, resolve
+from engine.modeling.loader.checkpoint import CheckpointError, resolve
 from scripts.cluster.clients import Stream
 from scripts.cluster.machines import why_not
 from scripts.cluster.three_nodes import NODES, ThreeNodes, Worker, build_wheel, command_with

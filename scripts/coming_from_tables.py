@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from router.cli.words import ANSWERS
+from router.api.fields import Refused
+from router.api.http.foreign_routes import ADVICE
+from router.api.openai.foreign_fields import ForeignChatFields, ForeignCompletionFields, ForeignFields
+from router.command.words import ANSWERS
 from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
 from router.config.table import SETTINGS
-from router.frontend.fields import Refused
-from router.frontend.http.foreign_routes import ADVICE
-from router.frontend.openai.foreign_fields import ForeignChatFields, ForeignCompletionFields, ForeignFields
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "coming_from.md"
 _BODIES: dict[str, type[BaseModel]] = {

@@ -1,4 +1,4 @@
-"""Writes tests/unit/engine/loader/compressed_tensors with the format's own library.
+"""Writes tests/unit/engine/modeling/loader/compressed_tensors with the format's own library.
 
     pip install compressed-tensors==0.20.0
     python scripts/compressed_tensors_fixtures.py
@@ -25,7 +25,7 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests/unit/engine/loader/compressed_tensors"
+FOLDER = Path(__file__).resolve().parent.parent / "tests/unit/engine/modeling/loader/compressed_tensors"
 PRESETS = ("W4A16", "W4A16_ASYM", "W8A16", "W8A8", "FP8", "FP8_DYNAMIC", "FP8_BLOCK", "NVFP4")
 IDS = torch.arange(20) * 7 % 32
 

@@ -24,13 +24,17 @@ _ISAS: Final = {
 }
 """Values of ONEDNN_MAX_CPU_ISA, and GCC's name of a processor with these instructions."""
 
-_TESTS: Final = ("tests/unit/engine/layers", "tests/unit/engine/attention", "tests/unit/engine/models")
+_TESTS: Final = (
+    "tests/unit/engine/modeling/layers",
+    "tests/unit/engine/mixers/attention",
+    "tests/unit/engine/modeling/models",
+)
 
 _CHOICE: Final = """
 import torch
 from engine.kernels.cpu.library import attention_products
-from engine.layers.linear.linear_layer import Linear
-from engine.layers.linear.dtype_trial import faster_dtype
+from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.linear.dtype_trial import faster_dtype
 
 torch.set_num_threads(1)
 for dtype in (torch.float32, torch.bfloat16):

@@ -21,7 +21,7 @@ from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
 from benchmarks.lib.servers.server import BatonServer, ServerFailed
-from router.client.waterfall_chart import waterfall_chart
+from router.command.client.waterfall_chart import waterfall_chart
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKERS = ("--mode", "disagg", "--model", "smollm2", "--prefill-workers", "1", "--decode-workers", "1")

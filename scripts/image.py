@@ -30,7 +30,7 @@ import httpx
 from rich.console import Console
 
 from benchmarks.lib.servers.server import free_port
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from scripts.demo import ask
 
 ROOT: Final = Path(__file__).resolve().parent.parent

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
 from router.placement import (
     PRIOR,
     ClusterModel,

@@ -19,8 +19,8 @@ from engine.config import PATIENCE, EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured, StepOutput
 from engine.core.request import Request
 from engine.device.defaults import GPU_TOKEN_TILE
-from engine.engine import Engine
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
+from engine.loop.engine import Engine
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 from simulator.device import StepCosts

@@ -15,9 +15,9 @@ from engine.device.small_copies import use_kernels
 from engine.executor.build import build_runner
 from engine.executor.runner import ModelRunner
 from engine.kernels.cpu.library import cpu_kernels
+from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.model_config.shard import Shard
 from engine.parallel.communicator import SINGLE_RANK, Communicator
-from engine.warmup import warm_up, warmup_plan_for
 from worker.config import WorkerConfig
 from worker.kv_pool_access import digester_of, layout_of, memory_of
 

@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from engine.engine import Engine
 from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
 from engine.grammar.matcher import Matcher
+from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.session.answers import Answers

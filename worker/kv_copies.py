@@ -10,12 +10,12 @@ from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.device.small_copies import use_kernels
 from engine.executor.runner import ModelRunner
-from engine.kv_cache.pool import KVPool
-from engine.kv_tiers.block_files import BlockFiles, DirectoryInUse
-from engine.kv_tiers.block_objects import BlockObjects, NoObjectStore
-from engine.kv_tiers.copier import BackgroundCopier, Digest
-from engine.kv_tiers.host_pages import HostPages
-from engine.kv_tiers.object_url import ObjectUrl
+from engine.kv.cache.pool import KVPool
+from engine.kv.tiers.block_files import BlockFiles, DirectoryInUse
+from engine.kv.tiers.block_objects import BlockObjects, NoObjectStore
+from engine.kv.tiers.copier import BackgroundCopier, Digest
+from engine.kv.tiers.host_pages import HostPages
+from engine.kv.tiers.object_url import ObjectUrl
 from kv_transfer import KVLayout
 from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.config import WorkerConfig

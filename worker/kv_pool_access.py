@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from engine.executor.runner import ModelRunner
-from engine.kv_cache.pool import KVPool
+from engine.kv.cache.pool import KVPool
 from kv_transfer import KVLayout, PoolMemory
 from kv_transfer.integrity.device_digest import DeviceDigester
 from kv_transfer.integrity.digest import PageDigester, host_digester

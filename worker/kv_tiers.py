@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from common.block_key import root_key
-from engine.kv_tiers.limits import TierLimits
-from engine.kv_tiers.stats import Tier
-from engine.kv_tiers.tiers import KVTiers
+from engine.kv.tiers.limits import TierLimits
+from engine.kv.tiers.stats import Tier
+from engine.kv.tiers.tiers import KVTiers
 from worker.config import TierConfig
 from worker.kv_copies import TierError, open_copies
 from worker.kv_pool_access import layout_of

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.loop.engine import Engine
 from worker.config import WorkerConfig
 from worker.session.inbox import Inbox
 from worker.session.metrics import WorkerMetrics

@@ -16,10 +16,10 @@ from typing import Final
 
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
-from engine.engine import Engine
 from engine.errors import InvalidRequest
-from engine.kv_cache.journal import CacheChange
-from engine.pauses.causes import Cause
+from engine.kv.cache.journal import CacheChange
+from engine.loop.engine import Engine
+from engine.loop.pauses.causes import Cause
 from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2

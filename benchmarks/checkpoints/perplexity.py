@@ -20,11 +20,11 @@ from transformers import AutoTokenizer
 
 from benchmarks.lib.command import command
 from benchmarks.lib.model_folder import model_folder
-from engine.layers.formats.quantized import CodesOnCpu
-from engine.layers.linear.linear_layer import Linear
-from engine.layers.ops.ops import Rotation
-from engine.loader.model_loader import load_model
-from engine.models.base import CausalLM
+from engine.modeling.layers.formats.quantized import CodesOnCpu
+from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.loader.model_loader import load_model
+from engine.modeling.models.base import CausalLM
 
 _ROOT = Path(__file__).resolve().parents[2]
 

@@ -29,7 +29,7 @@ from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
 from engine.model_config.model_spec import ModelSpec
-from router.processing.text.tokenizer import Tokenizer
+from router.api.generation.text.tokenizer import Tokenizer
 
 _TEXTS: Final = ("docs/*.md", "engine/**/*.py", "router/**/*.py", "worker/**/*.py", "kv_transfer/**/*.py")
 _HELD_OUT: Final = 8

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
-from engine.engine import Engine
+from engine.loop.engine import Engine
 
 __all__ = ["Stopwatch", "measure", "profile"]
 

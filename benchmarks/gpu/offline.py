@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
-from engine.engine import Engine
+from engine.loop.engine import Engine
 
 _WARM_UP = 32
 """Requests of the same shape that are answered first, untimed."""

@@ -32,10 +32,10 @@ from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.base import StepResult
 from engine.executor.runner import ModelRunner
-from engine.in_flight import Launched
+from engine.loop.engine import Engine
+from engine.loop.in_flight import Launched
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 

@@ -23,9 +23,9 @@ from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments
 from benchmarks.lib.report import Percentiles
 from engine.device.small_copies import use_kernels
 from engine.executor.runner import ModelRunner
-from engine.kv_tiers.copier import BackgroundCopier
-from engine.kv_tiers.host_pages import HostPages
-from engine.kv_tiers.jobs import Demote, Job, Promote
+from engine.kv.tiers.copier import BackgroundCopier
+from engine.kv.tiers.host_pages import HostPages
+from engine.kv.tiers.jobs import Demote, Job, Promote
 from kv_transfer.integrity.device_digest import DeviceDigester
 from worker.kv_pool_access import layout_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from engine.loader.checkpoint import CheckpointError, resolve
+from engine.modeling.loader.checkpoint import CheckpointError, resolve
 
 
 def model_folder(name: str, *, keep_codes: bool = False) -> Path:

@@ -23,13 +23,13 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.lib.machine import describe_machine
 from common.kv_groups import full_group
-from engine.attention.cpu_backend import CpuAttention
-from engine.batch.batch import scratch_batch
-from engine.batch.block_tables import BlockTables
+from engine.core.batch.batch import scratch_batch
+from engine.core.batch.block_tables import BlockTables
 from engine.core.largest_step import Span
 from engine.kernels.cpu.library import attention_products, cpu_kernels
-from engine.kv_cache.pool import KVPool
-from engine.layers.layer_attention import LayerAttention
+from engine.kv.cache.pool import KVPool
+from engine.mixers.attention.cpu_backend import CpuAttention
+from engine.modeling.layers.layer_attention import LayerAttention
 
 _PAGE_SIZE: Final = 16
 

@@ -17,15 +17,15 @@ from typing import Any, Final
 import torch
 
 from benchmarks.lib.command import command
-from engine.layers.experts import ExpertMLP
-from engine.layers.factory import Layers
-from engine.layers.ops.flashinfer_ops import FlashInferOps
-from engine.layers.routing import Routes
-from engine.loader.dummy_weights import fill_randomly
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import Activation
-from engine.models.mlp_table import mlp_names
+from engine.modeling.layers.experts import ExpertMLP
+from engine.modeling.layers.factory import Layers
+from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
+from engine.modeling.layers.routing import Routes
+from engine.modeling.loader.dummy_weights import fill_randomly
+from engine.modeling.models.mlp_table import mlp_names
 from engine.parallel.communicator import SINGLE_RANK
 
 _BYTES_PER_S: Final = 4.2e12

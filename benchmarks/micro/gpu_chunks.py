@@ -1,4 +1,4 @@
-"""Time of attention of prompt chunks, by kernel: see engine/attention/kernel_choice.py.
+"""Time of attention of prompt chunks, by kernel: see engine/mixers/attention/kernel_choice.py.
 
     python -m benchmarks.micro.gpu_chunks --output FILE.json
 
@@ -21,14 +21,14 @@ from rich.progress import track
 
 from benchmarks.lib.command import command
 from common.kv_groups import full_group
-from engine.attention import flashinfer_chunks
-from engine.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
-from engine.attention.flashinfer_kernels import Heads
-from engine.attention.kernel_choice import splits_contexts
-from engine.batch.block_tables import BlockTables, starts_of
-from engine.batch.step_inputs import Ints
-from engine.kv_cache.pool import KVPool
-from engine.layers.layer_attention import LayerAttention
+from engine.core.batch.block_tables import BlockTables, starts_of
+from engine.core.batch.step_inputs import Ints
+from engine.kv.cache.pool import KVPool
+from engine.mixers.attention import flashinfer_chunks
+from engine.mixers.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
+from engine.mixers.attention.flashinfer_kernels import Heads
+from engine.mixers.attention.kernel_choice import splits_contexts
+from engine.modeling.layers.layer_attention import LayerAttention
 
 _HEADS: Final = Heads(32, 8, 128)
 _PAGE_SIZE: Final = 16

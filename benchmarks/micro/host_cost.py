@@ -33,16 +33,16 @@ from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles, figures_table
 from common.garbage_collection import tune_gc
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.attention.decode_planner import DecodePlanner
-from engine.batch.batch import BatchBuilder, padded_rows
-from engine.batch.decode_plan import Decodes, PlanLayout
-from engine.batch.step_inputs import StepWriter
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.core.batch.batch import BatchBuilder, padded_rows
+from engine.core.batch.decode_plan import Decodes, PlanLayout
+from engine.core.batch.step_inputs import StepWriter
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.base import StepResult
+from engine.loop.engine import Engine
+from engine.mixers.attention.decode_planner import DecodePlanner
 from engine.speculation.drafters import Drafter
 
 _PAGE_SIZE: Final = 16

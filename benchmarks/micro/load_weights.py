@@ -29,9 +29,9 @@ import torch
 from benchmarks.checkpoints.random_weights import write_checkpoint
 from benchmarks.lib.command import command
 from engine.device.current import enter_device
-from engine.loader.model_loader import load_model
-from engine.loader.weight_files import weight_files
 from engine.model_config.shard import Shard
+from engine.modeling.loader.model_loader import load_model
+from engine.modeling.loader.weight_files import weight_files
 from engine.parallel.communicator import Communicator
 
 _BLOCK: Final = 16 << 20

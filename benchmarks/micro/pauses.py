@@ -19,8 +19,8 @@ from benchmarks.lib.report import Percentiles, summarize
 from common.garbage_collection import tune_gc
 from engine.config import SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE, PREFILL_CHUNK
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.loop.engine import Engine
 from simulator.objective import Objective
 
 _MOST_RUNNING = 256

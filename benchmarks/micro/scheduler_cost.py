@@ -31,7 +31,7 @@ from engine.config import Policy, SchedulerConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.scheduler import Scheduler
 
 _PAGE_SIZE: Final = 16

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from benchmarks.lib.command import command
 from engine.kernels.matmul.packed4 import Packed4, packed4_matmul
-from engine.layers.formats.fp8 import Fp8Blocks, Fp8Rows
-from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
-from engine.layers.linear.grouped_gpu import GroupedWeight
-from engine.layers.linear.linear_layer import Linear, LinearMethod
-from engine.layers.routing import Routes, route
 from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.modeling.layers.formats.fp8 import Fp8Blocks, Fp8Rows
+from engine.modeling.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
+from engine.modeling.layers.linear.grouped_gpu import GroupedWeight
+from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod
+from engine.modeling.layers.routing import Routes, route
 
 _BYTES: Final = 400 << 20
 """Weights that a graph reads: several times the cache."""

@@ -10,8 +10,8 @@ from engine.core.request import Request, TokenId
 from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
 from engine.core.waits import WaitReason
 from engine.errors import EngineError
-from engine.kv_cache.pages import PageCounts
-from engine.kv_tiers.stats import TierStats
+from engine.kv.cache.pages import PageCounts
+from engine.kv.tiers.stats import TierStats
 from engine.speculation.counts import DraftCounts
 
 

@@ -14,7 +14,7 @@ from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
-from engine.kv_cache.retention import Retention
+from engine.kv.cache.retention import Retention
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
 

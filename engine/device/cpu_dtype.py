@@ -43,7 +43,7 @@ def preferred_cpu_dtype(cache: Path | None = None, cpuinfo: Path = _CPUINFO) -> 
 
 
 def _measured() -> str | None:
-    command = [sys.executable, "-m", "engine.layers.linear.dtype_trial"]
+    command = [sys.executable, "-m", "engine.modeling.layers.linear.dtype_trial"]
     try:
         trial = subprocess.run(
             command,

@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 
 from common.progress import Progress
-from engine.attention.base import GraphableAttention
-from engine.batch.batch import Batch
+from engine.core.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
 from engine.executor.graph_rows import GraphRows
-from engine.models.base import CausalLM
+from engine.mixers.attention.base import GraphableAttention
+from engine.modeling.models.base import CausalLM
 
 GRAPH_BYTES: Final = 1 << 30
 """Upper bound of the memory of all graphs: activations of the largest step, and the graphs' nodes."""

@@ -24,8 +24,8 @@ from engine.core.request import PENDING, Request, RequestId, TokenId
 from engine.errors import EngineError
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner
-from engine.kv_cache.pages import PageCounts
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.cache.pages import PageCounts
+from engine.kv.manager.kv_manager import KVManager
 
 _POOL_TOKENS: Final = 131_072
 """Of the KV pool, if that of the target is not smaller or unknown. Of a 1B model they take 4 GB."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.device.staging import Readback
-from engine.layers.experts import Router
+from engine.modeling.layers.experts import Router
 
 _STEPS: Final = 32
 """From one copy of the counts to the next."""

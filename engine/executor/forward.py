@@ -7,9 +7,9 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from engine.attention.base import AttentionBackend
-from engine.batch.batch import Batch
-from engine.models.base import CausalLM
+from engine.core.batch.batch import Batch
+from engine.mixers.attention.base import AttentionBackend
+from engine.modeling.models.base import CausalLM
 
 Enqueuing: TypeAlias = Generator[None, None, torch.Tensor]
 """Enqueues a forward pass on the device; returns its hidden states.

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.layers.linear.linear_layer import Linear, PlainWeight
-from engine.models.base import CausalLM
+from engine.modeling.layers.linear.linear_layer import Linear, PlainWeight
+from engine.modeling.models.base import CausalLM
 
 _WEIGHTS: Final = 16
 """More than any cache holds, so that they are read from memory as in a model."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.batch.batch import padded_rows
+from engine.core.batch.batch import padded_rows
 
 
 class GraphRows:

@@ -30,8 +30,8 @@ from engine.executor.hidden_states import Companion
 from engine.executor.runner import ModelRunner
 from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.model_spec import ModelSpec
-from engine.models.base import CausalLM
-from engine.models.draft_head import DraftHead
+from engine.modeling.models.base import CausalLM
+from engine.modeling.models.draft_head import DraftHead
 
 _ITEMSIZE: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.batch.batch import Batch
+from engine.core.batch.batch import Batch
 from engine.core.plan import StepPlan
 from engine.core.request import Request, RequestId
-from engine.models.draft_head import DraftHead
+from engine.modeling.models.draft_head import DraftHead
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-from engine.batch.batch import Batch
+from engine.core.batch.batch import Batch
 from engine.core.plan import StepPlan
-from engine.models.base import CausalLM
+from engine.modeling.models.base import CausalLM
 
 
 class HiddenStates(Protocol):

@@ -13,8 +13,8 @@ from typing import Final
 import torch
 
 from common.progress import Progress
-from engine.attention.select import build_kernels
 from engine.config import EngineConfig
+from engine.mixers.attention.select import build_kernels
 from engine.model_config.model_spec import ModelSpec
 
 _LOOK_S: Final = 0.3

@@ -17,13 +17,13 @@ from typing import Any, Final
 import torch
 
 from common.progress import Progress
-from engine.attention.base import PiecewiseAttention
-from engine.batch.batch import Batch
+from engine.core.batch.batch import Batch
 from engine.executor.forward import Enqueuing
 from engine.executor.gemm_autotune import faster_library, sample_weights
 from engine.executor.graph_rows import GraphRows
-from engine.layers.ops.ops import Rotation
-from engine.models.base import CausalLM
+from engine.mixers.attention.base import PiecewiseAttention
+from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import Communicator
 
 _GAIN: Final = 0.985

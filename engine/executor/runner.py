@@ -10,10 +10,9 @@ from typing import Final
 import torch
 
 from common.progress import Progress, silent
-from engine.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
-from engine.batch.batch import Batch, BatchBuilder, scratch_batch
-from engine.batch.step_inputs import StepInputs, StepWriter
 from engine.config import EngineConfig
+from engine.core.batch.batch import Batch, BatchBuilder, scratch_batch
+from engine.core.batch.step_inputs import StepInputs, StepWriter
 from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
 from engine.device.allocations import reserve_pinned_memory
@@ -30,18 +29,19 @@ from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.kernels.compiler_hooks import watch_compilers
-from engine.kv_cache.pool import KVPool
-from engine.kv_cache.slot_count import share_out, wanted_slots
-from engine.kv_cache.stored import Fp8KV
-from engine.loader.kv_scales import kv_scales
-from engine.loader.model_loader import load_model
-from engine.loader.weights_identity import weights_identity
+from engine.kv.cache.pool import KVPool
+from engine.kv.cache.slot_count import share_out, wanted_slots
+from engine.kv.cache.stored import Fp8KV
+from engine.mixers.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
+from engine.mixers.recurrence.select import with_states
+from engine.mixers.recurrence.stateful_attention import StatefulAttention
 from engine.model_config.model_spec import ModelSpec
-from engine.models.base import CausalLM
+from engine.modeling.loader.kv_scales import kv_scales
+from engine.modeling.loader.model_loader import load_model
+from engine.modeling.loader.weights_identity import weights_identity
+from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
-from engine.recurrence.select import with_states
-from engine.recurrence.stateful_attention import StatefulAttention
 from engine.sampling.sampler import Sampler
 from engine.sampling.scoring import Scored, logit_blocks, score
 from engine.sampling.token_masks import constrained_rows, masks_of

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import torch
 
-from engine.batch.step_inputs import HEADER_INTS, StepInputs
+from engine.core.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.errors import RankLost
 from engine.parallel.communicator import Communicator
 

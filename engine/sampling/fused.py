@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 import triton
 
-from engine.batch.step_inputs import Ints
+from engine.core.batch.step_inputs import Ints
 from engine.core.plan import Chunk, ChunkKind
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from engine.batch.step_inputs import Ints
+from engine.core.batch.step_inputs import Ints
 from engine.core.plan import Chunk, ChunkKind
 from engine.core.sampling_params import SamplingParams
 from engine.device.staging import upload

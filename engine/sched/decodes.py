@@ -8,7 +8,7 @@ from engine.config import Batching, SchedulerConfig
 from engine.core.plan import Chunk, ChunkKind, StepPlan, chunk_of
 from engine.core.request import PENDING, Request
 from engine.core.waits import WaitReason
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.queue.queues import Queues

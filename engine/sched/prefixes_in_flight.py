@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from engine.core.request import Request
-from engine.kv_cache.radix_node import RadixNode
+from engine.kv.cache.radix_node import RadixNode
 
 _PageKey: TypeAlias = tuple[int, bytes]
 """A chunk's offset in its prompt, and the tokens of its first page."""

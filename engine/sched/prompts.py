@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.config import SchedulerConfig
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress

@@ -15,7 +15,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.errors import InvalidRequest, QueueFull
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer

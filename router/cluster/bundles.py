@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 
-from router.worker_config.machine import resource_of
-from router.worker_config.worker_plan import WorkerPlan
+from router.cluster.worker_config.machine import resource_of
+from router.cluster.worker_config.worker_plan import WorkerPlan
 
 Bundle = Mapping[str, float]
 """Amount by kind: CPU, GPU, or an accelerator's type."""

@@ -31,7 +31,7 @@ from router.cluster.bundles import Bundle
 from router.cluster.fleet import role_of
 from router.cluster.nodes import nodes
 from router.cluster.record import ClusterRecord, FirstGroup
-from router.workers.member import WorkerUnavailable
+from router.dispatch.workers.member import WorkerUnavailable
 from worker.config import WorkerRole
 
 _log = logging.getLogger(__name__)

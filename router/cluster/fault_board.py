@@ -18,8 +18,8 @@ from typing import Final, Protocol
 from common.background import repeat
 from router.cluster.record import ClusterRecord, OpenCircuits, PoisonEntry
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.workers.liveness import CircuitState
-from router.workers.member import Member
+from router.dispatch.workers.liveness import CircuitState
+from router.dispatch.workers.member import Member
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ another time: it is this router's clock that counts."""
 
 
 class Workers(Protocol):
-    """The part of `router.workers.registry.Registry` that is used here."""
+    """The part of `router.dispatch.workers.registry.Registry` that is used here."""
 
     @property
     def name(self) -> str: ...

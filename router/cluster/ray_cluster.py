@@ -31,10 +31,10 @@ from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker, end_actor
 from router.cluster.record import ClusterRecord, FirstGroup
 from router.cluster.worker_actors import WorkerActors
+from router.cluster.worker_config.machine import Machine, device_for
+from router.cluster.worker_config.worker_plan import WorkerPlan
 from router.config.settings import RouterConfig
-from router.worker_config.machine import Machine, device_for
-from router.worker_config.worker_plan import WorkerPlan
-from router.workers.fencing import Incarnation
+from router.dispatch.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 

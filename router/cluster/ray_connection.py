@@ -16,9 +16,9 @@ from common.error_text import first_line
 from router.cluster.local_ray import num_local_gpus, start_local_ray
 from router.cluster.nodes import Node, RayLost, nodes, until_enough, until_lost
 from router.cluster.ray_thread import RayThread
+from router.cluster.worker_config.machine import device_for
 from router.config.choices import LogLevel
 from router.config.settings import RouterConfig
-from router.worker_config.machine import device_for
 
 _log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayT
 from common.error_text import first_line
 from router.cluster.ray_thread import RayThread
 from router.cluster.record import ClusterRecord
-from router.worker_config.worker_plan import WorkerPlan
-from router.workers.member import WorkerBroken, WorkerStopped, WorkerUnavailable
+from router.cluster.worker_config.worker_plan import WorkerPlan
+from router.dispatch.workers.member import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from rpc.tls import Identity

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from router.cluster.fleet import WantedWorkers, role_of
-from router.workers.fencing import Incarnation
+from router.dispatch.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
 

@@ -16,9 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from common.version import build
 from engine.config import SchedulerConfig
 from router.cluster.detached_workers import DETACHED
+from router.cluster.worker_config.worker_plan import WorkerPlan
 from router.config.flags.text_settings import environment_of
 from router.config.settings import RouterConfig
-from router.worker_config.worker_plan import WorkerPlan
 from worker.config import WorkerRole
 
 _FOREVER: Final = -1

@@ -33,9 +33,9 @@ from router.dispatch.running_attempts import RunningAttempts
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceRequest, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
+from router.dispatch.workers.registry import Registry
+from router.dispatch.workers.session import WorkerSession
 from router.errors import Overloaded, RouterError, ShuttingDown
-from router.workers.registry import Registry
-from router.workers.session import WorkerSession
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 _log = logging.getLogger(__name__)

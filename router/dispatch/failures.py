@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from router.dispatch.workers.events import Loss, WorkerLost
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, RouterError, Unavailable
-from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 _RETRY_AFTER_S: Final = 5.0

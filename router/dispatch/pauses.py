@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from engine.pauses.causes import Cause
-from router.workers.arrivals import Arrival
+from engine.loop.pauses.causes import Cause
+from router.dispatch.workers.arrivals import Arrival
 
 PAUSE_S: Final = 0.06
 """Readers notice a pause from here on,"""

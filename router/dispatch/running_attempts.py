@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from router.dispatch.attempts.attempt import Attempt
-from router.workers.session import WorkerSession
+from router.dispatch.workers.session import WorkerSession
 
 _MAX_CONCURRENT: Final = 8
 """Concurrent moves: they share the link's bandwidth, and each holds pages at its target."""

@@ -15,7 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from router.dispatch.pauses import PAUSE_S, UNKNOWN, USUAL, Interruption, Pause, pause_of
-from router.workers.arrivals import ON_TIME, Arrival
+from router.dispatch.workers.arrivals import ON_TIME, Arrival
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 _MOST_PAUSES: Final = 32

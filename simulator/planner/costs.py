@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from common.kv_groups import window_shares
-from engine.kv_cache.slot_count import wanted_slots
+from engine.kv.cache.slot_count import wanted_slots
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.layer_options import Norms
 from engine.model_config.quantization import MXFP4_BLOCK, WeightFormat

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from engine.loader.checkpoint import CheckpointError, resolve
-from engine.loader.hub_errors import reason_of
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
+from engine.modeling.loader.checkpoint import CheckpointError, resolve
+from engine.modeling.loader.hub_errors import reason_of
 
 _LLAMA: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pytest
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from router.dispatch.token_stream import Delta
 from tests.clients.real_model import MAX_MODEL_LEN, engine_script, small_engine
 from tests.clients.scripted_model import weather_script

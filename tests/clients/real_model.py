@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import count
 
 from engine.core.request import Request
-from engine.engine import Engine
-from engine.loader.checkpoint import resolve
+from engine.loop.engine import Engine
+from engine.modeling.loader.checkpoint import resolve
 from router.dispatch.token_stream import Delta
 from tests.engine_config import engine_config
 from tests.integration.frontends import Call

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from router.api.generation.text.tokenizer import Tokenizer
 from router.dispatch.token_stream import Delta
-from router.processing.text.tokenizer import Tokenizer
 from tests.integration.frontends import Call, say
 
 _EOS = 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from tests.clients.test_clients import ENVIRONMENT, HERE
 from tests.e2e.router_process import router
 

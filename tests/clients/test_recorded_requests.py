@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from tests.clients.real_model import MAX_MODEL_LEN
 from tests.clients.scripted_model import weather_script
 from tests.integration.frontends import open_frontends

@@ -14,7 +14,7 @@ import transformers
 import xxhash
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 
 NUM_TOKENS = 32
 

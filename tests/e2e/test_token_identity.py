@@ -2,8 +2,8 @@
 
 Real workers, real gRPC, KV through real UCX. Every size of chunk and page is seen in both modes; their full
 product runs on tiny models in tests/integration, and on a readable KV cache in
-tests/unit/engine/test_engine.py. `make test` runs every size in one of the modes; the rest, and the prompt of
-1,000 tokens, are for `make test-all`.
+tests/unit/engine/loop/test_engine.py. `make test` runs every size in one of the modes; the rest,
+and the prompt of 1,000 tokens, are for `make test-all`.
 """
 
 from __future__ import annotations

@@ -11,17 +11,17 @@ import pytest
 from prometheus_client import generate_latest
 
 from engine.grammar.grammar import Grammar, GrammarKind
-from router.admin.drain import WorkerDrainer
+from router.api.generation.generation import Generation
+from router.api.generation.generation_request import GenerationRequest
+from router.api.generation.params.constraint import Constraint
+from router.api.generation.params.sampling_options import SamplingOptions
+from router.api.generation.served_model import ServedModel
+from router.command.admin.drain import WorkerDrainer
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.processing.generation import Generation
-from router.processing.generation_request import GenerationRequest
-from router.processing.params.constraint import Constraint
-from router.processing.params.sampling_options import SamplingOptions
-from router.processing.served_model import ServedModel
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.engine_config import engine_config

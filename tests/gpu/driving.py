@@ -15,8 +15,8 @@ from engine.config import EngineConfig
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.loop.engine import Engine
 from engine.sampling.sampled import Sampled
 from tests.engine_config import engine_config
 from tests.gpu.models import VOCAB

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from common.kv_groups import KVGroup
-from engine.attention import attention_for
-from engine.batch.batch import Batch, GroupTables
-from engine.batch.block_tables import BlockTables
-from engine.kv_cache.pool import KVPool
-from engine.kv_cache.stored import Fp8KV
-from engine.layers.layer_attention import LayerAttention
-from tests.unit.engine.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch, written_out
+from engine.core.batch.batch import Batch, GroupTables
+from engine.core.batch.block_tables import BlockTables
+from engine.kv.cache.pool import KVPool
+from engine.kv.cache.stored import Fp8KV
+from engine.mixers.attention import attention_for
+from engine.modeling.layers.layer_attention import LayerAttention
+from tests.unit.engine.mixers.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch, written_out
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 SINKS = torch.linspace(-2, 6, 16)
@@ -153,7 +153,7 @@ def test_keys_and_values_in_8_bits_are_attended_to_as_they_are_stored(
 def test_a_lone_decode_rotates_and_stores_its_token_as_separate_kernels_do(
     head_dim: int, position: int, fp8: Fp8KV | None
 ) -> None:
-    from engine.layers.ops.flashinfer_ops import Positions
+    from engine.modeling.layers.ops.flashinfer_ops import Positions
 
     shape = Shape(page_size=16, kv_heads=4, group=4, head_dim=head_dim, dtype=torch.bfloat16)
     pool, batch = pool_and_batch(shape, [(position, 1)], seed=0)

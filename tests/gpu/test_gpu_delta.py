@@ -14,13 +14,13 @@ from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.kv_cache.state_pool import StatePool
+from engine.kv.cache.state_pool import StatePool
+from engine.loop.engine import Engine
+from engine.mixers.recurrence.torch_recurrence import TorchRecurrence
 from engine.model_config.parts.delta_spec import DeltaSpec
-from engine.recurrence.torch_recurrence import TorchRecurrence
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save
-from tests.unit.engine.recurrence.test_triton_recurrence import batch_of, verified
+from tests.unit.engine.mixers.recurrence.test_triton_recurrence import batch_of, verified
 
 SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)
 SLOTS = 12
@@ -50,7 +50,7 @@ def error(result: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize("requests", CASES.values(), ids=CASES)
 def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...]]) -> None:
     """The oracle computes in float32 from the same 16-bit inputs."""
-    from engine.recurrence.triton_recurrence import TritonRecurrence
+    from engine.mixers.recurrence.triton_recurrence import TritonRecurrence
 
     batch = batch_of(requests)
     batch = replace(batch, rows=batch.rows.cuda())

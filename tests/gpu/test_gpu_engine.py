@@ -12,9 +12,9 @@ import torch
 from engine.core.plan import Chunk, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
-from engine.warmup import warm_up, warmup_plan_for
+from engine.loop.engine import Engine
+from engine.loop.warmup import warm_up, warmup_plan_for
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 

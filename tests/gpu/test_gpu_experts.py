@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.layers.routing import Routes, route
 from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
 from engine.model_config.parts.layer_options import Activation
+from engine.modeling.layers.routing import Routes, route
 
 CUDA = torch.device("cuda")
 
@@ -38,7 +38,7 @@ def _seed() -> None:
 
 
 def routed(logits: torch.Tensor, bias: torch.Tensor | None, spec: ExpertSpec, live: int) -> Routes:
-    from engine.layers.ops.flashinfer_ops import FlashInferOps
+    from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
 
     totals = torch.zeros(spec.count, dtype=torch.int64, device=CUDA)
     rows = torch.tensor([live], dtype=torch.int32, device=CUDA)
@@ -76,7 +76,7 @@ def test_tokens_are_routed_as_in_torch_and_padding_not_at_all(spec: ExpertSpec, 
 @pytest.mark.parametrize("tokens", [1, 7, 33, 300, 3000])
 @pytest.mark.parametrize(("depth", "features"), [(256, 512), (2048, 1536), (768, 2048), (100, 72)])
 def test_rows_are_multiplied_with_the_matrix_of_their_expert(tokens: int, depth: int, features: int) -> None:
-    from engine.layers.linear.grouped_gpu import GroupedWeight
+    from engine.modeling.layers.linear.grouped_gpu import GroupedWeight
 
     spec = SPECS[0]
     routes = routed(torch.randn(tokens, spec.count, device=CUDA), None, spec, tokens)
@@ -97,8 +97,8 @@ def test_rows_are_multiplied_with_the_matrix_of_their_expert(tokens: int, depth:
 
 @pytest.mark.parametrize("tokens", [1, 17, 600])
 def test_a_packed_router_scores_16_bit_weights_as_32_bit_ones(tokens: int) -> None:
-    from engine.layers.experts import LiveRows, Router
-    from engine.layers.ops.flashinfer_ops import FlashInferOps
+    from engine.modeling.layers.experts import LiveRows, Router
+    from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
 
     torch.set_default_device(CUDA)
     torch.set_default_dtype(torch.bfloat16)
@@ -117,9 +117,9 @@ def test_a_packed_router_scores_16_bit_weights_as_32_bit_ones(tokens: int) -> No
 
 
 def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
-    from engine.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
-    from engine.layers.linear.linear_layer import PLAIN
-    from engine.layers.ops.flashinfer_ops import FlashInferOps
+    from engine.modeling.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
+    from engine.modeling.layers.linear.linear_layer import PLAIN
+    from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
     from engine.parallel.communicator import SINGLE_RANK
 
     torch.set_default_device(CUDA)

@@ -11,7 +11,7 @@ from engine.core.sampling_params import SamplingParams
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 from tests.gpu.test_gpu_engine import expected
-from tests.unit.engine.models.references import TINY, reference
+from tests.unit.engine.modeling.models.references import TINY, reference
 
 GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 

@@ -12,7 +12,7 @@ from engine.executor.runner import ModelRunner
 from tests.gpu.driving import Forced, gpu_config, random_tokens, step
 from tests.gpu.models import VOCAB
 from tests.gpu.test_gpu_logits import deviation
-from tests.unit.engine.loader.quantizing import (
+from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,

@@ -8,12 +8,12 @@ from typing import cast
 import pytest
 import torch
 
-from engine.layers.formats.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
-from engine.layers.linear.linear_layer import Linear, LinearMethod
-from engine.layers.ops.ops import Ops
-from engine.layers.routing import Routes, route
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import Activation
+from engine.modeling.layers.formats.fp8 import FP8, Fp8Blocks, Fp8Rows, row_scales
+from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod
+from engine.modeling.layers.ops.ops import Ops
+from engine.modeling.layers.routing import Routes, route
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from engine.batch.block_tables import BlockTables
-from engine.batch.decode_plan import Decodes
-from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops.ops import Ops
-from engine.layers.rope import rope_table
+from engine.core.batch.block_tables import BlockTables
+from engine.core.batch.decode_plan import Decodes
 from engine.model_config.parts.layer_options import Activation
 from engine.model_config.parts.rope_spec import RopeSpec
+from engine.modeling.layers.layer_attention import LayerAttention
+from engine.modeling.layers.ops.ops import Ops
+from engine.modeling.layers.rope import rope_table
 
 
 @pytest.fixture(autouse=True)
@@ -76,9 +76,9 @@ def test_decodes_attend_to_their_contexts(
     contexts: list[int], page_size: int, heads: int, kv_heads: int
 ) -> None:
     """Planned for a step, and for a graph in which the batch leaves three rows empty."""
-    from engine.attention.decode_planner import DecodePlanner
-    from engine.attention.paged_decodes import DecodeAttention, PagedDecodes
     from engine.kernels.attention.decode_attention import DecodeWorkspace
+    from engine.mixers.attention.decode_planner import DecodePlanner
+    from engine.mixers.attention.paged_decodes import DecodeAttention, PagedDecodes
 
     used = [-(-context // page_size) for context in contexts]
     pages = torch.randperm(sum(used) + 1)

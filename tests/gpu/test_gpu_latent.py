@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.attention import attention_for
-from engine.batch.batch import Batch
-from engine.kv_cache.pool import KVPool
-from engine.layers.layer_attention import LayerAttention
-from tests.unit.engine.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch
+from engine.core.batch.batch import Batch
+from engine.kv.cache.pool import KVPool
+from engine.mixers.attention import attention_for
+from engine.modeling.layers.layer_attention import LayerAttention
+from tests.unit.engine.mixers.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch
 
 RANK, ROTATED = 512, 64
 RULE = LayerAttention(scale=0.07, latent_rank=RANK)

@@ -10,7 +10,7 @@ import pytest
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.speculation.kinds import DrafterKind
 from tests.gpu.driving import generate, gpu_config
 from tests.unit.engine.speculation.drafting import PROMPTS, Watched

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.layers.formats.fp4 import Mxfp4, Nvfp4
-from engine.layers.linear.linear_layer import Linear
-from engine.layers.routing import Routes, route
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.quantization import Nvfp4Names
+from engine.modeling.layers.formats.fp4 import Mxfp4, Nvfp4
+from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.routing import Routes, route
 
 CUDA = torch.device("cuda")
 
@@ -49,7 +49,7 @@ def close(products: torch.Tensor, expected: torch.Tensor) -> None:
 def test_products_equal_those_of_the_dequantized_values(
     depth: int, features: int, group: int, tokens: int
 ) -> None:
-    from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
+    from engine.modeling.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 
     parts = stored(features, depth, group=group)
     method = Packed4OnGpu(interleaved(*parts))
@@ -60,7 +60,7 @@ def test_products_equal_those_of_the_dequantized_values(
 
 @pytest.mark.parametrize("tokens", [1, 8, 40])
 def test_products_in_float16_equal_those_of_the_dequantized_values(tokens: int) -> None:
-    from engine.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
+    from engine.modeling.layers.formats.packed4_gpu import Packed4OnGpu, interleaved
 
     parts = stored(6144, 4096, group=128)
     x = torch.randn(tokens, 4096, device=CUDA, dtype=torch.float16)
@@ -71,7 +71,7 @@ def test_products_in_float16_equal_those_of_the_dequantized_values(tokens: int) 
 
 
 def test_a_matrix_larger_than_the_memory_is_expanded_in_parts() -> None:
-    from engine.layers.formats import packed4_gpu
+    from engine.modeling.layers.formats import packed4_gpu
 
     parts = stored(6144, 4096, group=128)
     x = torch.randn(200, 4096, device=CUDA, dtype=torch.bfloat16)
@@ -87,7 +87,7 @@ def test_a_matrix_larger_than_the_memory_is_expanded_in_parts() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7, 100, 2000])
 def test_experts_products_equal_those_of_the_dequantized_values(tokens: int) -> None:
-    from engine.layers.formats.packed4_gpu import GroupedPacked4, interleaved
+    from engine.modeling.layers.formats.packed4_gpu import GroupedPacked4, interleaved
 
     parts = stored(8, 768, 1024, group=128)
     routes = eight_experts(tokens)

@@ -12,8 +12,8 @@ import torch
 from engine.config import EngineConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.loop.engine import Engine
 from engine.parallel import RendezvousServer
 from tests.gpu.driving import gpu_config
 from tests.gpu.models import save

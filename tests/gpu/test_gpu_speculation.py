@@ -11,7 +11,7 @@ from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from tests.faults.support.small_model import save_small_model
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save

@@ -7,7 +7,7 @@ import torch
 
 from common.kv_groups import full_group
 from engine.device import small_copies
-from engine.kv_tiers.host_pages import HostPages
+from engine.kv.tiers.host_pages import HostPages
 from kv_transfer import KVLayout
 from kv_transfer.integrity.device_digest import DeviceDigester
 

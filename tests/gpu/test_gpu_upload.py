@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from engine.loader import upload
-from engine.loader.upload import Upload
+from engine.modeling.loader import upload
+from engine.modeling.loader.upload import Upload
 
 DTYPES = [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.int64, torch.bool]
 

@@ -14,7 +14,7 @@ from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_worker import FakeWorker, decode_worker, prefill_worker

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from common.version import build
-from router.workers.member import WorkerUnavailable
+from router.dispatch.workers.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint

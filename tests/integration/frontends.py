@@ -13,18 +13,18 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter
 
+from router.api.access import ApiKeys
+from router.api.generation.generation import Generation
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer
+from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.http.server import HttpConfig, HttpServer
+from router.api.page.routes import page_routes
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
-from router.frontend.access import ApiKeys
-from router.frontend.grpc.server import GrpcConfig, GrpcServer
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.frontend.page.routes import page_routes
-from router.processing.generation import Generation
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
-from router.processing.text.tokenizer import Tokenizer
 from router.request_limits import RequestLimits
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.tls import TlsFiles

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.cli.preflight import PortTaken, check_free, taking
-from router.frontend.http.server import listen
+from router.api.http.server import listen
+from router.command.preflight import PortTaken, check_free, taking
 
 
 @pytest.fixture

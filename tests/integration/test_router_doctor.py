@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.doctor.end_process import LinkFailed
-from router.cli.doctor.links import measure
+from router.command.doctor.end_process import LinkFailed
+from router.command.doctor.links import measure
 from tests.unit.tiny import save_tiny_llama
 
 
@@ -21,7 +21,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "router.cli.main", "doctor", "--device", "cpu", *arguments]
+    command = [sys.executable, "-m", "router.command.main", "doctor", "--device", "cpu", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
 
 

@@ -12,10 +12,10 @@ from common.garbage_collection import CollectorClock
 from common.log_format import data
 from engine.core.events import StepOutput
 from engine.kernels.compilations import COMPILATIONS
-from engine.pauses.attribution import OffCPU, attributed
-from engine.pauses.causes import Cause
-from engine.pauses.laps import Laps
-from engine.pauses.slow_steps import SlowStep, SlowSteps
+from engine.loop.pauses.attribution import OffCPU, attributed
+from engine.loop.pauses.causes import Cause
+from engine.loop.pauses.laps import Laps
+from engine.loop.pauses.slow_steps import SlowStep, SlowSteps
 from worker.pauses.pulse import Pulse
 from worker.pauses.run_queue import RunQueue
 

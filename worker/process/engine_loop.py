@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 
 from engine.device.allocations import num_allocations
 from engine.device.current import enter_device
-from engine.engine import Engine
 from engine.executor.base import StepInFlight
-from engine.pauses.causes import Cause
+from engine.loop.engine import Engine
+from engine.loop.pauses.causes import Cause
 from worker.pauses.pause_watch import PauseWatch
 from worker.process.batch_log import BatchLog
 from worker.request_handler import RequestHandler

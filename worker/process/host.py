@@ -28,12 +28,12 @@ from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
 from engine.device.memory import total_bytes
-from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
-from engine.loader.checkpoint import local_copy
+from engine.loop.engine import Engine
+from engine.loop.warmup import warm_up, warmup_plan_for
+from engine.modeling.loader.checkpoint import local_copy
 from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
-from engine.warmup import warm_up, warmup_plan_for
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.server import GrpcServer
 from rpc.tls import Identity

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from common.block_hash import BlockHash
-from engine.engine import Engine
-from engine.kv_cache.retention import Retentions
-from engine.kv_manager.kv_manager import KVManager
-from engine.kv_tiers.stats import Tier
+from engine.kv.cache.retention import Retentions
+from engine.kv.manager.kv_manager import KVManager
+from engine.kv.tiers.stats import Tier
+from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
 
 _POOL: Final = "pool"

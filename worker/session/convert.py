@@ -13,10 +13,10 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
-from engine.kv_cache.retention import Retention
-from engine.kv_manager.page_audit import GroupPages
-from engine.kv_tiers.stats import Tier, TierStats
-from engine.pauses.slow_steps import SlowStep
+from engine.kv.cache.retention import Retention
+from engine.kv.manager.page_audit import GroupPages
+from engine.kv.tiers.stats import Tier, TierStats
+from engine.loop.pauses.slow_steps import SlowStep
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2

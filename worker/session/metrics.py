@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 from engine.core.events import StepOutput
 from engine.grammar.compiler import GrammarCompiler
 from engine.kernels.compilations import Compilations, Phase
-from engine.pauses.causes import Cause
-from engine.pauses.slow_steps import SlowStep
+from engine.loop.pauses.causes import Cause
+from engine.loop.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import worker_pb2
 
 _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

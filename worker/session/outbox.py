@@ -9,9 +9,9 @@ from typing import Final
 from engine.core.events import TokenOut
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
-from engine.kv_cache.journal import CacheChange
-from engine.kv_manager.page_tiers import TierUse
-from engine.pauses.slow_steps import SlowStep
+from engine.kv.cache.journal import CacheChange
+from engine.kv.manager.page_tiers import TierUse
+from engine.loop.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, slow_step_to_proto
 from worker.session.jobs import Job

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from engine.kv_tiers.jobs import Demote, Done, Forget, Load, Promote, Remove, Save
+from engine.kv.tiers.jobs import Demote, Done, Forget, Load, Promote, Remove, Save
 from kv_transfer.message_socket import MessageSocket
 
 

@@ -21,7 +21,7 @@ import torch
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.executor.runner import ModelRunner
-from engine.kv_tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove, Save
+from engine.kv.tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove, Save
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies

@@ -22,8 +22,8 @@ from engine.core.events import StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.device.defaults import GPU_TOKEN_TILE
-from engine.engine import Engine
 from engine.executor.runner import ModelRunner
+from engine.loop.engine import Engine
 from engine.presets import PRESETS, Preset
 from simulator.device import ENGINE_H200_8B, StepCosts
 from simulator.runner import Clock as SimulatedClock

@@ -13,10 +13,10 @@ from common.garbage_collection import tune_gc
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
-from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
-from engine.warmup import warm_up, warmup_plan_for
+from engine.loop.engine import Engine
+from engine.loop.warmup import warm_up, warmup_plan_for
 
 
 def engine_arguments(parser: argparse.ArgumentParser) -> None:

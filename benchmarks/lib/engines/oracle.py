@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.config import SpeculationConfig
 from engine.core.draft_source import DraftSource
 from engine.core.request import Request, TokenId
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.sched.drafts.speculator import Speculator
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind

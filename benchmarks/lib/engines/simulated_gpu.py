@@ -10,9 +10,9 @@ from typing import Final
 from engine.config import EngineConfig
 from engine.device.defaults import GPU_TOKEN_TILE
 from engine.presets import PRESETS, Preset
+from router.cluster.worker_config.scheduler_plan import scheduler_for
 from router.config.flags.command_line import parse
 from router.config.flags.values import ConfigError
-from router.worker_config.scheduler_plan import scheduler_for
 from simulator.worker import COSTLY_CONTEXT
 
 CHUNK_BUDGET: Final = 16_384

@@ -1,4 +1,4 @@
-"""The router of `router.cli.startup` without Ray, probes and gRPC frontend, for measurements."""
+"""The router of `router.command.startup` without Ray, probes and gRPC frontend, for measurements."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import freeze_gc
+from router.api.generation.generation import Generation
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer
+from router.api.http.server import HttpConfig, HttpServer
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.processing.generation import Generation
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
-from router.processing.text.tokenizer import Tokenizer
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint

@@ -58,7 +58,7 @@ class BatonServer:
         self._output = None if self._shows_output else tempfile.TemporaryFile()  # noqa: SIM115 - closed by stop
         self._process = subprocess.Popen(
             # This interpreter's, whether or not its environment is activated or Baton installed in it.
-            [sys.executable, "-m", "router.cli.main", *self.command[1:]],
+            [sys.executable, "-m", "router.command.main", *self.command[1:]],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

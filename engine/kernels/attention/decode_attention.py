@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.batch.decode_plan import DecodePlan
+from engine.core.batch.decode_plan import DecodePlan
 from engine.kernels.matmul.fp8_quantize import LARGEST, quantized
 from engine.kernels.pdl import pdl_wait, supports_pdl
 

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.batch.decode_plan import DecodePlan
+from engine.core.batch.decode_plan import DecodePlan
 from engine.kernels.attention.decode_attention import DecodeWorkspace
 
 CHUNK_ROWS: Final = 64

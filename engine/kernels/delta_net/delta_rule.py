@@ -1,4 +1,4 @@
-"""The gated delta rule on GPUs: engine/recurrence/delta_rule.py has its equations.
+"""The gated delta rule on GPUs: engine/mixers/recurrence/delta_rule.py has its equations.
 
 A decode is one launch, which reads and writes each state once, and so is a verify chunk, whose rows follow
 one another in it. A chunk takes two: what its tokens write

@@ -64,7 +64,7 @@ class DeltaSpec:
         return len(self.layers) * (4 * self.matrix_values + value_bytes * self.window_values)
 
     def state_rows(self, value_bytes: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Rows of a state and how often they repeat, in the order of `engine.kv_cache.state_pool`.
+        """Rows of a state and how often they repeat, in the order of `engine.kv.cache.state_pool`.
 
         A row is the matrices of a layer, where a key head has those of its value heads, or the queries, the
         keys or the values in the window of a layer. Each is given by the bytes of a key head.

@@ -13,8 +13,8 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
-from engine.kv_manager.kv_manager import KVManager
-from engine.kv_manager.page_tiers import Comes
+from engine.kv.manager.kv_manager import KVManager
+from engine.kv.manager.page_tiers import Comes
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.config import Forecast, SchedulerConfig
 from engine.core.request import Request
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.output_lengths import OutputLengths, allowed_tokens
 
 _CLIP_TOKENS: Final = 4096

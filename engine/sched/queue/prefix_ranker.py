@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from engine.core.request import Request
-from engine.kv_cache.radix import RadixCache
-from engine.kv_cache.radix_node import PageKey, RadixNode
+from engine.kv.cache.radix import RadixCache
+from engine.kv.cache.radix_node import PageKey, RadixNode
 
 _WINDOW: Final = 128
 """Number of requests that are ranked; later ones keep their order. SGLang ranks none if more wait."""

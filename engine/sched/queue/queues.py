@@ -9,7 +9,7 @@ from engine.config import Batching, SchedulerConfig
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitClock, WaitReason
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.sched.queue.policy import PolicyRules
 from engine.sched.queue.waiting_queue import WaitingQueue
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Final
 
 from common.ports import PortRange
-from engine.kv_tiers.object_url import ObjectUrl
+from engine.kv.tiers.object_url import ObjectUrl
 from router.config.choices import Device, Dtype, Mode, Transport
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (

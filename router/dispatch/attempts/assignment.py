@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass
 
 from router.dispatch.failures import AttemptFailed, failure_of, is_worker_fault, loss_of
+from router.dispatch.workers.events import WorkerLost
+from router.dispatch.workers.session import WorkerSession
 from router.errors import RouterError
 from router.placement.account.load import Task
-from router.workers.events import WorkerLost
-from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 
 

@@ -27,10 +27,10 @@ from router.dispatch.request_status import RequestStatus, Stage
 from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import Delta
+from router.dispatch.workers.events import Listener, Message, WorkerLost
+from router.dispatch.workers.session import WorkerSession
 from router.errors import Unavailable
 from router.placement.account.load import Phase
-from router.workers.events import Listener, Message, WorkerLost
-from router.workers.session import WorkerSession
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 

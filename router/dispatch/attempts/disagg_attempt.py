@@ -8,9 +8,9 @@ from router.dispatch.request_status import RequestStatus, Stage
 from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
+from router.dispatch.workers.events import Message, WorkerLost
+from router.dispatch.workers.session import WorkerSession
 from router.placement.account.load import Phase
-from router.workers.events import Message, WorkerLost
-from router.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 

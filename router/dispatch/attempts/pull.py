@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from router.dispatch.routing.selector import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
-from router.workers.events import Listener, Message, WorkerLost
+from router.dispatch.workers.events import Listener, Message, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.workers.session import WorkerSession
+from router.dispatch.workers.session import WorkerSession
 
 
 @dataclass(frozen=True, slots=True)

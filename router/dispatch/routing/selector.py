@@ -11,6 +11,9 @@ from typing import Final, Protocol, TypeAlias
 from router.config.settings import RouterConfig
 from router.dispatch.failures import no_worker_ready, pages_quarantined
 from router.dispatch.sequence import SequenceState
+from router.dispatch.workers.liveness import CircuitState, Liveness
+from router.dispatch.workers.registry import Registry
+from router.dispatch.workers.session import WorkerSession, request_pages
 from router.placement import (
     ClusterModel,
     ClusterView,
@@ -33,9 +36,6 @@ from router.placement import (
 from router.placement.policies.by_load import least_loaded, pick
 from router.placement.policies.estimates import ways_for
 from router.placement.view import WorkerId
-from router.workers.liveness import CircuitState, Liveness
-from router.workers.registry import Registry
-from router.workers.session import WorkerSession, request_pages
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 

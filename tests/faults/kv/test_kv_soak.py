@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.unit.engine.kv_tiers.test_tier_machine import TierMachine
+from tests.unit.engine.kv.tiers.test_tier_machine import TierMachine
 from tests.unit.worker.test_pull_machine import PullMachine
 
 

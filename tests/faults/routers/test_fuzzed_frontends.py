@@ -23,9 +23,9 @@ from jsonschema import Draft202012Validator
 from schemathesis import GenerationMode
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from engine.loader.checkpoint import resolve
-from router.cli.preflight import allow_many_connections
-from router.frontend.http.protocol import BoundedProtocol
+from engine.modeling.loader.checkpoint import resolve
+from router.api.http.protocol import BoundedProtocol
+from router.command.preflight import allow_many_connections
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.bounds import bounded
 from tests.integration.frontends import Frontends, open_frontends
@@ -80,7 +80,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case: schemathesis.Case) -> None:
         answer = case.call(timeout=10)
-        # Prompt and answer must fit the context together: see router/frontend/openai/openapi.py. And a body
+        # Prompt and answer must fit the context together: see router/api/openai/openapi.py. And a body
         # that violates one member of a union may be right for another, which only a validator can tell.
         unchecked = [positive_data_acceptance, negative_data_rejection]
         case.validate_response(answer, excluded_checks=unchecked)

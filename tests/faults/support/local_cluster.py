@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 
 from common.metric_export import Source, exported
 from engine.config import SpeculationConfig
-from router.cli.server import watch_loop
+from router.api.generation.generation import Generation
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.http.server import HttpConfig, HttpServer
+from router.api.page.routes import page_routes
+from router.api.page.status import StatusReader
+from router.command.server import watch_loop
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.frontend.grpc.server import GrpcConfig, GrpcServer
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.frontend.page.routes import page_routes
-from router.frontend.page.status import StatusReader
-from router.processing.generation import Generation
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
-from router.workers.member import Member
-from router.workers.registry import Registry
+from router.dispatch.workers.member import Member
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
@@ -38,7 +38,7 @@ _PATIENCE_S = 20.0
 
 @dataclass
 class LocalWorker:
-    """Implements `router.workers.registry.WorkerHandle`."""
+    """Implements `router.dispatch.workers.registry.WorkerHandle`."""
 
     worker_id: str
     role: worker_pb2.Role

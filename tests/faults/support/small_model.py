@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from router.processing.text.tokenizer import Tokenizer
-from tests.unit.router.processing.text.tokenizers import byte_level
+from router.api.generation.text.tokenizer import Tokenizer
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 
 MAX_LEN = 2048
 _SHAPE: dict[str, Any] = {

@@ -10,7 +10,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from tests.integration.frontends import Frontends, open_frontends
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from router.frontend.openai.openapi import openapi_document
+from router.api.openai.openapi import openapi_document
 from rpc.baton.v1 import router_pb2
 from tests.integration.apis.tool_answers import ASK, SCHEMA, TOOL, reason
 from tests.integration.frontends import Frontends, open_frontends

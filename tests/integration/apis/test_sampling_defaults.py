@@ -9,7 +9,7 @@ import grpc
 import httpx
 import pytest
 
-from router.processing.sampling_defaults import SamplingDefaults
+from router.api.generation.sampling_defaults import SamplingDefaults
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.integration.frontends import Frontends
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.processing.output.formats import OutputFormats, ReasoningFormat, ToolFormat
+from router.api.generation.output.formats import OutputFormats, ReasoningFormat, ToolFormat
 from tests.integration.frontends import Frontends, say
 
 EOS = 2

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from tests.integration.frontends import Frontends, open_frontends
 
 

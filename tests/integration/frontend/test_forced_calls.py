@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from engine.engine import Engine
-from engine.loader.checkpoint import resolve
+from engine.loop.engine import Engine
+from engine.modeling.loader.checkpoint import resolve
 from tests.clients.real_model import MAX_MODEL_LEN, engine_script, small_engine
 from tests.integration.frontends import open_frontends
 

@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from router.frontend.access import ApiKeys
-from router.frontend.page.routes import PAGE_PATHS
+from router.api.access import ApiKeys
+from router.api.page.routes import PAGE_PATHS
 from router.request_limits import RequestLimits
 from rpc.baton.v1.router_pb2 import AbortRequest, GenerateRequest, GetModelInfoRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub

@@ -14,9 +14,9 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.cli.server import Service
-from router.frontend.grpc.server import GrpcConfig, GrpcServer
-from router.frontend.http.server import HttpConfig, HttpServer
+from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.http.server import HttpConfig, HttpServer
+from router.command.server import Service
 from rpc.baton.v1.router_pb2 import GenerateRequest
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.frontends import Frontends
@@ -78,7 +78,7 @@ async def test_requests_that_outlast_the_drain_end_with_the_reason(frontends: Fr
 async def test_a_second_signal_ends_running_streams_with_the_reason(
     frontends: Frontends, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "router.cli.server")
+    caplog.set_level(logging.INFO, "router.command.server")
     frontends.dispatcher.hang_after = 3
     running = [asyncio.create_task(http_text(frontends)), asyncio.create_task(grpc_text(frontends))]
     await until_given(frontends, 3)

@@ -13,7 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from router.frontend.http.foreign_routes import ADVICE
+from router.api.http.foreign_routes import ADVICE
 from tests.integration.frontends import Frontends, open_frontends
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

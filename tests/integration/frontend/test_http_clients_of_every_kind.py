@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.api.access import ApiKeys
 from router.dispatch.token_stream import Delta
-from router.frontend.access import ApiKeys
 from tests.integration.frontends import Call, Frontends, open_frontends
 
 ASK = json.dumps({"prompt": "hi", "max_tokens": 4}).encode()

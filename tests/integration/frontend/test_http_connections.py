@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.frontend.http.protocol import BoundedProtocol
+from router.api.http.protocol import BoundedProtocol
 from tests.certificates import Authority
 from tests.integration.frontends import Frontends, open_frontends
 

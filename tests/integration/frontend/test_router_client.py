@@ -9,7 +9,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from router.errors import Overloaded
 from rpc.baton.v1 import sampling_pb2
 from rpc.router_client import CallFailed, Chat, ChatMessage, RouterClient, Tool

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from router.client.api import Api, Unreachable
-from router.client.chat import Conversation, _Chat
+from router.command.client.api import Api, Unreachable
+from router.command.client.chat import Conversation, _Chat
 from tests.certificates import Authority
 from tests.integration.frontends import Frontends, open_frontends
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 from common.garbage_collection import freeze_gc
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 from router.dispatch.token_stream import Delta
 from router.request_limits import RequestLimits
 from tests.integration.frontends import LENGTH, Call, open_frontends, token_logprobs

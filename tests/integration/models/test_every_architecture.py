@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.hooks import NO_HOOKS
+from engine.loop.engine import Engine
+from engine.loop.hooks import NO_HOOKS
 from engine.model_config.model_spec import ModelSpec
 from tests.engine_config import engine_config
-from tests.unit.engine.models.references import LIKE_OTHERS, NAMES, reference
+from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference
 
 MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]

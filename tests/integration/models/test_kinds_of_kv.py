@@ -16,7 +16,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 from engine.config import Policy
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from tests.faults.support.small_model import Question, SmallModel, save_small_model
 from tests.integration.models.kinds_of_kv import KINDS
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, reference

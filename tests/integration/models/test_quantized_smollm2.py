@@ -9,9 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.checkpoints.perplexity import Variant, perplexity
-from engine.layers.linear import codes
-from engine.loader.checkpoint import resolve
-from engine.loader.model_loader import load_model
+from engine.modeling.layers.linear import codes
+from engine.modeling.loader.checkpoint import resolve
+from engine.modeling.loader.model_loader import load_model
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "reliability.md"
 

@@ -1,7 +1,7 @@
 """The model that comes with Baton, against transformers reading the same GGUF file by itself.
 
 transformers takes ten seconds for that: what needs all of the weights is for `make test-all`. Small files
-that exercise the same conversion are in tests/unit/engine/loader/test_gguf_converter.py.
+that exercise the same conversion are in tests/unit/engine/modeling/loader/test_gguf_converter.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.loader.checkpoint import Checkpoint, resolve
-from engine.loader.model_loader import load_model
+from engine.modeling.loader.checkpoint import Checkpoint, resolve
+from engine.modeling.loader.model_loader import load_model
 from tests.unit.engine.dense_attention import DenseAttention
 
 CHAT = [{"role": "user", "content": "Hé, 你好, привет: what is 2 + 2?\n\n\tExplain."}]

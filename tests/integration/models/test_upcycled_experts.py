@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.loader.checkpoint import resolve
+from engine.loop.engine import Engine
+from engine.modeling.loader.checkpoint import resolve
 from tests.engine_config import engine_config
 
 EXPERTS = 3

@@ -13,8 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from common.kv_groups import kept_places
 from engine.core.request import Request
-from engine.engine import Engine
-from engine.hooks import NO_HOOKS
+from engine.loop.engine import Engine
+from engine.loop.hooks import NO_HOOKS
 from tests.engine_config import engine_config
 from tests.integration.models.test_every_architecture import (
     MAX_TOKENS,
@@ -23,7 +23,7 @@ from tests.integration.models.test_every_architecture import (
     greedy,
     new_request,
 )
-from tests.unit.engine.models.references import TINY
+from tests.unit.engine.modeling.models.references import TINY
 
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 9, 33, 120)]
 CHUNKS_AND_PAGES = [(16, 1), (13, 4), (48, 4), (None, 16)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, KVEndpoint, KVPort, Ready
 from kv_transfer.transports import LoopbackTransport
 from tests.integration.models.test_every_architecture import MAX_TOKENS, finish, new_request

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from router.admin.autoscaler import Autoscaler, LoadReader
-from router.admin.drain import WorkerDrainer
-from router.admin.scaling import Scaling
 from router.cluster.fleet import WantedWorkers
+from router.command.admin.autoscaler import Autoscaler, LoadReader
+from router.command.admin.drain import WorkerDrainer
+from router.command.admin.scaling import Scaling
 from router.config.table import configured
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import Endpoint

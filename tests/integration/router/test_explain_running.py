@@ -16,15 +16,15 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.admin.endpoint import ManagedModel, admin_app
-from router.admin.explain import explained
-from router.frontend.grpc.server import GrpcConfig, GrpcServer
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.processing.explanation import Explanation
-from router.processing.generation import Generation
-from router.processing.history import History
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
+from router.api.generation.explanation import Explanation
+from router.api.generation.generation import Generation
+from router.api.generation.history import History
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.http.server import HttpConfig, HttpServer
+from router.command.admin.endpoint import ManagedModel, admin_app
+from router.command.admin.explain import explained
 from rpc.baton.v1.router_pb2 import GenerateRequest, TokenIds
 from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.fake_cluster import PROMPT, Service, pair, service

@@ -9,10 +9,10 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from router.dispatch.attempts.attempt import Attempt
+from router.dispatch.probes.link_check import Link, LinkBroken, check_links
 from router.dispatch.routing.selector import Pick
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
-from router.probes.link_check import Link, LinkBroken, check_links
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.fake_cluster import pair, service
 from tests.integration.fake_worker import decode_worker, prefill_worker

@@ -13,25 +13,25 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.loader.checkpoint import Checkpoint
-from router.admin.drain import WorkerDrainer
-from router.admin.scaling import CannotScale, Scaling
+from engine.modeling.loader.checkpoint import Checkpoint
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
+from router.cluster.worker_config.machine import Machine
+from router.cluster.worker_config.worker_plan import plan_workers
+from router.command.admin.drain import WorkerDrainer
+from router.command.admin.scaling import CannotScale, Scaling
 from router.config.choices import Device
 from router.config.groups.service import ClusterSettings, FailoverSettings
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.worker_config.machine import Machine
-from router.worker_config.worker_plan import plan_workers
-from router.workers.member import WorkerBroken
-from router.workers.registry import Registry
+from router.dispatch.workers.member import WorkerBroken
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from tests.integration.fake_actor import broken_actor, fake_actor, stillborn_actor
 from tests.integration.fake_worker import answer
 from tests.integration.reading import deltas_of
-from tests.unit.router.worker_config.models import write_model
+from tests.unit.router.cluster.worker_config.models import write_model
 from worker.config import WorkerRole
 
 DECODE = WorkerRole.DECODE

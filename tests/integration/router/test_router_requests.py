@@ -9,8 +9,8 @@ import pytest
 
 from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
+from router.dispatch.workers.member import WorkerBroken
 from router.errors import DeadlineExceeded, Overloaded, Unavailable
-from router.workers.member import WorkerBroken
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service

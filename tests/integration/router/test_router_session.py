@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from router.workers.events import Listener
-from router.workers.registry import Registry
+from router.dispatch.workers.events import Listener
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import decode_worker

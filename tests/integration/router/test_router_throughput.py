@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.router_throughput import measure, stage
-from engine.loader.checkpoint import resolve
+from engine.modeling.loader.checkpoint import resolve
 
 
 @pytest.mark.parametrize("frontends", [1, 2])

@@ -16,11 +16,11 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.loader.checkpoint import resolve
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.processing.generation import Generation
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
+from engine.modeling.loader.checkpoint import resolve
+from router.api.generation.generation import Generation
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.http.server import HttpConfig, HttpServer
 from tests.integration.fake_cluster import PROMPT, Service, pair, service
 from tests.integration.fake_worker import decode_worker
 from tests.integration.frontends import load_tokenizer

@@ -17,8 +17,8 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
+from router.dispatch.workers.registry import Registry
 from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
-from router.workers.registry import Registry
 from rpc.baton.v1 import router_pb2, sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.support.local_cluster import LocalWorker

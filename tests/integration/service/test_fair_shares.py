@@ -19,17 +19,17 @@ from prometheus_client import CollectorRegistry
 
 from common.log_format import formatter
 from engine.config import Policy
+from router.api.access import ApiKeys
+from router.api.generation.generation import Generation
+from router.api.generation.history import History
+from router.api.generation.models import Models
+from router.api.generation.served_model import ServedModel
+from router.api.http.server import HttpConfig, HttpServer
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.frontend.access import ApiKeys
-from router.frontend.http.server import HttpConfig, HttpServer
-from router.processing.generation import Generation
-from router.processing.history import History
-from router.processing.models import Models
-from router.processing.served_model import ServedModel
-from router.workers.registry import Registry
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.tiny_cluster import Link, before_each_step, commands_arrived, worker
@@ -70,7 +70,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
 async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
     folder: Path, caplog: pytest.LogCaptureFixture, fair: bool
 ) -> None:
-    caplog.set_level(logging.INFO, logger="router.processing.history")
+    caplog.set_level(logging.INFO, logger="router.api.generation.history")
     ended: list[str] = []
     history = History(100)
     settings = {"policy": Policy.FCFS, "max_running_requests": 1, "radix_cache": False}
@@ -104,7 +104,7 @@ async def test_a_key_with_few_requests_does_not_wait_for_all_of_one_with_many(
         assert ended[:7].count(QUIET) == 3
     else:
         assert ended[-3:] == [QUIET] * 3
-    records = [record for record in caplog.records if record.name == "router.processing.history"]
+    records = [record for record in caplog.records if record.name == "router.api.generation.history"]
     lines = [json.loads(formatter("json").format(record)) for record in records]
     assert Counter(line["client"] for line in lines) == {"loud": 9, "quiet": 3}
     assert len({line["request"] for line in lines}) == 12

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from router.admin.drain import WorkerDrainer
+from router.command.admin.drain import WorkerDrainer
 from rpc.baton.v1 import router_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.conftest import Oracle

@@ -17,8 +17,8 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
+from router.dispatch.workers.registry import Registry
 from router.placement import Link
-from router.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.support.local_cluster import LocalWorker

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import Policy, SpeculationConfig
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DrafterKind
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -22,10 +22,10 @@ from transformers.masking_utils import sdpa_mask
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.loader.kv_scales import kv_scales
-from engine.loader.model_loader import load_model
+from engine.loop.engine import Engine
 from engine.model_config.errors import WeightsError
+from engine.modeling.loader.kv_scales import kv_scales
+from engine.modeling.loader.model_loader import load_model
 from rpc.baton.v1 import worker_pb2
 from tests.engine_config import engine_config
 from tests.integration.conftest import Oracle

@@ -177,7 +177,7 @@ async def test_an_answer_that_ends_during_its_migration_is_complete(folder: Path
 
 
 async def test_an_answer_stays_at_its_source_when_the_receiver_dies(folder: Path, oracle: Oracle) -> None:
-    """tests/faults kills receivers over NIXL: UCX may abort where the peer that vanishes is its own process."""
+    """Over NIXL tests/faults kills receivers: UCX may abort where a peer vanishes within the process."""
     async with running(folder) as move:
         ticket = await move.reserve()
         await move.target.host.stop()

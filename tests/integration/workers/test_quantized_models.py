@@ -14,13 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from tests.engine_config import engine_config
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import pair, work
 from tests.integration.workers.test_live_migration import LENGTH, running
 from tests.integration.workers.test_mixed_worker import prompt
-from tests.unit.engine.loader.quantizing import (
+from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,

@@ -17,7 +17,7 @@ from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Pair, pair, work
 from tests.integration.workers.test_mixed_worker import prompt
 from tests.local_rank_processes import LocalRankProcesses
-from tests.unit.engine.models.references import reference
+from tests.unit.engine.modeling.models.references import reference
 
 pytestmark = pytest.mark.timeout(600)
 

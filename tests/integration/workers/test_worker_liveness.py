@@ -14,9 +14,9 @@ import pytest
 
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner, PreparedStep
-from router.workers.events import Listener, Loss, Message, WorkerLost
-from router.workers.liveness import CircuitBreaker, HeartbeatMonitor
-from router.workers.session import WorkerSession
+from router.dispatch.workers.events import Listener, Loss, Message, WorkerLost
+from router.dispatch.workers.liveness import CircuitBreaker, HeartbeatMonitor
+from router.dispatch.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.integration.tiny_cluster import before_each_step, work
@@ -111,7 +111,7 @@ async def test_a_router_that_sends_no_heartbeat_learns_that_it_is_the_cause_of_t
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.process.service.Lease", partial(Lease, 1.0))
-    monkeypatch.setattr("router.workers.session.BEAT_S", 60.0)
+    monkeypatch.setattr("router.dispatch.workers.session.BEAT_S", 60.0)
     heard: asyncio.Queue[Message | WorkerLost] = asyncio.Queue()
     async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
         session = await open_session(worker)

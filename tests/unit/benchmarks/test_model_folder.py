@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.lib.model_folder import model_folder
-from engine.loader import checkpoint
+from engine.modeling.loader import checkpoint
 
 
 def test_an_unknown_model_is_one_line_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.checkpoints import calibration, grids, quantize, texts
 from benchmarks.checkpoints.gptq import gptq
-from engine.loader.model_loader import load_model
+from engine.modeling.loader.model_loader import load_model
 from tests.unit.engine.dense_attention import DenseAttention
 
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from benchmarks.checkpoints import random_weights
 from benchmarks.checkpoints.random_weights import write_checkpoint
-from engine.loader.model_loader import load_model
 from engine.model_config.shard import Shard
+from engine.modeling.loader.model_loader import load_model
 from engine.parallel.communicator import Communicator
 
 CONFIG = {

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import ReceiveFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine, make_request

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 from engine.config import SchedulerConfig
 from engine.core.events import EngineStats
 from engine.core.request import Request
-from engine.kv_cache.pages import PageCounts
-from engine.kv_manager.kv_manager import KVManager
-from engine.kv_manager.reservations import Reservation
-from engine.pauses.laps import Laps
+from engine.kv.cache.pages import PageCounts
+from engine.kv.manager.kv_manager import KVManager
+from engine.kv.manager.reservations import Reservation
+from engine.loop.pauses.laps import Laps
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.layers.layer_attention import LayerAttention
-from engine.layers.ops.ops import Rotation
-from engine.models.base import CausalLM
+from engine.modeling.layers.layer_attention import LayerAttention
+from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.models.base import CausalLM
 
 
 def plain(layers: int, head_dim: int) -> list[LayerAttention]:

@@ -9,9 +9,9 @@ from typing import Any
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
-from engine.hooks import NO_HOOKS
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
+from engine.loop.engine import Engine
+from engine.loop.hooks import NO_HOOKS
 from tests.engine_config import engine_config
 from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, reference
 

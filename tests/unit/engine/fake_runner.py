@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
-from engine.batch.step_inputs import states_of
+from engine.core.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import PromptLogprobs
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
-from engine.kv_cache.pages import PagePool, PageState
+from engine.kv.cache.pages import PagePool, PageState
 from tests.unit.engine.plan_checks import check_plan
 
 VOCAB = 97

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.presets import PRESETS, Preset
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference

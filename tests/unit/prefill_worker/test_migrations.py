@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from kv_transfer import CaughtUp, HandedOff, SendFailed
 from prefill_worker.migrations import _LONGEST_PAUSE_S
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -11,8 +11,8 @@ from openai.types.chat import completion_create_params as chat_completion_create
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
-from router.frontend.openai.requests import ChatCompletionBody, CompletionBody
-from router.frontend.openai.responses_api.requests import ResponsesBody
+from router.api.openai.requests import ChatCompletionBody, CompletionBody
+from router.api.openai.responses_api.requests import ResponsesBody
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -7,17 +7,17 @@ import ast
 from tests.unit.project.test_import_rules import ROOT, modules
 
 AWAITED = {
-    "router.admin.endpoint",
-    "router.cli.frontends",
-    "router.cli.model_service",
-    "router.cli.server",
-    "router.cli.shutdown",
-    "router.cli.startup",
-    "router.frontend.grpc.server",
-    "router.frontend.http.asgi_streams",
-    "router.frontend.http.event_stream",
-    "router.frontend.http.server",
-    "router.processing.run",
+    "router.command.admin.endpoint",
+    "router.command.frontends",
+    "router.command.model_service",
+    "router.command.server",
+    "router.command.shutdown",
+    "router.command.startup",
+    "router.api.grpc.server",
+    "router.api.http.asgi_streams",
+    "router.api.http.event_stream",
+    "router.api.http.server",
+    "router.api.generation.run",
     "rpc.server",
     "worker.process.actor",
 }

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from router.cli.drain_node import make_parser
+from router.command.drain_node import make_parser
 from router.config.flags.command_line import parse
 from router.config.settings import RouterConfig
 from scripts.kubernetes_rules import prometheus_rule

@@ -22,10 +22,10 @@ from benchmarks import (
 from benchmarks import simulated_cluster as cluster
 from benchmarks.checkpoints import perplexity, quantize, texts
 from benchmarks.frontier import __main__ as frontier
-from router.admin import client as admin
-from router.cli import drain_node, plan
-from router.cli.doctor import command as doctor
-from router.client import batch, chat, top
+from router.command import drain_node, plan
+from router.command.admin import client as admin
+from router.command.client import batch, chat, top
+from router.command.doctor import command as doctor
 from router.config.flags.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
 

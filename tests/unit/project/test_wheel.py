@@ -50,7 +50,7 @@ def test_the_wheel_has_the_packages_of_the_product_and_no_others(wheel: ZipFile)
 
 def test_files_that_are_no_modules_are_in_the_wheel(wheel: ZipFile) -> None:
     names = set(wheel.namelist())
-    for folder, pattern in (("engine/kernels/cpu", "*.cpp"), ("router/frontend/page/static", "*")):
+    for folder, pattern in (("engine/kernels/cpu", "*.cpp"), ("router/api/page/static", "*")):
         files = [str(path.relative_to(ROOT)) for path in (ROOT / folder).glob(pattern)]
         assert files
         assert set(files) <= names

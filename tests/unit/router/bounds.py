@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from router.processing.params.bounds import ServedBounds
-from router.processing.served_model import ServedModel
+from router.api.generation.params.bounds import ServedBounds
+from router.api.generation.served_model import ServedModel
 from router.request_limits import RequestLimits
 
 VOCAB: Final = 100

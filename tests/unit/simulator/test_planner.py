@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.plan import run
+from router.command.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
 from router.placement import Targets

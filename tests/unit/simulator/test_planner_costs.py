@@ -14,7 +14,7 @@ from simulator.device import H200_8B
 from simulator.planner.costs import LLAMA_8B, Basis, costs_of, kv_bytes_per_token, weight_bytes
 from simulator.planner.hardware import GPUS, H200
 from simulator.planner.model_shape import shape_of
-from tests.unit.engine.loader.published_shapes import DEEPSEEK_V2_LITE, GPT_OSS_20B, QWEN3_5_9B
+from tests.unit.engine.modeling.loader.published_shapes import DEEPSEEK_V2_LITE, GPT_OSS_20B, QWEN3_5_9B
 
 LLAMA_70B = shape_of("llama-3.1-70b")
 QWEN3_30B_A3B = {

@@ -21,9 +21,9 @@ from common.block_key import root_key
 from common.kv_groups import full_group, group_layers
 from engine.config import SpeculationConfig
 from engine.core.request import Request
-from engine.kv_cache.pages import PageState
-from engine.kv_tiers.limits import TierLimits
-from engine.kv_tiers.tiers import KVTiers
+from engine.kv.cache.pages import PageState
+from engine.kv.tiers.limits import TierLimits
+from engine.kv.tiers.tiers import KVTiers
 from engine.speculation.drafters import Drafter
 from kv_transfer import KVEndpoint, KVLayout, KVPort, ReceiverCommands, SenderCommands
 from kv_transfer.state_layout import StateLayout
@@ -32,7 +32,7 @@ from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import VOCAB, reference
-from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
+from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.worker.handlers import handled
 from worker.session.convert import peer_to_proto

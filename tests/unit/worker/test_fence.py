@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest.mock import Mock
 
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
 from kv_transfer import Drained, ReceiveFailed
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import handled

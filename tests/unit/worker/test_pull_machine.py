@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from common.block_key import root_key
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup, group_layers
-from engine.kv_tiers.limits import TierLimits
-from engine.kv_tiers.tiers import KVTiers
+from engine.kv.tiers.limits import TierLimits
+from engine.kv.tiers.tiers import KVTiers
 from kv_transfer import (
     Drained,
     HandedOff,
@@ -37,7 +37,7 @@ from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.kv_workers import LAYOUT
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import reference
-from tests.unit.engine.kv_tiers.fake_copier import FakeCopier
+from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.worker.handlers import handled
 
 SIZE = 3

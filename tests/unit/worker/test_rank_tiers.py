@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.kv_tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
+from engine.kv.tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
 from worker.tensor_parallel.rank_messages import KINDS, Answer, Hello, RankSocket, Stop
 from worker.tensor_parallel.rank_tiers import RankedCopier
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.kv_groups import full_group
-from engine.kv_cache.pool import KVPool
+from engine.kv.cache.pool import KVPool
 from engine.model_config.parts.delta_spec import DeltaSpec
 from kv_transfer import KVLayout
 from kv_transfer.planner import plan_state_copies

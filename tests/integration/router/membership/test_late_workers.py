@@ -7,7 +7,7 @@ import time
 from contextlib import aclosing
 
 from router.config.choices import Routing
-from router.workers.member import WorkerState
+from router.dispatch.workers.member import WorkerState
 from tests.integration.fake_cluster import PROMPT, Service, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
 from tests.integration.reading import deltas_of

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from router.admin.drain import WorkerDrainer
+from router.command.admin.drain import WorkerDrainer
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.workers.member import WorkerState
+from router.dispatch.workers.registry import Registry, place_among
 from router.placement.account.load import WorkerLoad
-from router.workers.member import WorkerState
-from router.workers.registry import Registry, place_among
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from rpc.channel import connect
@@ -87,7 +87,7 @@ async def test_each_router_knows_the_others_and_their_load(folder: Path) -> None
 async def test_the_latest_router_leads_while_ray_answers_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.workers.session.BEAT_S", 0.05)
+    monkeypatch.setattr("router.dispatch.workers.session.BEAT_S", 0.05)
     answers = True
     async with (
         worker(folder, WorkerRole.DECODE, None) as link,

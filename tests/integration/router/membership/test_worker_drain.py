@@ -14,10 +14,10 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from router.admin.drain import CannotChangeRole, LastWorker, NoSuchWorker, WorkerDrainer
-from router.admin.endpoint import AdminServer, ManagedModel, admin_app
+from router.command.admin.drain import CannotChangeRole, LastWorker, NoSuchWorker, WorkerDrainer
+from router.command.admin.endpoint import AdminServer, ManagedModel, admin_app
 from router.config.choices import Routing
-from router.workers.member import WorkerState
+from router.dispatch.workers.member import WorkerState
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.integration.fake_cluster import PROMPT, Service, service
 from tests.integration.fake_worker import FakeWorker, answer, decode_worker, prefill_worker
@@ -151,7 +151,7 @@ async def command(server: AdminServer, *words: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "router.cli.main",
+        "router.command.main",
         *words,
         "--admin-port",
         str(server.port),

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from router.admin.drain import WorkerDrainer
-from router.workers.fencing import Fencing, Incarnation, newly_dead
-from router.workers.registry import Registry
+from router.command.admin.drain import WorkerDrainer
+from router.dispatch.workers.fencing import Fencing, Incarnation, newly_dead
+from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.integration.fake_worker import FakeWorker

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from router.dispatch.probes.worker_probe import WorkerProbe
+from router.dispatch.workers.member import WorkerState
 from router.errors import Unavailable
-from router.probes.worker_probe import WorkerProbe
-from router.workers.member import WorkerState
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import Service, pair, service

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("boto3", reason="the extra object-kv")
 pytest.importorskip("moto.server", reason="a package for tests")
 
-from engine.kv_tiers import block_objects
+from engine.kv.tiers import block_objects
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import Link, worker

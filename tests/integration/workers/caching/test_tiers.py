@@ -140,7 +140,7 @@ async def test_disaggregated_workers_use_their_own_tiers(folder: Path, oracle: O
 async def test_two_workers_cannot_share_a_folder(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.kv_tiers.block_files._LOCK_PATIENCE_S", 0.0)
+    monkeypatch.setattr("engine.kv.tiers.block_files._LOCK_PATIENCE_S", 0.0)
     async with worker(folder, WorkerRole.DECODE, None, tiers=with_disk(tmp_path), **POOL):
         with pytest.raises(TierError, match="--disk-kv-dir"):
             async with worker(folder, WorkerRole.DECODE, None, tiers=with_disk(tmp_path), **POOL):

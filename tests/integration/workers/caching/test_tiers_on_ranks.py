@@ -21,7 +21,7 @@ from tests.integration.workers.caching.test_groups_on_tiers import PROMPTS as LO
 from tests.integration.workers.caching.test_groups_on_tiers import SHAPE
 from tests.integration.workers.caching.test_groups_on_tiers import TURN as LONG_TURN
 from tests.integration.workers.caching.test_tiers import POOL, PROMPTS, copied, flip_bits, run, stats
-from tests.unit.engine.models.references import reference
+from tests.unit.engine.modeling.models.references import reference
 from worker.config import TierConfig, WorkerRole
 from worker.kv_tiers import TierError
 

@@ -12,13 +12,13 @@ import torch
 from hypothesis import given
 
 from common.kv_groups import full_group
-from engine.attention import TorchAttention, UnsupportedBackend, attention_for
-from engine.attention.select import FLASHINFER
 from engine.device.defaults import DeviceDefaults, defaults_for
 from engine.device.staging import send, upload
 from engine.executor.cuda_graphs import graph_sizes
 from engine.executor.piecewise_graphs import token_sizes
-from engine.kv_cache.pool import KVPool
+from engine.kv.cache.pool import KVPool
+from engine.mixers.attention import TorchAttention, UnsupportedBackend, attention_for
+from engine.mixers.attention.select import FLASHINFER
 from tests.unit.engine.dense_attention import plain
 
 CPU = torch.device("cpu")
@@ -92,7 +92,7 @@ def make_pool(head_dim: int = 64) -> KVPool:
 
 
 def test_a_cpu_gets_torch_attention_where_no_kernels_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.attention.select.cpu_kernels", lambda _: None)
+    monkeypatch.setattr("engine.mixers.attention.select.cpu_kernels", lambda _: None)
     assert isinstance(attention_for("auto", make_pool(), 4, plain(1, 64), max_requests=1), TorchAttention)
 
 

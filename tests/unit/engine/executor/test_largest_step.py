@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.batch.batch import scratch_batch
 from engine.config import Batching, EngineConfig
+from engine.core.batch.batch import scratch_batch
 from engine.core.largest_step import Span, largest_step
 from engine.errors import InvalidRequest
 from engine.executor.runner import ModelRunner

@@ -18,11 +18,11 @@ from engine.config import EngineConfig
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.engine import Engine
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.matcher import fill_masks
+from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.tiny import make_config

@@ -9,7 +9,7 @@ from typing import Any
 from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
 from engine.presets import PRESETS, Preset
 from engine.sched.scheduler import Scheduler
 

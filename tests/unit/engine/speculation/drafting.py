@@ -9,7 +9,7 @@ from engine.config import SpeculationConfig
 from engine.core.draft_source import Wanted
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.speculation.kinds import DrafterKind
 from tests.unit.tiny import make_config
 

@@ -25,19 +25,19 @@ from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 from engine.config import EngineConfig, SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
 from engine.executor.build import build_runner
 from engine.executor.runner import ModelRunner
-from engine.loader.model_loader import load_model
+from engine.loop.engine import Engine
 from engine.model_config.draft_heads import mtp_head
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
-from engine.models.mtp import MtpHead
+from engine.modeling.loader.model_loader import load_model
+from engine.modeling.models.mtp import MtpHead
 from engine.parallel.step_channel import StepChannel
 from engine.parallel.torch_communicator import TorchCommunicator
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.ranks import together
-from tests.unit.engine.loader.quantizing import FP8_FORMATS, rewrite
+from tests.unit.engine.modeling.loader.quantizing import FP8_FORMATS, rewrite
 from tests.unit.engine.speculation.drafting import DRAFTS, MODEL_ONLY, PROMPTS, Watched, answers
 from tests.unit.tiny import make_config
 

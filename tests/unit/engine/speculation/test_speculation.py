@@ -17,7 +17,7 @@ from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
 from tests.drafters import Random

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 from router.cluster.fault_board import FaultBoard
 from router.cluster.record import ClusterRecord
 from router.dispatch.admission.poison_requests import PoisonRequests
-from router.workers.liveness import CircuitState
-from router.workers.member import Member
+from router.dispatch.workers.liveness import CircuitState
+from router.dispatch.workers.member import Member
 from rpc.baton.v1 import sampling_pb2
 from tests.unit.router.cluster.key_values import KeyValues
 

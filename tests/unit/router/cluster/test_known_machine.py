@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.startup import serve
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import ClusterError, RayConnection
+from router.cluster.worker_config.machine import PlanError
+from router.command.startup import serve
 from router.config.flags.command_line import parse
-from router.worker_config.machine import PlanError
-from tests.unit.router.worker_config.models import write_model
+from tests.unit.router.cluster.worker_config.models import write_model
 
 
 @pytest.fixture(autouse=True)

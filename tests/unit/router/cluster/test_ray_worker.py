@@ -14,8 +14,8 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from router.cluster.ray_thread import RayThread
 from router.cluster.ray_worker import RayWorker
 from router.cluster.record import ClusterRecord
-from router.worker_config.worker_plan import WorkerPlan
-from router.workers.member import WorkerBroken, WorkerStopped, WorkerUnavailable
+from router.cluster.worker_config.worker_plan import WorkerPlan
+from router.dispatch.workers.member import WorkerBroken, WorkerStopped, WorkerUnavailable
 from rpc.tls import Identity
 from tests.unit.router.cluster.key_values import KeyValues
 from worker.config import WorkerRole

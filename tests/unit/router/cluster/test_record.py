@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from router.cluster.fleet import WantedWorkers
 from router.cluster.record import ClusterRecord, FirstGroup
-from router.workers.fencing import Incarnation
+from router.dispatch.workers.fencing import Incarnation
 from rpc.tls import Identity
 from tests.unit.router.cluster.key_values import KeyValues
 from worker.config import WorkerRole

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.pauses.causes import Cause
-from router.admin.explain import _PAUSES, explained
+from engine.loop.pauses.causes import Cause
+from router.command.admin.explain import _PAUSES, explained
 from router.dispatch.metrics.recent import Recent
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.pauses import CAUSES, NETWORK, ROUTER, UNKNOWN, Interruption, Pause
 from router.dispatch.waterfall import Waterfall, timings_json
-from router.workers.arrivals import ON_TIME, Arrival
+from router.dispatch.workers.arrivals import ON_TIME, Arrival
 from rpc.baton.v1 import worker_pb2
 
 GAP_S = 0.02

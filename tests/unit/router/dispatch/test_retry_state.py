@@ -6,8 +6,8 @@ import pytest
 
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.failures import AttemptFailed, RetryState, failure_of, loss_of
+from router.dispatch.workers.events import Loss, WorkerLost
 from router.errors import Internal, Unavailable
-from router.workers.events import Loss, WorkerLost
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 

@@ -13,6 +13,7 @@ from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route, Selector
 from router.dispatch.sequence import SequenceRequest, SequenceState
 from router.dispatch.waterfall import Waterfall
+from router.dispatch.workers.liveness import Liveness
 from router.errors import Unavailable
 from router.placement import (
     AdaptivePlacement,
@@ -28,7 +29,6 @@ from router.placement import (
     WorkerView,
 )
 from router.placement.account.load import Phase, Task
-from router.workers.liveness import Liveness
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession

@@ -11,9 +11,9 @@ import orjson
 import pytest
 
 from router.dispatch.sequence import RequestIdentity, SequenceRequest, SequenceState, TraceContext
+from router.dispatch.tracing.otlp import TraceExporter, export_request, headers_of
+from router.dispatch.tracing.spans import spans_of
 from router.dispatch.waterfall import Waterfall
-from router.tracing.otlp import TraceExporter, export_request, headers_of
-from router.tracing.spans import spans_of
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

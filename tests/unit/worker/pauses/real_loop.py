@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock
 
-from engine.engine import Engine
-from engine.pauses.slow_steps import SlowStep
+from engine.loop.engine import Engine
+from engine.loop.pauses.slow_steps import SlowStep
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import make_request
 from tests.unit.engine.fake_runner import FakeRunner, FakeStep, Work

@@ -12,17 +12,17 @@ import pytest
 from common.garbage_collection import CollectorClock
 from engine.core.events import TokenOut
 from engine.core.plan import StepPlan
-from engine.engine import Engine
 from engine.executor.base import StepResult
 from engine.kernels.compilations import COMPILATIONS
-from engine.pauses.causes import Cause
-from engine.pauses.slow_steps import SlowStep
+from engine.loop.engine import Engine
+from engine.loop.pauses.causes import Cause
+from engine.loop.pauses.slow_steps import SlowStep
 from kv_transfer import EndpointEvent
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import make_request
 from tests.unit.engine.fake_runner import FakeRunner, FakeStep, Work
-from tests.unit.engine.pauses.times import Times
+from tests.unit.engine.loop.pauses.times import Times
 from tests.unit.worker.handlers import Handled, handled
 from worker.process.engine_loop import EngineLoop
 from worker.session.inbox import Inbox

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.pauses.causes import Cause
-from engine.pauses.slow_steps import SlowStep
+from engine.loop.pauses.causes import Cause
+from engine.loop.pauses.slow_steps import SlowStep
 from tests.unit.worker.pauses.real_loop import running_loop
 from worker.pauses.pulse import Late, Pulse
 

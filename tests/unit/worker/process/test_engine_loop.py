@@ -12,8 +12,8 @@ import pytest
 
 from engine.core.events import StepOutput
 from engine.core.request import PENDING
-from engine.engine import Engine
-from engine.hooks import NO_HOOKS
+from engine.loop.engine import Engine
+from engine.loop.hooks import NO_HOOKS
 from tests.unit.engine.engines import KeepPages, make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
 from worker.process.engine_loop import EngineDied, EngineLoop, StepWaker

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
 from engine.grammar.grammar import Grammar, GrammarKind
 from kv_transfer import Peer, Ticket
-from router.processing.params.constraint import Constraint
-from router.processing.params.sampling_options import SamplingOptions
+from router.api.generation.params.constraint import Constraint
+from router.api.generation.params.sampling_options import SamplingOptions
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.convert import (
     logprobs_to_proto,

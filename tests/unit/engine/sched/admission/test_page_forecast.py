@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from engine.config import Forecast
 from engine.core.request import Request
-from engine.engine import Engine
-from engine.kv_manager.kv_manager import KVManager
+from engine.kv.manager.kv_manager import KVManager
+from engine.loop.engine import Engine
 from engine.presets import PRESETS, Preset
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.output_lengths import OutputLengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.config import Forecast, Policy
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 

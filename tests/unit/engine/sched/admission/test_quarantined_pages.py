@@ -6,8 +6,8 @@ import pytest
 
 from engine.config import Policy
 from engine.core.waits import WaitReason
-from engine.engine import Engine
-from engine.kv_manager.reservations import Reservation
+from engine.kv.manager.reservations import Reservation
+from engine.loop.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.fake_runner import reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.presets import Preset
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.sched.planning import Planner

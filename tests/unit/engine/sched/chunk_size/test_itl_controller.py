@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 
 from engine.core.request import Request
-from engine.engine import Engine
-from engine.hooks import NO_HOOKS
+from engine.loop.engine import Engine
+from engine.loop.hooks import NO_HOOKS
 from engine.sched.chunk_size.itl_controller import ITLController, PromptCost, whole_tiles
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import KeepPages, deliver, make_request, run

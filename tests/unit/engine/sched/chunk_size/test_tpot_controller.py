@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.config import STEP_SHARE, SchedulerConfig
 from engine.core.request import Request
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.sched.chunk_size.tpot_controller import TPOTController
 from engine.sched.output_lengths import OutputLengths
 from tests.engine_config import engine_config

@@ -13,7 +13,7 @@ from engine.core.draft_source import Wanted
 from engine.core.plan import StepPlan
 from engine.core.request import Request, RequestId, TokenId
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 from router.placement import EVERYTHING, Reach

@@ -12,7 +12,7 @@ from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.events import StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.engine import Engine
+from engine.loop.engine import Engine
 from simulator.runner import Clock, FormulaRunner
 from tests.unit.engine.sched.drafts.simulated import ANSWER, an_h200
 

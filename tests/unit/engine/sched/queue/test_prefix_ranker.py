@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from engine.core.request import Request, SchedulingState
 from engine.core.sampling_params import SamplingParams
-from engine.kv_cache.radix import RadixCache
+from engine.kv.cache.radix import RadixCache
 from engine.sched.queue.prefix_ranker import PrefixRanker
 
 PAGE = 2

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from itertools import count
 
 from common.kv_groups import RequestPages
+from router.dispatch.workers.arrivals import ON_TIME
+from router.dispatch.workers.events import Listener, Loss, Message, WorkerLost
+from router.dispatch.workers.liveness import CircuitBreaker, Liveness
 from router.placement.account.load import WorkerLoad
-from router.workers.arrivals import ON_TIME
-from router.workers.events import Listener, Loss, Message, WorkerLost
-from router.workers.liveness import CircuitBreaker, Liveness
 from rpc.baton.v1 import worker_pb2
 
 _numbers = count(1)

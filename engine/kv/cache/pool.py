@@ -1,0 +1,90 @@
+"""The memory that holds keys and values: one tensor of pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from common.kv_groups import KVGroup
+from engine.kv.cache.state_pool import StatePool
+from engine.kv.cache.stored import FP8, Fp8KV
+from engine.model_config.parts.delta_spec import DeltaSpec
+
+
+class KVPool:
+    """`num_pages` pages of `page_size` tokens each, all layers of a page side by side.
+
+    A page holds the layers of one group, of any group: all have room for as many layers as the largest. The
+    tensor is `[num_pages + 1, layer, 2, kv_head, page_size, head_dim]`, where index 0 of the third axis is
+    keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
+    another worker is one copy; each layer's attention sees a strided view of it. The last page is never
+    given out: padding is read from it (zeros) and written to it.
+
+    Slots for recurrent states follow in the same memory, for models that have them. A slot is as many blocks
+    of `page_bytes` as its state needs, so that a state is handed over like pages.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        groups: Sequence[KVGroup],
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        delta: DeltaSpec | None = None,
+        num_slots: int = 0,
+        fp8: Fp8KV | None = None,
+    ) -> None:
+        """`dtype`: of the keys and values that are stored; as they are, or as `fp8` says."""
+        self.num_pages = num_pages
+        self.groups = tuple(groups)
+        self.page_layers = max(len(group.layers) for group in groups)
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.page_size = page_size
+        self.dtype = dtype
+        self.fp8 = fp8
+        # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
+        stored = dtype if fp8 is None else FP8
+        shape = (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim)
+        self.page_bytes = math.prod(shape[1:]) * stored.itemsize
+        self.slot_blocks = 0 if delta is None else -(-delta.state_bytes(dtype.itemsize) // self.page_bytes)
+        """Blocks of a slot."""
+        slots = 0 if delta is None else num_slots + 1
+        self.num_blocks = num_pages + 1 + slots * self.slot_blocks
+        self.memory = torch.zeros((self.num_blocks, self.page_bytes), dtype=torch.uint8, device=device)
+        self.tensor = self.memory[: num_pages + 1].view(stored).view(shape)
+        self.states: StatePool | None = None
+        if delta is not None:
+            self.states = StatePool(self.memory[num_pages + 1 :].view(slots, -1), delta, dtype)
+        places = {
+            layer: (number, place)
+            for number, group in enumerate(groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self.places = [places[layer] for layer in range(len(places))]
+        """Of each layer: its group, and its place in the group's pages."""
+        self._layers = list(self.tensor.unbind(1))
+
+    @property
+    def scratch_page(self) -> int:
+        return self.num_pages
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of page 0; page i starts `i * page_bytes` after it."""
+        return self.tensor.data_ptr()
+
+    def blocks_of(self, slot: int) -> range:
+        """The blocks of a slot, counted as pages are."""
+        first = self.num_pages + 1 + slot * self.slot_blocks
+        return range(first, first + self.slot_blocks)
+
+    def layer(self, index: int) -> torch.Tensor:
+        """View `[num_pages + 1, 2, kv_head, page_size, head_dim]` of one layer."""
+        return self._layers[self.places[index][1]]

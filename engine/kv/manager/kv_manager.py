@@ -1,0 +1,397 @@
+"""Allocates KV pages to requests: keeps the pool's accounts and the radix cache consistent.
+
+A request holds a lock on the deepest node of the cache whose pages are in its block table. Pages behind a
+window go to the cache or the pool, and the prompt takes as many for the tokens ahead, so those with which it
+was admitted suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from common.block_hash import BlockHash
+from common.block_key import BlockKey
+from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
+from engine.core.request import Request, RequestId
+from engine.errors import EngineError
+from engine.kv.cache.journal import CacheChange
+from engine.kv.cache.page_needs import PageNeeds
+from engine.kv.cache.pages import PageCounts, PagePool, PageState
+from engine.kv.cache.radix import WHATEVER_IS_THERE, RadixCache
+from engine.kv.cache.radix_node import RadixNode, shared_part
+from engine.kv.cache.retention import Retentions
+from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
+from engine.kv.manager.block_tables import BlockTables
+from engine.kv.manager.page_audit import check_pages
+from engine.kv.manager.page_tiers import PageTiers
+from engine.kv.manager.peer_prefixes import PeerPrefixes
+from engine.kv.manager.prefix_holds import PrefixHolds
+from engine.kv.manager.reservations import Reservation, Reservations
+from engine.kv.manager.state_slots import StateSlots
+from engine.kv.tiers.jobs import Copier
+from engine.kv.tiers.tiers import KVTiers
+
+
+class KVManager:
+    """Every method that takes pages for a request takes all or none, and returns whether it did."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        *,
+        groups: Sequence[KVGroup] = ONE_GROUP,
+        largest_chunk: int | None = None,
+        radix_cache: bool = True,
+        num_state_slots: int = 0,
+        retained_share: float = 0.0,
+    ) -> None:
+        """`largest_chunk`: of a prompt; None: prompts may be computed whole. `num_state_slots`: 0 for models
+        without a recurrent state. `retained_share`: of the pool and of tiers, that a tenant may retain.
+
+        Raises EngineError if the pool has no room for one block.
+        """
+        if num_pages < len(groups):
+            raise EngineError(
+                f"a KV pool of {num_pages} pages holds no request: a block of {page_size} tokens takes"
+                f" {len(groups)}; raise --kv-memory-fraction or --kv-pool-tokens"
+            )
+        self.page_size = page_size
+        self.needs = PageNeeds(page_size, groups, largest_chunk)
+        self.pool = PagePool(num_pages)
+        self.retentions = Retentions(int(retained_share * num_pages) // len(groups))
+        self.states = StateSlots(num_state_slots, page_size, self.retentions)
+        assert not (self.needs.windowed and self.states.used), "a hit must end where both can continue"
+        self._retained_share = retained_share
+        self.cache = RadixCache(
+            page_size, groups, enabled=radix_cache, trimmed=self.states.drop, retentions=self.retentions
+        )
+        self._windows = self.cache.windows
+        self._stride = self.needs.stride
+        self._nodes: dict[RequestId, RadixNode] = {}
+        """By request: the deepest node whose pages it uses, locked against eviction."""
+        self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
+        self.tiers: PageTiers | None = None
+        self.holds = PrefixHolds(self.needs, self.cache, self.states)
+        self.arriving = ArrivingPrefixes(
+            self.pool, self.cache, self.holds, self.states, self.needs, self._take
+        )
+        self.peers = PeerPrefixes(
+            self.needs,
+            self.cache,
+            self.states,
+            self.arriving,
+            self.holds,
+            cached_tokens=self.cached_tokens,
+            num_available=lambda: self.num_available,
+        )
+        self.reservations = Reservations(self.pool, self.states)
+
+    def use_tiers(
+        self, tiers: KVTiers, copier: Copier, root: BlockKey, pages_of_slot: Callable[[int], Sequence[int]]
+    ) -> None:
+        """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first block.
+        `pages_of_slot`: the pages of a slot for states.
+
+        Raises EngineError without a radix cache.
+        """
+        if not self.cache.enabled:
+            raise EngineError("KV tiers need the radix cache")
+        self.tiers = PageTiers(
+            self.needs, self.pool, self.cache, self.states, self.arriving, tiers, copier, root, pages_of_slot
+        )
+        slots = tiers.host.num_slots + tiers.disk.num_slots
+        self.retentions.budget += int(self._retained_share * slots) // self._stride
+        tiers.host.use_retentions(self.retentions)
+        tiers.disk.use_retentions(self.retentions)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free, or would be at once if they were evicted."""
+        copying = self.tiers.tiers.num_copying if self.tiers else 0
+        return self.pool.num_free + max(0, self.cache.num_evictable - copying)
+
+    @property
+    def num_usable(self) -> int:
+        """Pages that are not in quarantine."""
+        return self.pool.num_pages - self.pool.counts().quarantined
+
+    @property
+    def num_returning(self) -> int:
+        """Pages that will be available as soon as copies under way have ended."""
+        return self.tiers.tiers.num_returning if self.tiers else 0
+
+    def admit(self, request: Request, headroom: Callable[[int], int]) -> bool:
+        """Give a waiting request pages for all its tokens, its cached prefix first.
+
+        Returns False and changes nothing if fewer pages than `headroom(alone)` would stay available, where
+        `alone` is the number of pages that the request would not share. `headroom` must not grow with it.
+        """
+        return self._begin(request, headroom, PageState.HELD) is not None
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens of a request that need not be computed. O(tokens)."""
+        if not self.cache.enabled:
+            return 0
+        found = self.cache.match(request.tokens(0, request.num_reusable), touch=False)
+        return self.states.usable_depth(found) * self.page_size
+
+    def pages_alone(self, request: Request) -> int:
+        """Pages that become available when the request ends: its own, and cached ones with no other reader.
+
+        O(nodes of the cache that only this request reads).
+        """
+        blocks = len(request.pages) // self._stride
+        return self.needs.pages(blocks - self._shared_blocks(request))
+
+    def node_of(self, request: Request) -> RadixNode | None:
+        """The deepest node of the cache whose pages a request uses; None if it has no pages."""
+        return self._nodes.get(request.id)
+
+    def is_second_reader(self, request: Request) -> bool:
+        """Whether cached pages that one other request had to itself are now also read by this one."""
+        shared = shared_part(self.node_of(request))
+        return shared is not None and shared.depth > 0 and shared.locks == 2
+
+    def catch_up(self, request: Request) -> None:
+        """Reuse KV that other requests have computed for this prompt since it was admitted."""
+        node = self.node_of(request)
+        if node is None:
+            return
+        at = node.depth * self.page_size
+        if at != request.num_computed:
+            return  # its previous chunk is still in flight
+        found = self.cache.match(request.tokens(at, request.num_reusable), after=node)
+        if not found.pages:
+            return
+        first = node.depth
+        part = slice(first * self._stride, first * self._stride + len(found.pages))
+        ours = request.pages[part]
+        self._use(request, found.node)
+        request.num_computed += found.blocks * self.page_size
+        request.pages[part] = self.tables.found(found.pages, first, request.num_computed)
+        request.capacity = max(request.capacity, request.num_computed)
+        self.pool.give_back([page for page in ours if page != NO_PAGE], request.id)
+        self.tables.pass_by(request, request.num_computed)
+
+    def grow(self, request: Request) -> bool:
+        """Allocate pages for the next token if it needs some; False if there are too few."""
+        if request.num_computed >= len(request.pages) // self._stride * self.page_size:
+            pages = self._take(self._stride, request.id, PageState.HELD)
+            if pages is None:
+                return False
+            request.pages += pages
+            request.capacity += self.page_size
+        elif request.num_computed >= request.capacity:
+            self.tables.fill(request)
+        return request.num_computed < request.capacity
+
+    def room_for(self, request: Request, tokens: int, *, spare: int) -> int:
+        """How many of the next `tokens` tokens have room, with pages taken where more than `spare` stay."""
+        blocks = self.needs.blocks(request.num_computed + tokens - request.capacity)
+        missing = blocks * self._stride
+        if missing > 0 and self.num_available - missing > spare:
+            pages = self._take(missing, request.id, PageState.HELD)
+            if pages is not None:
+                request.pages += pages
+                request.capacity += blocks * self.page_size
+        return min(tokens, request.capacity - request.num_computed)
+
+    def store(self, request: Request, upto: int) -> None:
+        """Tokens [0, upto) are computed: insert their full pages into the radix cache."""
+        if request.state is not None:
+            for save in [save for save in request.state.saves if save.position <= upto]:
+                self._store_pages(request, save.position)
+                if (node := self.node_of(request)) is not None:
+                    self.states.attach(request, save, node)
+        self._store_pages(request, upto)
+
+    def _store_pages(self, request: Request, upto: int) -> None:
+        node = self.node_of(request)
+        if node is None or not self.cache.enabled:
+            return
+        first, end = node.depth, upto // self.page_size
+        if end <= first:
+            return
+        tokens = request.tokens(first * self.page_size, end * self.page_size)
+        pages = request.pages[first * self._stride : end * self._stride]
+        inserted = self.cache.insert(tokens, pages, after=node)
+        self.pool.to_cache(inserted.adopted, request.id)
+        self._windows.read(self._windows.among(inserted.adopted))
+        if self.tiers is not None:
+            self.tiers.stored(request, first, pages, inserted)
+        self._use(request, inserted.node)
+
+    def release(self, request: Request, *, keep: bool = True) -> None:
+        """Release all pages of a request. Computed ones stay in the cache until evicted.
+
+        keep=False: its KV is invalid, so the part that is cached already is dropped too.
+        """
+        if keep and request.pages:
+            self.store(request, min(request.num_computed, request.num_known))
+        self.stop_waiting(request)
+        self.pool.give_back(self.tables.held_by(request), request.id)
+        self.states.release(request, request.id)
+        self._drop_cached_part(request)
+        if not keep:
+            self.forget(request)
+
+    def retain(self, request: Request, now: float) -> None:
+        """A request is complete: retain what is computed of it, if its client wants that. O(blocks)."""
+        if request.retention is None or not self.cache.enabled:
+            return
+        self.store(request, min(request.num_computed, request.num_known))
+        if (node := self.node_of(request)) is not None:
+            retention, blocks = request.retention, node.path_blocks()
+            for part, seconds in retention.parts(blocks, self.page_size):
+                self.retentions.retain(request.tenant, retention.key, part, seconds, now)
+
+    def forget(self, request: Request) -> None:
+        """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).
+
+        It is found by the request's tokens.
+        """
+        found = self.cache.match(request.tokens(0, request.num_tokens), resume=WHATEVER_IS_THERE)
+        self._evicted(self.cache.forget(found.node))
+        if self.tiers is not None:
+            self.tiers.revoke(request)
+
+    def clear(self, blocks: Collection[BlockHash] | None) -> int:
+        """Evict these blocks from the radix cache, or all (None), as far as no request reads them; returns
+        how many pages. O(nodes of the cache)."""
+        pages = self.cache.evict(self.cache.num_pages) if blocks is None else self.cache.drop_blocks(blocks)
+        self._evicted(pages)
+        return len(pages)
+
+    def reserve(self, request: Request, headroom: int, room: int = 0) -> Reservation | None:
+        """Set pages aside for a request whose KV another worker will send; None if there are too few.
+
+        `room`: tokens by which it may grow until then.
+        """
+        incoming = self._begin(request, lambda _: headroom, PageState.IN_FLIGHT, room)
+        if incoming is None:
+            return None
+        return self.reservations.add(Reservation(request, request.num_computed, incoming))
+
+    def quarantine(self, reservation: Reservation) -> None:
+        """Abort a handoff whose peer may still write. Its pages stay unusable until `free_reservation`."""
+        self.reservations.quarantine(reservation)
+        self._drop_cached_part(reservation.request)
+
+    def free_reservation(self, reservation: Reservation, verified: int = 0) -> None:
+        """Free the pages of a handoff: no write can land in them any more.
+
+        The first `verified` ones have KV that may be used, and go to the cache.
+        """
+        self._drop_cached_part(reservation.request)  # it reads none of the pages that are kept
+        self.reservations.free(reservation, self.arriving.keep_verified(reservation, verified))
+
+    def let_all_go(self) -> bool:
+        """Unlock what has arrived for waiting requests. False: there is none."""
+        return self.arriving.let_all_go()
+
+    def contents(self) -> list[CacheChange]:
+        """All blocks in the radix cache and on tiers, as changes; empty unless the cache keeps a journal."""
+        if self.tiers is not None:
+            return self.tiers.contents()
+        return [CacheChange(True, self.cache.blocks())]
+
+    def take_changes(self) -> list[CacheChange]:
+        """Changes of `contents` since the last call, in order."""
+        if self.tiers is not None:
+            return self.tiers.take_changes()
+        return self.cache.take_changes()
+
+    def check(self, owners: list[Request]) -> PageCounts:
+        """Check that every page has exactly one owner; `owners` are all requests that may have pages.
+
+        Costs O(pages in the pool). Raises PageLeak.
+        """
+        return check_pages(
+            owners,
+            self.reservations.all(),
+            pool=self.pool,
+            cache=self.cache,
+            tables=self.tables,
+            arriving=self.arriving,
+            holds=self.holds,
+            states=self.states,
+            leaving=frozenset() if self.tiers is None else self.tiers.tiers.leaving,
+        )
+
+    def _begin(
+        self, request: Request, headroom: Callable[[int], int], state: PageState, room: int = 0
+    ) -> list[int] | None:
+        """Match, lock, take the rest in `state`; returns the pages taken. All or nothing."""
+        needs, blocks = self.needs, self.needs.blocks(request.num_tokens + room)
+        if headroom(needs.pages(blocks)) >= self.num_available:
+            return None  # it does not fit even without sharing, so skip the search
+        arrives = state is PageState.IN_FLIGHT
+        position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
+        found = self.cache.match(request.tokens(0, request.num_reusable), resume=position)
+        branch = found.node.depth
+        if not arrives:  # else a peer sends the state
+            found = self.states.usable(found)
+        self._use(request, found.node)
+        cached = found.blocks
+        request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
+        if not self.states.begin(request, None if arrives else found, branch, state):
+            self._drop_cached_part(request)
+            return None
+        new = range(cached, blocks)
+        places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
+        alone = needs.pages(blocks - self._shared_blocks(request))
+        fits = len(places) + headroom(alone) <= self.num_available
+        fresh = self._take(len(places), request.id, state) if fits else None
+        if fresh is None:
+            self.states.release(request, request.id, state)
+            self._drop_cached_part(request)
+            return None
+        self.stop_waiting(request)
+        self.tables.extend(request, blocks, places, fresh)
+        request.num_computed = cached * self.page_size
+        if request.num_cached is None:
+            request.num_cached = request.num_computed
+        return fresh
+
+    def _drop_cached_part(self, request: Request) -> None:
+        if (node := self._nodes.pop(request.id, None)) is not None:
+            self._windows.unread(self._windows.among(request.pages))
+            self.cache.unlock(node)
+        self.tables.clear(request)
+        request.num_computed = 0
+
+    def _use(self, request: Request, node: RadixNode) -> None:
+        """`node` is now the deepest one whose pages a request uses."""
+        self.cache.lock(node)
+        before, self._nodes[request.id] = self._nodes.get(request.id), node
+        if before is not None:
+            self.cache.unlock(before)
+
+    def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
+        if count > self.num_available:
+            self.let_all_go()
+        if count > self.num_available:
+            return None
+        while (short := count - self.pool.num_free) > 0:
+            self._evicted(self.cache.evict(short))
+        return self.pool.take(count, owner, state)
+
+    def _take_most(self, count: int, owner: int) -> list[int]:
+        return self._take(min(count, self.num_available), owner, PageState.HELD) or []
+
+    def stop_waiting(self, request: Request) -> None:
+        """For KV that comes from elsewhere."""
+        if self.tiers is not None:
+            self.tiers.stop_waiting(request)
+        self.arriving.let_go(request)
+
+    def _evicted(self, pages: list[int]) -> None:
+        if self.tiers is None:
+            self.pool.from_cache(pages)
+        else:
+            self.tiers.evicted(pages)
+
+    def _shared_blocks(self, request: Request) -> int:
+        """Cached blocks of a request that others read too."""
+        return shared.depth if (shared := shared_part(self.node_of(request))) is not None else 0

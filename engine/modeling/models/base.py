@@ -1,0 +1,180 @@
+"""The interface between models and the model runner."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from engine.model_config.errors import UnsupportedModel, WeightsError
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.quantization import Packing
+from engine.model_config.shard import Cut
+from engine.modeling.layers.experts import ExpertStack, Router
+from engine.modeling.layers.factory import Layers
+from engine.modeling.layers.layer_attention import LayerAttention
+from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.modules import Embedding
+from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.models.weight_table import ParamSlice, WeightTable
+
+_KV_SCALES: Final = (".k_scale", ".v_scale", ".kv_scale")
+"""See kv_scales.py."""
+_OF_EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
+
+
+class Attention(Protocol):
+    """Causal attention over each sequence, as `CausalLM.layer_attention` says for each layer.
+
+    It also stores keys and values, since it owns the KV pool.
+    """
+
+    def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
+        """Queries, keys and values, concatenated: [T, H + 2 * KVH, D] -> [T, H, D].
+
+        With latent attention, queries and one row in place of keys and values: [T, H + 1, D] -> [T, H, rank].
+        Queries and keys are not rotated yet: `rotation` does that; None for models without rotary positions.
+        `qkv` may be overwritten.
+        """
+        ...
+
+
+class RecurrentAttention(Attention, Protocol):
+    """The same for models whose other layers have a recurrent state, which it owns too."""
+
+    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+        """The gated delta rule over each sequence, from its state and into it.
+
+        `mixed` [T, features]: queries, keys and values, concatenated, before their convolution with `kernel`
+        [features, 1, K]. `log_decay` and `beta` [T, H] in float32. Returns [T, H, value_dim].
+        """
+        ...
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder-only transformer over a flat batch of tokens from any number of sequences."""
+
+    def __init__(self, spec: ModelSpec, layers: Layers) -> None:
+        super().__init__()
+        self.spec = spec
+        """The shape of the whole model, over all ranks."""
+        self.shard = layers.communicator.shard
+        self.part = layers.communicator.shard.of(spec)
+        """The shape of this rank's part."""
+        self.embed = Embedding(self.num_embeddings(spec), spec.hidden_size)
+        self._live_rows = layers.live_rows
+        self.head = layers.head(self.embed, tied=spec.tied_embeddings)
+
+    @staticmethod
+    def num_embeddings(spec: ModelSpec) -> int:
+        return spec.vocab_size
+
+    @abstractmethod
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
+        """Final hidden states [T, d] of tokens `input_ids` [T] at absolute `positions` [T].
+
+        Behind them, in the same rows, the outputs of the layers that `tap` named.
+        """
+
+    def tap(self, layers: Sequence[int]) -> None:
+        """Return the outputs of these layers too, also in graphs captured from now on."""
+        raise UnsupportedModel(f"{self.spec.architecture} shows no hidden states to an EAGLE-3 head")
+
+    def layer_attention(self) -> list[LayerAttention]:
+        """How each layer with attention attends, with this rank's heads."""
+        spec = self.spec
+        return [
+            LayerAttention(
+                scale=spec.attention_scale,
+                window=spec.window(layer),
+                soft_cap=spec.attention.soft_cap,
+                sinks=self.sinks(layer),
+                latent_rank=None if spec.latent is None else spec.latent.rank,
+            )
+            for layer in spec.attention_layers
+        ]
+
+    def sinks(self, layer: int) -> Tensor | None:
+        """Of a layer that has them, [heads] float32."""
+        return None
+
+    def expect(self, rows: int) -> None:
+        """Set how many rows of the next forward pass are tokens; the rest is padding of a CUDA graph.
+
+        Enqueued on the device, for models that have experts.
+        """
+        if self.spec.experts is not None:
+            self._live_rows.expect(rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].
+
+        Ranks other than the leader return the scores of their own part of the vocabulary.
+        """
+        scores: Tensor = self.head(hidden)
+        if self.spec.logit_scale != 1.0:
+            scores = scores * self.spec.logit_scale
+        cap = self.spec.logit_soft_cap
+        return scores if cap is None else torch.tanh(scores / cap).mul_(cap)
+
+    def pack(self) -> None:
+        """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
+        for module in self.modules():
+            if isinstance(module, Linear | ExpertStack | Router):
+                module.pack()
+
+    @abstractmethod
+    def weight_table(self) -> WeightTable:
+        """Which modules of the checkpoint fill which modules of this model."""
+
+    def head_param(self) -> ParamSlice:
+        """The source of an untied head's weight."""
+        vocab = self.spec.vocab_size
+        return ParamSlice("head", cut=Cut(0, vocab, (self.shard.vocabulary(vocab),)))
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """The checkpoint's tensor as those of `weight_table`: several if it stacks those of all experts."""
+        yield name, tensor
+
+    def source_name(self, name: str) -> str:
+        """The name in `weight_table` of the checkpoint's tensor `name`; checkpoints vary in spelling."""
+        return name
+
+    def reads(self, name: str) -> bool:
+        """Whether the checkpoint's tensor `name` is read at all: others are not even looked at."""
+        return True
+
+    def ignores(self, name: str) -> bool:
+        """Whether the checkpoint's tensor `name` is not needed by this model."""
+        unused = () if self.spec.quantization is None else self.spec.quantization.unused
+        head = self.spec.tied_embeddings and name == "lm_head.weight"
+        return head or self._is_elsewhere(name) or name.endswith((*unused, *_KV_SCALES))
+
+    def is_empty(self, name: str, tensor: Tensor) -> bool:
+        """Whether this is a bias of zeros of a model without it: AutoGPTQ at first gave every layer one."""
+        quantization = self.spec.quantization
+        of_gptq = quantization is not None and quantization.packing is Packing.GPTQ
+        return of_gptq and name.endswith(".bias") and not tensor.any()
+
+    def check_ignored(self, name: str, tensor: Tensor) -> None:
+        """Raises WeightsError if a tensor that is ignored says that weights are not what config.json says."""
+        quantization = self.spec.quantization
+        if quantization is None or not name.endswith(".g_idx"):
+            return
+        groups = torch.arange(len(tensor)) // (quantization.group or len(tensor))
+        if not torch.equal(tensor.long(), groups):
+            raise WeightsError(
+                f"{name} reorders input features (act-order), but config.json says desc_act=false; use a"
+                " checkpoint without act-order"
+            )
+
+    def _is_elsewhere(self, name: str) -> bool:
+        """Whether the tensor is of an expert that other ranks hold."""
+        experts, of_expert = self.part.experts, _OF_EXPERT.search(name)
+        if experts is None or of_expert is None:
+            return False
+        return int(of_expert[1]) in set(range(experts.count)) - set(experts.held)

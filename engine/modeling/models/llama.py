@@ -1,0 +1,192 @@
+"""The Llama family: decoders of attention with rotary positions and a gated MLP or experts.
+
+The members differ in biases, norms, rotation, the windows of layers and the names in checkpoints. All of that
+is in the spec and in the tables of names. Layers get the spec of a rank's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Norms
+from engine.model_config.parts.rope_spec import RopeSpec
+from engine.model_config.quantization import NESTED
+from engine.modeling.layers.factory import Layers
+from engine.modeling.layers.linear.linear_layer import weight
+from engine.modeling.layers.modules import NoNorm
+from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.layers.rope import rope_table
+from engine.modeling.models.attention_table import attention_table, norm_table, projections
+from engine.modeling.models.base import Attention, CausalLM
+from engine.modeling.models.mlp_table import mlp_names, mlp_table
+from engine.modeling.models.weight_table import ParamSlice, WeightTable, per_layer
+
+_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+
+
+class LlamaModel(CausalLM):
+    def __init__(self, spec: ModelSpec, layers: Layers) -> None:
+        super().__init__(spec, layers)
+        if spec.rope is None:
+            raise ValueError("the Llama family needs rotary positions")
+        self.ops = layers.ops
+        within = [layers.within(self.layer_name.format(index)) for index in range(spec.num_layers)]
+        self.layers = nn.ModuleList(
+            LlamaLayer(self.part, index, parts, self.mixer(index, parts))
+            for index, parts in enumerate(within)
+        )
+        self.norm = layers.norm(spec)
+        self._tapped: tuple[int, ...] = ()
+        device = self.embed.weight.device
+        self._ropes = [spec.rope_of(index) for index in range(spec.num_layers)]
+        self._tables = {
+            rope: rope_table(rope, spec.rotary_dim, spec.max_position, device=device)
+            for rope in dict.fromkeys(self._ropes)
+            if rope is not None
+        }
+        # Rounded to the model's dtype, as in training.
+        self._scale = torch.tensor(spec.embedding_scale, device="cpu").to(self.embed.weight.dtype).item()
+
+    def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
+        x: Tensor = self.embed(input_ids)
+        if self._scale != 1.0:
+            x = x * self._scale
+        rotations = self.rotations(positions, x.dtype)
+        residual = torch.zeros_like(x)
+        taps: list[Tensor] = []
+        for index, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
+            x, residual = layer(x, residual, rotations[rope], attn)
+            if index in self._tapped:
+                taps.append(x + residual)
+        hidden = self.norm.add(x, residual)[0]
+        return torch.cat([hidden, *taps], dim=-1) if taps else hidden
+
+    def rotations(self, positions: Tensor, dtype: torch.dtype) -> dict[RopeSpec | None, Rotation | None]:
+        """Of layers, by how they rotate queries and keys."""
+        rotations: dict[RopeSpec | None, Rotation | None] = {None: None}
+        for rope, table in self._tables.items():
+            rotations[rope] = self.ops.rotation(table, positions, dtype)
+        return rotations
+
+    def tap(self, layers: Sequence[int]) -> None:
+        self._tapped = tuple(layers)
+
+    def mixer(self, index: int, layers: Layers) -> nn.Module:
+        """What a layer has before its MLP: x [T, d], the step's rotation and attention -> [T, d]."""
+        return LlamaAttention(self.part, index, layers)
+
+    def sinks(self, layer: int) -> Tensor | None:
+        mixer = self.get_submodule(f"layers.{layer}.attention")
+        return mixer.sinks if isinstance(mixer, LlamaAttention) else None
+
+    def weight_table(self) -> WeightTable:
+        table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
+        if not self.spec.tied_embeddings:
+            table["lm_head"] = self.head_param()
+        return {**table, **self.layer_tables()}
+
+    @property
+    def layer_name(self) -> str:
+        """What the names of a layer's modules begin with in checkpoints; `{}` is its number."""
+        return "model.layers.{}."
+
+    def layer_tables(self) -> WeightTable:
+        """Which modules of the checkpoint fill the layers."""
+        whole, part, shard = self.spec, self.part, self.shard
+        tables = [
+            norm_table(whole) | self.mixer_table(index) | mlp_table(whole, part, shard, index)
+            for index in range(whole.num_layers)
+        ]
+        return dict(per_layer(tables, self.layer_name, "layers.{}."))
+
+    def mixer_table(self, index: int) -> dict[str, ParamSlice]:
+        """Which modules of a checkpoint's layer fill its `mixer`."""
+        return attention_table(self.spec, self.part, self.shard)
+
+    def source_name(self, name: str) -> str:
+        for nested, plain in NESTED.items():
+            if name.startswith(nested):
+                return plain + name.removeprefix(nested)
+        return name
+
+    def ignores(self, name: str) -> bool:
+        if self.spec.mtp is not None and name.startswith(self.spec.mtp.tensors):
+            return True
+        if name.removeprefix("model.").startswith(_VISION) or name.endswith("rotary_emb.inv_freq"):
+            return True
+        return super().ignores(name)
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, spec: ModelSpec, index: int, layers: Layers, mixer: nn.Module) -> None:
+        super().__init__()
+        before, after = spec.norms is not Norms.AFTER, spec.norms is not Norms.BEFORE
+        self.input_norm = layers.norm(spec) if before else NoNorm()
+        self.attention = mixer
+        self.attention_output_norm = layers.norm(spec) if after else None
+        self.mlp_norm = layers.norm(spec) if before else NoNorm()
+        self.mlp = layers.mlp(spec, index, mlp_names(spec))
+        self.mlp_output_norm = layers.norm(spec) if after else None
+        self._scale = spec.residual_scale
+
+    def forward(
+        self, x: Tensor, residual: Tensor, rotation: Rotation | None, attn: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """`x` is the output of the layer below, not yet added to `residual`: the norm fuses the addition."""
+        x, residual = self.input_norm.add(x, residual)
+        x = self.attention(x, rotation, attn)
+        if self.attention_output_norm is not None:
+            x = self.attention_output_norm(x)
+        x, residual = self.mlp_norm.add(self._scaled(x), residual)
+        x = self.mlp(x)
+        return self._scaled(x if self.mlp_output_norm is None else self.mlp_output_norm(x)), residual
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1.0 else x * self._scale
+
+
+class LlamaAttention(nn.Module):
+    def __init__(
+        self, spec: ModelSpec, index: int, layers: Layers, *, in_features: int | None = None
+    ) -> None:
+        """`index`: among the layers with attention. `in_features`: None: of a hidden state."""
+        super().__init__()
+        self.index = index
+        self.num_heads = spec.num_heads
+        self.head_dim = spec.head_dim
+        self.num_kv_heads = spec.num_kv_heads
+        self.gates = spec.q_size if spec.output_gate else 0
+        self.qkv = layers.linear(
+            *projections(spec),
+            in_features=in_features or spec.hidden_size,
+            out_features=self.gates + spec.q_size + 2 * spec.kv_size,
+            bias=spec.qkv_bias,
+            rearranged=spec.rearranges_heads,
+        )
+        self.out = layers.sum_linear(
+            "self_attn.o_proj",
+            in_features=spec.q_size,
+            out_features=spec.hidden_size,
+            bias=spec.output_bias,
+        )
+        self.q_norm = layers.head_norm(spec, spec.num_heads)
+        self.k_norm = layers.head_norm(spec, spec.num_kv_heads)
+        self.sinks = weight(spec.num_heads, dtype=torch.float32) if spec.attention.sinks else None
+
+    def forward(self, x: Tensor, rotation: Rotation | None, attn: Attention) -> Tensor:
+        projected = self.qkv(x)
+        qkv = projected[:, self.gates :].contiguous().view(len(x), -1, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k, _ = qkv.split([self.num_heads, self.num_kv_heads, self.num_kv_heads], dim=1)
+            self.q_norm(q)
+            self.k_norm(k)
+        heads = attn.forward(self.index, qkv, rotation).flatten(1)
+        if self.gates:
+            heads = heads * projected[:, : self.gates].sigmoid()
+        output: Tensor = self.out(heads)
+        return output

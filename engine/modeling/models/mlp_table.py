@@ -1,0 +1,69 @@
+"""The names that checkpoints give to a layer's MLP or experts."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Shard
+from engine.modeling.layers.mlp import MlpNames
+from engine.modeling.models.weight_table import ParamSlice
+
+_MIXTRAL: Final = MlpNames(
+    "block_sparse_moe",
+    "block_sparse_moe.w1",
+    "block_sparse_moe.w3",
+    "block_sparse_moe.w2",
+    router="block_sparse_moe.gate",
+)
+_FUSED: Final = MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
+_SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
+_NAMES: Final = {
+    "MixtralForCausalLM": _MIXTRAL,
+    "Glm4MoeForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
+    "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
+    "GptOssForCausalLM": MlpNames(router="mlp.router"),
+    "Phi3ForCausalLM": _FUSED,
+    "GlmForCausalLM": _FUSED,
+    "Glm4ForCausalLM": _FUSED,
+    "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
+}
+"""Where they differ from Qwen's."""
+
+
+def mlp_names(spec: ModelSpec) -> MlpNames:
+    return _NAMES.get(spec.architecture, MlpNames())
+
+
+def mlp_table(whole: ModelSpec, part: ModelSpec, shard: Shard, layer: int) -> dict[str, ParamSlice]:
+    """Which modules of a checkpoint's layer fill its MLP or its experts."""
+    experts, mine, names = whole.experts, part.experts, mlp_names(whole)
+    if experts is None or mine is None or not whole.has_experts(layer):
+        return _gated("mlp", whole.intermediate_size, part.intermediate_size, shard, names.dense)
+    table: dict[str, ParamSlice] = {names.router: ParamSlice("mlp.router")}
+    sizes = experts.intermediate_size, mine.intermediate_size
+    within = shard.within_experts(experts)
+    for index, expert in enumerate(mine.held):
+        table |= _gated("mlp", *sizes, within, names.expert(expert), expert=index)
+    if experts.shared_size:
+        table |= _gated("mlp.shared", experts.shared_size, mine.shared_size, shard, names.shared)
+    if experts.shared_gate:
+        table["mlp.shared_expert_gate"] = ParamSlice("mlp.shared_gate")
+    return table
+
+
+def _gated(
+    target: str, whole: int, part: int, shard: Shard, names: MlpNames, *, expert: int | None = None
+) -> dict[str, ParamSlice]:
+    features = shard.rows(whole, part)
+    gate_up, down = f"{target}.gate_up", f"{target}.down"
+    table = {
+        names.gate: ParamSlice(gate_up, 0, part, expert, cut=features),
+        names.up: ParamSlice(gate_up, part, part, expert, cut=features),
+        names.down: ParamSlice(down, expert=expert, cut=shard.columns(whole)),
+    }
+    if names.gate == names.up:  # one tensor has both
+        table[names.gate] = ParamSlice(gate_up, cut=shard.rows(whole, part, blocks=2))
+    return table

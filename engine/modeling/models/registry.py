@@ -1,0 +1,49 @@
+"""Maps the name of an architecture, one of `ARCHITECTURES`, to the class of its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from engine.model_config.eagle_spec import EAGLE3
+from engine.model_config.model_spec import ModelSpec
+from engine.modeling.layers.factory import Layers
+from engine.modeling.models.base import CausalLM
+from engine.modeling.models.deepseek import DeepseekModel
+from engine.modeling.models.eagle3 import Eagle3Head
+from engine.modeling.models.gpt2 import GPT2Model
+from engine.modeling.models.llama import LlamaModel
+from engine.modeling.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
+from engine.modeling.models.qwen3_next import Qwen3NextModel
+from engine.modeling.models.rearranged import ErnieMoeModel, GptOssModel
+
+_Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
+
+_MODELS: Final[dict[str, _Build]] = {
+    "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
+    "GptOssForCausalLM": GptOssModel,
+    "Qwen3NextForCausalLM": Qwen3NextModel,
+    "Qwen3_5ForCausalLM": Qwen3NextModel,
+    "Qwen3_5ForConditionalGeneration": Qwen3NextModel,
+    "Qwen3_5MoeForCausalLM": Qwen3NextModel,
+    "Qwen3_5MoeForConditionalGeneration": Qwen3NextModel,
+    "DeepseekV2ForCausalLM": DeepseekModel,
+    "DeepseekV3ForCausalLM": DeepseekModel,
+    "Glm4MoeLiteForCausalLM": DeepseekModel,
+    "GPT2LMHeadModel": GPT2Model,
+    EAGLE3: Eagle3Head,
+}
+"""Where it is not that of Llama."""
+
+_MTP_HEADS: Final[dict[_Build, _Build]] = {
+    LlamaModel: MtpHead,
+    DeepseekModel: DeepseekMtpHead,
+    Qwen3NextModel: Qwen3NextMtpHead,
+}
+"""By the model's class."""
+
+
+def build(spec: ModelSpec, layers: Layers) -> CausalLM:
+    """Build this rank's part with uninitialised weights, on torch's current default device and dtype."""
+    model = _MODELS.get(spec.architecture, LlamaModel)
+    return (_MTP_HEADS[model] if spec.is_mtp_head else model)(spec, layers)

@@ -1,0 +1,36 @@
+"""What clients say about the prefix cache: the key of their session, and how long its KV is to stay."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field
+
+from router.api.generation.params.validation import RequestModel
+from router.request_limits import MAX_CACHE_KEY
+
+CacheKey: TypeAlias = Annotated[str, Field(max_length=MAX_CACHE_KEY)]
+CacheRetention: TypeAlias = Literal["in_memory", "in-memory", "24h"]
+"""OpenAI's."""
+
+_MINUTE_S: Final = 60.0
+HOUR_S: Final = 60 * _MINUTE_S
+_TTL_S: Final = {"5m": 5 * _MINUTE_S, "1h": HOUR_S}
+_RETENTION_S: Final = {"24h": 24 * HOUR_S}
+
+
+class CacheControl(RequestModel):
+    """Anthropic's mark: retains the prompt up to the block that has it; at a request, prompt and answer."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    """5 minutes unless given."""
+
+    @property
+    def seconds(self) -> float:
+        return _TTL_S[self.ttl or "5m"]
+
+
+def retained_s(retention: CacheRetention | None) -> float:
+    """Seconds for which KV is retained; 0: it is evicted like any other."""
+    return 0.0 if retention is None else _RETENTION_S.get(retention, 0.0)

@@ -1,0 +1,331 @@
+"""The core behind every frontend: prompts in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from engine.grammar.grammar import Grammar, GrammarKind
+from router.api.generation.completion import Completion
+from router.api.generation.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
+from router.api.generation.history import History
+from router.api.generation.output.formats import OutputFormats
+from router.api.generation.output.parts import OutputParser
+from router.api.generation.output.reasoning import ReasoningCounter
+from router.api.generation.params.bounds import ServedBounds
+from router.api.generation.params.constraint import Constraint, ConstraintChecks
+from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
+from router.api.generation.run import Run, Running, SequencePlan
+from router.api.generation.served_model import ServedModel
+from router.api.generation.tenants import CURRENT_TENANT
+from router.api.generation.text.breakpoints import block_end
+from router.api.generation.text.chat_template import PromptEnd
+from router.api.generation.text.tokenizer import Tokenizer
+from router.api.generation.tools import NO_TOOLS, ToolUse, forced_schema
+from router.dispatch.interface import Dispatcher
+from router.dispatch.sequence import SequenceRequest
+from router.errors import InvalidRequest, ShuttingDown
+from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+
+
+def _none() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    token_ids: Sequence[int]
+    tool_use: ToolUse
+    parser: Callable[[], OutputParser | None]
+    """Makes a parser for each answer; None if the text is not parsed."""
+    counter: Callable[[], ReasoningCounter | None] = _none
+    """Makes a counter for each answer; None if reasoning is not counted."""
+    visible: Sequence[str] = ()
+    """Special tokens that the parser must see."""
+    prefixes: Sequence[tuple[int, float]] = ()
+    """Tokens of beginnings that the client asks to retain, and for how many seconds."""
+
+    def constrain(self, options: SamplingOptions) -> SamplingOptions:
+        """Add the grammar of a forced tool call, which may be large. Raises InvalidRequest."""
+        if options.constraint is not None:
+            raise InvalidRequest(
+                f"{options.constraint.param} and a forced tool call both constrain the output.",
+                param=options.constraint.param,
+            )
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(forced_schema(self.tool_use)))
+        constrained = replace(options, constraint=Constraint(grammar, "tools"))
+        constrained.check_ends()
+        return constrained
+
+
+class Generation:
+    """Turns requests for text into sequences for the dispatcher, and tokens back into text."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        limits: RequestLimits = RequestLimits(),  # noqa: B008 (frozen)
+        formats: OutputFormats | None = None,
+        history: History | None = None,
+    ) -> None:
+        """`formats`: how answers are parsed; None: by the chat template."""
+        self.model: Final = model
+        self.tokenizer: Final = tokenizer
+        self._dispatcher: Final = dispatcher
+        self.limits: Final = limits
+        self.bounds: Final = ServedBounds.of(model, limits)
+        self.formats: Final = tokenizer.output_formats if formats is None else formats
+        self._constraints: Final = ConstraintChecks()
+        self._running: Running = {}
+        self._history: Final = history
+        self.created: Final = int(time.time())
+        """Unix time in seconds since when the model is served."""
+
+    async def close(self) -> None:
+        """End the processes that check grammars."""
+        await self._constraints.close()
+
+    def ready(self) -> bool:
+        return self._dispatcher.ready()
+
+    def workers(self, role: worker_pb2.Role) -> int:
+        """Number of workers of a role that can be used now."""
+        return self._dispatcher.workers(role)
+
+    async def start(self, request: GenerationRequest) -> Run:
+        """Validate and tokenize. Nothing is sent to workers before the run's chunks are iterated.
+
+        Raises InvalidRequest or Overloaded.
+        """
+        model, options = self.model, request.options
+        self._check_counts(request)
+        options.check(self.bounds)
+        # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
+        with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
+            sequences = await self._sequences(request)
+        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
+
+    async def _sequences(self, request: GenerationRequest) -> list[SequencePlan]:
+        model, drafts = self.model, await self._drafts(request)
+        sequences: list[SequencePlan] = []
+        for prompt in request.prompts:
+            await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
+            prepared = await self.prepare(prompt)
+            token_ids, options = prepared.token_ids, request.options
+            if prepared.tool_use.forced:
+                options = await asyncio.to_thread(prepared.constrain, options)
+            if options.constraint is not None:
+                await self._constraints.check(options.constraint)
+            visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
+            room = model.max_model_len - len(token_ids)
+            retention = self._retention(request, prepared)
+            seed = options.seed if options.seed is not None else secrets.randbits(64)
+            for k in range(request.n):
+                sampling = options.resolve(
+                    prompt_tokens=len(token_ids),
+                    room=room,
+                    seed=derive_seed(seed, k),
+                    vocab_size=model.vocab_size,
+                    defaults=model.sampling_defaults,
+                )
+                if drafts is not None:
+                    sampling.drafts.CopyFrom(drafts)
+                completion = Completion(
+                    len(sequences),
+                    self.tokenizer.detokenizer(token_ids, visible),
+                    stops=options.stop,
+                    stop_token_ids=options.stop_token_ids,
+                    min_tokens=options.min_tokens,
+                    prompt_only=options.max_tokens == 0,
+                    parser=prepared.parser(),
+                    counter=prepared.counter(),
+                )
+                sequence = SequenceRequest(
+                    token_ids,
+                    sampling,
+                    priority=request.priority,
+                    tenant=CURRENT_TENANT.get().name,
+                    timeout_s=request.timeout_s,
+                    ttft_deadline_s=request.ttft_deadline_s,
+                    retention=retention,
+                )
+                sequences.append(SequencePlan(sequence, completion))
+        return sequences
+
+    def _retention(self, request: GenerationRequest, prepared: PreparedPrompt) -> worker_pb2.Retention | None:
+        if not self.limits.retention or not (request.retain_s or prepared.prefixes):
+            return None
+        prefixes = [
+            worker_pb2.RetainedPrefix(tokens=tokens, seconds=seconds) for tokens, seconds in prepared.prefixes
+        ]
+        return worker_pb2.Retention(key=request.cache_key, seconds=request.retain_s, prefixes=prefixes)
+
+    async def _drafts(self, request: GenerationRequest) -> sampling_pb2.DraftHints | None:
+        """What the request says about drafts; None: nothing. Raises InvalidRequest."""
+        if not request.prediction:
+            return None if request.speculative else sampling_pb2.DraftHints(off=True)
+        tokens, context = request.prediction, self.model.max_model_len
+        if not isinstance(tokens, str):
+            self.check_ids(tokens, "drafts.prediction", "prediction")
+        elif self.tokenizer.fewest_tokens(tokens) <= context:
+            tokens = await self.tokenizer.encode_rendered(tokens)
+        else:
+            tokens = ()
+        if not 0 < len(tokens) <= context:
+            raise InvalidRequest(
+                f"The prediction has more tokens than the context, which holds {context}.", param="prediction"
+            )
+        return sampling_pb2.DraftHints(prediction=tokens, off=not request.speculative)
+
+    def release_session(self, key: str) -> None:
+        """End what the tenant's session of this key retains in the workers' caches. Raises InvalidRequest."""
+        if len(key) > MAX_CACHE_KEY:
+            raise InvalidRequest(f"The key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
+        self._dispatcher.release_session(CURRENT_TENANT.get().name, key)
+
+    def abort(self, request_id: str) -> bool:
+        """Abort a running request, also on the workers. False if the tenant has none with this id."""
+        run = self._running.get((CURRENT_TENANT.get(), request_id))
+        if run is None:
+            return False
+        run.abort()
+        return True
+
+    def running(self, request_id: str) -> Run | None:
+        """The running request with this id, its own or its client's; of several, the latest."""
+        found = [
+            run
+            for (_, name), run in self._running.items()
+            if name == request_id or (run.identity is not None and run.identity.clients_id == request_id)
+        ]
+        return found[-1] if found else None
+
+    def fail_all(self) -> None:
+        """End every running request with ShuttingDown, when the router stops and cannot wait for them."""
+        for run in list(self._running.values()):
+            run.fail(ShuttingDown())
+
+    async def prepare(self, prompt: Prompt) -> PreparedPrompt:
+        """The tokens of a prompt, and the parser of its answers. Raises InvalidRequest."""
+        tokenizer = self.tokenizer
+        parser: Callable[[], OutputParser | None] = _none
+        counter: Callable[[], ReasoningCounter | None] = _none
+        use, visible = NO_TOOLS, tuple[str, ...]()
+        prefixes: Sequence[tuple[int, float]] = ()
+        if isinstance(prompt, Chat):
+            if not prompt.messages:
+                raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
+            use, param = prompt.tool_use, "messages"
+            self.check_messages(len(prompt.messages))
+            text = await self._rendered(prompt)
+            if use.forced and prompt.end is not PromptEnd.ANSWER:
+                raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
+            parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
+            counter = partial(self.formats.counter, use, text)
+            parser()  # raises for tools whose calls cannot be parsed
+            self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
+            token_ids: Sequence[int]
+            if prompt.breakpoints and self.limits.retention:
+                ends = [await self._end(point, text) for point in prompt.breakpoints]
+                token_ids, counts = await tokenizer.encode_to_ends(text, ends)
+                times = (point.seconds for point in prompt.breakpoints)
+                prefixes = [(tokens, s) for tokens, s in zip(counts, times, strict=True) if tokens]
+            else:
+                token_ids = await tokenizer.encode_rendered(text)
+        elif isinstance(prompt, str):
+            param = "prompt"
+            self._check_length(tokenizer.fewest_tokens(prompt), param, "at least ")
+            token_ids = await tokenizer.encode(prompt)
+        else:
+            token_ids, param = prompt, "prompt"
+        self._check_length(len(token_ids), param)
+        self.check_ids(token_ids, param)
+        return PreparedPrompt(token_ids, use, parser, counter, visible, prefixes)
+
+    async def _end(self, point: Breakpoint, prompt: str) -> int:
+        """Characters of a prompt up to a breakpoint."""
+        return block_end(prompt, [await self._rendered(chat) for chat in point.altered()])
+
+    async def _rendered(self, chat: Chat) -> str:
+        messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
+        return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
+
+    def check_messages(self, count: int) -> None:
+        """Raise InvalidRequest for more messages than fit the context: each has a token or more."""
+        if count > MAX_MESSAGES:
+            raise InvalidRequest(f"There are {count} messages; at most {MAX_MESSAGES} fit.", param="messages")
+        self._check_length(count, "messages", "at least ")
+
+    def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:
+        """Raise InvalidRequest unless these are token ids, and at least one. `noun`: what they are ids of."""
+        if not token_ids:
+            raise InvalidRequest(f"The {noun} is empty; it needs at least one token.", param=param)
+        vocab_size = self.model.vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise InvalidRequest(
+                f"The {noun} has a token id out of range; this model's are 0 to {vocab_size - 1}.",
+                param=param,
+            )
+
+    def _check_length(self, tokens: int, param: str, precision: str = "") -> None:
+        """`precision` qualifies `tokens` in the message if it is not exact."""
+        limit, context = self.limits.max_prompt_tokens, self.model.max_model_len
+        if limit is not None and tokens > limit:
+            why = f"this server takes at most {limit}"
+        elif tokens >= context:
+            why = f"the context holds {context}, and at least one is for the answer"
+        else:
+            return
+        raise InvalidRequest(
+            f"The prompt has {precision}{tokens} tokens, but {why}.",
+            param=param,
+            code="context_length_exceeded",
+        )
+
+    def _check_counts(self, request: GenerationRequest) -> None:
+        limits = self.limits
+        if not request.prompts:
+            raise InvalidRequest("There is no prompt.", param="prompt")
+        if request.n < 1:
+            raise InvalidRequest(f"n must be at least 1, not {request.n}.", param="n")
+        if len(request.prompts) * request.n > limits.max_completions:
+            raise InvalidRequest(
+                f"The request asks for {len(request.prompts) * request.n} completions; "
+                f"at most {limits.max_completions} are possible.",
+                param="prompt" if request.n == 1 else "n",
+            )
+        if not request.timeout_s >= 0.0:
+            raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
+        if request.priority and not limits.priorities:
+            raise InvalidRequest(
+                "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
+                " out, or send 0.",
+                param="priority",
+                code="unsupported_parameter",
+            )
+        if abs(request.priority) > MAX_PRIORITY:
+            raise InvalidRequest(
+                f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority"
+            )
+        CURRENT_TENANT.get().require_priority(request.priority)
+        if request.ttft_deadline_s and not limits.ttft_deadlines:
+            raise InvalidRequest(
+                "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",
+                param="ttft_deadline",
+                code="unsupported_parameter",
+            )
+        if len(request.cache_key) > MAX_CACHE_KEY:
+            raise InvalidRequest(f"cache_key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
+        if not 0.0 <= request.retain_s <= MAX_RETENTION_S:
+            raise InvalidRequest(f"retain_s must be from 0 to {MAX_RETENTION_S:.0f}.", param="retain_s")
+        if not request.ttft_deadline_s >= 0.0:
+            raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")

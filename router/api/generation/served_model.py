@@ -1,0 +1,23 @@
+"""Facts about a served model, for the frontends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    name: str
+    """The name in the APIs: --served-model-name."""
+    path: Path
+    """The checkpoint's folder, with tokenizer.json and the chat template."""
+    mode: str
+    """"mixed", "disagg" or "adaptive"."""
+    max_model_len: int
+    """Prompt and output together, in tokens."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS

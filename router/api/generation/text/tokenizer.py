@@ -1,0 +1,184 @@
+"""The model's tokenizer: text and conversations to ids, and ids to streamed text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+
+from router.api.generation.output.formats import OutputFormats
+from router.api.generation.text.breakpoints import tokens_within
+from router.api.generation.text.chat_template import ChatTemplate, PromptEnd
+from router.api.generation.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from router.api.generation.text.system_messages import Message
+from router.api.generation.text.token_bound import TokenBound
+from router.api.generation.text.vocabulary import byte_table
+from router.api.generation.tools import Tool
+from router.errors import InvalidRequest
+
+_INLINE_CHARACTERS: Final = 8192
+"""Longest text that is rendered and encoded inline, in at most 2 ms each; longer text in a thread."""
+
+_MESSAGE_CHARACTERS: Final = 100
+"""Rendering a message takes as long as encoding about this many characters."""
+
+
+class TokenizerError(Exception):
+    """The model's folder has no usable tokenizer; the message names the file."""
+
+
+class Tokenizer:
+    """For use from one event loop. The library releases the interpreter lock while it encodes."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, vocab_size: int, chat_template: ChatTemplate | None = None
+    ) -> None:
+        """`vocab_size` is that of the model, which may exceed the tokenizer's because of padding."""
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend: Final = backend
+        self._chat_template: Final = chat_template
+        spec = json.loads(backend.to_str())
+        self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
+        self._bound: Final = TokenBound.of(spec)
+        self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
+
+    @classmethod
+    def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
+        """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError."""
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise TokenizerError(
+                f"{folder} has no tokenizer.json; write one there with transformers' save_pretrained."
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library has no error class
+            raise TokenizerError(f"{path} cannot be read: {error}") from error
+        try:
+            chat_template = ChatTemplate.load(folder)
+        except ValueError as error:
+            raise TokenizerError(f"{folder} has a chat template that cannot be used: {error}") from error
+        return cls(backend, vocab_size=vocab_size, chat_template=chat_template)
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound of the tokens of `text`, without encoding it; 0 if the vocabulary has none."""
+        return 0 if self._bound is None else self._bound.fewest(text)
+
+    async def encode(self, text: str) -> list[int]:
+        """Ids of a plain prompt, with the model's special tokens at its start."""
+        return await self._encode(text, add_special_tokens=True)
+
+    async def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a conversation from `render`, without adding special tokens."""
+        return await self._encode(text, add_special_tokens=False)
+
+    async def encode_to_ends(self, text: str, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Like `encode_rendered`; and how many tokens lie before each of `ends`, in characters."""
+        if len(text) <= _INLINE_CHARACTERS:
+            return self._encode_to_ends(text, ends)
+        return await asyncio.to_thread(self._encode_to_ends, text, ends)
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
+        """Ids of several texts, computed on all cores. Blocks."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    @property
+    def output_formats(self) -> OutputFormats:
+        """The formats of tool calls and reasoning that the chat template implies."""
+        template = self._chat_template
+        if template is None:
+            return OutputFormats()
+        return OutputFormats.of_template(template.source, takes_tools=template.takes_tools)
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Tokens that are not part of a text unless they are asked for."""
+        added = self._backend.get_added_tokens_decoder().values()
+        return tuple(token.content for token in added if token.special)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
+    ) -> str:
+        """Render a conversation up to `end`. Raises InvalidRequest."""
+        if self._chat_template is None:
+            raise InvalidRequest(
+                "This model has no chat template; use /v1/completions.",
+                param="messages",
+                code="no_chat_template",
+            )
+        return self._chat_template.render(messages, options, tools, end)
+
+    async def rendered(
+        self,
+        messages: Sequence[Message],
+        options: Mapping[str, Any],
+        tools: Sequence[Tool] = (),
+        end: PromptEnd = PromptEnd.ANSWER,
+    ) -> str:
+        """Like `render`; does not block the event loop for a long conversation."""
+        characters = _characters_in(messages) + len(messages) * _MESSAGE_CHARACTERS
+        if characters <= _INLINE_CHARACTERS and not tools:  # of any size
+            return self.render(messages, options, tools, end)
+        return await asyncio.to_thread(self.render, messages, options, tools, end)
+
+    def detokenizer(self, prompt: Sequence[int], visible: Sequence[str] = ()) -> Detokenizer:
+        """A detokenizer of one output after `prompt`; omits special tokens other than those in `visible`."""
+        if self._table is not None:
+            return ByteDetokenizer(self._table_with(tuple(visible)) if visible else self._table)
+        skips = visible != self.special_tokens
+        return WindowDetokenizer(partial(self._backend.decode, skip_special_tokens=skips), prompt)
+
+    def _table_with(self, visible: tuple[str, ...]) -> Sequence[bytes]:
+        """Cached for each `visible`, of which a model has two: those of its parser, and all."""
+        assert self._table is not None
+        if visible not in self._visible:
+            table = list(self._table)
+            for token in visible:
+                if (token_id := self._backend.token_to_id(token)) is not None:
+                    table[token_id] = token.encode()
+            self._visible[visible] = table
+        return self._visible[visible]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of a whole sequence."""
+        if self._table is not None:
+            detokenizer = ByteDetokenizer(self._table)
+            return detokenizer.feed(token_ids) + detokenizer.flush()
+        return self._backend.decode(token_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token. Special tokens, which are not part of the text, are given by name."""
+        if self._table is not None and (value := self._table[token_id]):
+            return value
+        token = self._backend.id_to_token(token_id)
+        return b"" if token is None else token.encode()
+
+    async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _INLINE_CHARACTERS:
+            return self._encode_now(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode_now, text, add_special_tokens)
+
+    def _encode_now(self, text: str, add_special_tokens: bool) -> list[int]:
+        # Not encode(), which holds the interpreter lock and also computes offsets.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
+
+    def _encode_to_ends(self, text: str, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=False)
+        ids = encoding.ids
+        return ids, [tokens_within(encoding, end, len(text), len(ids)) for end in ends]
+
+
+def _characters_in(messages: Sequence[Message]) -> int:
+    return sum(len(content) for message in messages if isinstance(content := message.get("content"), str))

@@ -1,0 +1,134 @@
+"""Log-probabilities in the two formats of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from router.api.generation.text.tokenizer import Tokenizer
+from rpc.baton.v1 import sampling_pb2
+
+_LOWEST: Final = -9999.0
+"""Replaces minus infinity, which JSON cannot represent."""
+
+
+class Entry(Protocol):
+    """Log-probabilities at one position: a `sampling_pb2.TokenLogprobs`, or a `_PromptEntry`."""
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def top_ids(self) -> Sequence[int]: ...
+
+    @property
+    def top_logprobs(self) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptEntry:
+    logprob: float
+    rank: int
+    top_ids: Sequence[int]
+    top_logprobs: Sequence[float]
+
+
+def prompt_entries(parts: Sequence[sampling_pb2.PromptLogprobs]) -> list[_PromptEntry | None]:
+    """One for each prompt token; None for the first, which nothing precedes. O(tokens)."""
+    entries: list[_PromptEntry | None] = [None]
+    for part in parts:
+        k, ids, values = part.num_top, list(part.top_ids), list(part.top_logprobs)
+        entries += [
+            _PromptEntry(logprob, rank, ids[i * k : (i + 1) * k], values[i * k : (i + 1) * k])
+            for i, (logprob, rank) in enumerate(zip(part.logprobs, part.ranks, strict=True))
+        ]
+    return entries
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], parts: Sequence[sampling_pb2.PromptLogprobs]
+) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`. O(tokens), some microseconds each."""
+    found: list[dict[str, Any] | None] = []
+    for token_id, entry in zip(token_ids, prompt_entries(parts), strict=True):
+        if entry is None:
+            found.append(None)
+            continue
+        tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        tokens = {token_id: (entry.logprob, entry.rank)}
+        tokens |= {other: (value, rank) for rank, (other, value) in enumerate(tops, 1) if other != token_id}
+        found.append(
+            {
+                str(other): {
+                    "logprob": max(value, _LOWEST),
+                    "rank": rank,
+                    "decoded_token": tokenizer.token_bytes(other).decode(errors="replace"),
+                }
+                for other, (value, rank) in tokens.items()
+            }
+        )
+    return found
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[Entry]
+) -> dict[str, Any]:
+    """The `logprobs` of a chat choice."""
+    content = []
+    for token_id, entry in zip(token_ids, logprobs, strict=True):
+        alternatives = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        content.append(
+            _chat_token(tokenizer, token_id, entry.logprob)
+            | {"top_logprobs": [_chat_token(tokenizer, other, value) for other, value in alternatives]}
+        )
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer,
+    token_ids: Sequence[int],
+    logprobs: Sequence[Entry | None],
+    text_offsets: Sequence[int],
+) -> dict[str, Any]:
+    """The `logprobs` of a text completion; `text_offsets` are the offsets of the tokens in the text.
+
+    An entry is None for the first token of a prompt.
+    """
+    tokens = [_name(tokenizer, token_id) for token_id in token_ids]
+    tops: list[dict[str, float] | None] = []
+    for token, entry in zip(tokens, logprobs, strict=True):
+        if entry is None:
+            tops.append(None)
+            continue
+        top = {
+            _name(tokenizer, other): max(value, _LOWEST)
+            for other, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
+        }
+        if top:
+            top.setdefault(token, max(entry.logprob, _LOWEST))
+        tops.append(top)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [None if entry is None else max(entry.logprob, _LOWEST) for entry in logprobs],
+        "top_logprobs": tops,
+        "text_offset": text_offsets,
+    }
+
+
+def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    value = tokenizer.token_bytes(token_id)
+    return {
+        "token": value.decode(errors="replace"),
+        "logprob": max(logprob, _LOWEST),
+        "bytes": list(value),
+    }
+
+
+def _name(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text; if it is only a part of a character, as its bytes, so that names are unique."""
+    value = tokenizer.token_bytes(token_id)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in value)

@@ -1,0 +1,181 @@
+"""Types of the answers and events of the Responses API; see router/api/openai/answers/schemas.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypeAlias
+
+from router.api.openai.answers.schemas import Closed
+
+_ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(Closed):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class OutputMessage(Closed):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: _ItemStatus
+    content: list[OutputText]
+
+
+class OutputCall(Closed):
+    id: str
+    type: Literal["function_call"]
+    status: _ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class OutputReasoningText(Closed):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(Closed):
+    id: str
+    type: Literal["reasoning"]
+    status: _ItemStatus
+    summary: list[Any]
+    content: list[OutputReasoningText]
+
+
+Item: TypeAlias = OutputMessage | OutputCall | OutputReasoning
+
+
+class IncompleteDetails(Closed):
+    reason: Literal["max_output_tokens"]
+
+
+class InputTokensDetails(Closed):
+    cached_tokens: int
+
+
+class OutputTokensDetails(Closed):
+    reasoning_tokens: int
+    """Tokens up to and including `</think>`."""
+
+
+class ResponseUsage(Closed):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(Closed):
+    code: str
+    message: str
+
+
+class Response(Closed):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: Literal[False]
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    """`tools_left_out`: types of tools that are no functions, which the model is not told of."""
+    model: str
+    output: list[Item]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: Any
+    tools: list[Any]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: None
+
+
+class ResponseStateEvent(Closed):
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: Response
+
+
+class OutputItemEvent(Closed):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: Item
+
+
+class ContentPartEvent(Closed):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputText | OutputReasoningText
+
+
+class TextDeltaEvent(Closed):
+    type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: NotRequired[list[Any]]
+
+
+class TextDoneEvent(Closed):
+    type: Literal["response.output_text.done", "response.reasoning_text.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: NotRequired[list[Any]]
+
+
+class ArgumentsDeltaEvent(Closed):
+    type: Literal["response.function_call_arguments.delta"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDoneEvent(Closed):
+    type: Literal["response.function_call_arguments.done"]
+    sequence_number: int
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+ResponseEvent: TypeAlias = (
+    ResponseStateEvent
+    | OutputItemEvent
+    | ContentPartEvent
+    | TextDeltaEvent
+    | TextDoneEvent
+    | ArgumentsDeltaEvent
+    | ArgumentsDoneEvent
+)

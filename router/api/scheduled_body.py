@@ -1,0 +1,40 @@
+"""What requests of every API may say of their session, their priority and their deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from router.api.cache_hints import CacheKey
+from router.api.generation.generation_request import GenerationRequest, Prompt
+from router.api.generation.params.bounds import Priority, Timeout
+from router.api.generation.params.sampling_options import SamplingOptions
+from router.api.generation.params.validation import RequestModel
+
+
+class ScheduledBody(RequestModel):
+    prompt_cache_key: CacheKey | None = None
+    """Names the session whose KV is retained."""
+
+    # Extensions of all APIs.
+    priority: Priority | None = None
+    """With --schedule-policy priority; otherwise only 0."""
+    ttft_deadline: Timeout | None = None
+    """Deadline of the first token, in seconds; with --schedule-policy deadline."""
+    timeout: Timeout | None = None
+    """Deadline of the whole request, in seconds."""
+
+    def _request(
+        self, request_id: str, prompts: Sequence[Prompt], options: Mapping[str, Any], **more: Any
+    ) -> GenerationRequest:
+        """`options`: sampling options by name; None means the default. `more`: further fields."""
+        return GenerationRequest(
+            id=request_id,
+            prompts=prompts,
+            options=SamplingOptions(**{name: value for name, value in options.items() if value is not None}),
+            priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
+            timeout_s=self.timeout or 0.0,
+            cache_key=self.prompt_cache_key or "",
+            **more,
+        )

@@ -1,0 +1,282 @@
+"""Derives each worker's configuration from the flags, the model and the machine. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from common.ports import PortRange
+from engine.config import EngineConfig, SchedulerConfig
+from engine.device.defaults import defaults_for
+from engine.device.sizes_by_memory import SizesByMemory, chunk_of, whole_pages
+from engine.model_config.draft_heads import drafts_as_head, mtp_head
+from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.shard import Shard
+from engine.modeling.loader.checkpoint import Checkpoint, resolve
+from engine.modeling.loader.vocabulary import same_vocabulary
+from engine.presets import PRESETS, Preset
+from router.cluster.worker_config.machine import Machine, PlanError, on_accelerator
+from router.cluster.worker_config.pool_size import (
+    GPU_MEMORY_FRACTION,
+    PoolSize,
+    dtype_of,
+    model_limit,
+    pool_size,
+)
+from router.cluster.worker_config.scheduler_plan import scheduler_for
+from router.config.choices import KVCacheDtype, Mode, Quantization
+from router.config.settings import RouterConfig
+from worker.config import TierConfig, WorkerConfig, WorkerRole
+
+_CPU_CHUNK_TOKENS: Final = 256
+"""About a third of a second on two cores for a 135M model, by which a chunk may delay running answers."""
+_ATTENTION_RATE: Final = 0.75
+"""Throughput of attention relative to that of matrix products: 516 of 690 TFLOP/s on an H200."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    config: WorkerConfig
+    cpus: int
+    """For each of its ranks."""
+    gpus: int
+    """For each of its ranks."""
+    accelerator: str | None = None
+    """Ray's accelerator type of its node; None for any."""
+
+    @property
+    def ranks(self) -> int:
+        return self.config.engine.tensor_parallel_size
+
+    def named(self, worker_id: str) -> WorkerPlan:
+        """That of another worker of the same role."""
+        return replace(self, config=replace(self.config, worker_id=worker_id))
+
+
+def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
+    """One plan per worker, prefill workers first. Raises PlanError, UnsupportedModel."""
+    roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
+    engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
+    if config.mode is Mode.DISAGG:
+        # No graphs of decode batches: every step of these workers has prompts.
+        engines[WorkerRole.PREFILL] = replace(engines[WorkerRole.PREFILL], cuda_graph_max_batch=0)
+    ports = config.cluster.worker_ports
+    counts = dict.fromkeys(WorkerRole, 0)
+    plans = []
+    for role in roles:
+        worker = WorkerConfig(
+            worker_id=f"{role.value}-{counts[role]}",
+            role=role,
+            model=config.served_model_name or checkpoint.name,
+            source=config.model,
+            engine=engines[role],
+            sizes=_sizes(config, engines[role], role),
+            mode=config.mode.value,
+            metric_names=config.operation.metrics_names,
+            tiers=_tiers(config),
+            transport=config.kv_transport.value if config.has_transport else None,
+            kv_by_ranks=config.has_transport and config.num_ranks > len(roles),
+            host=machine.host,
+            network=config.cluster.worker_network,
+            ports=None if ports is None else PortRange.parse(ports),
+            log_format=config.operation.log_format.value,
+            decode_log_interval=config.operation.decode_log_interval,
+            handoff_timeout_s=config.handoff_timeout,
+            step_timeout_s=config.failover.step_timeout,
+            router_timeout_s=config.failover.router_timeout,
+        )
+        counts[role] += 1
+        prefill = role is WorkerRole.PREFILL
+        accelerator = config.for_role(prefill=prefill).accelerator
+        on_gpu = machine.device == "cuda"
+        if accelerator is not None and not on_gpu:
+            flag = config.flag_for("accelerator", prefill=prefill)
+            raise PlanError(f"{flag} {accelerator} needs GPUs, but the workers run on the CPU")
+        plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
+    return plans
+
+
+def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolSize:
+    """Of a decode worker with one rank. Raises PlanError, UnsupportedModel."""
+    spec = _spec(config, checkpoint)
+    scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
+    return pool_size(config, checkpoint, spec, spec, machine, scheduler, ranks=1)
+
+
+def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role: WorkerRole) -> EngineConfig:
+    spec = _spec(config.for_role(prefill=role is WorkerRole.PREFILL), checkpoint)
+    part = _part(config, checkpoint, spec, role)
+    config = config.for_role(prefill=role is WorkerRole.PREFILL)
+    machine, ranks = on_accelerator(config, machine), config.tensor_parallel_size
+    scheduler = _with_draft_model(_scheduler(config, part, machine, role, ranks), config, checkpoint)
+    pool = pool_size(config, checkpoint, spec, part, machine, scheduler, ranks)
+    longest, limit = pool.longest, model_limit(config, checkpoint, spec)
+    if config.max_model_len is not None and longest < limit:
+        raise PlanError(
+            f"--max-model-len {limit} does not fit the KV pool, which holds a request of {longest} tokens;"
+            " lower it, or raise --kv-pool-tokens or --kv-memory-fraction"
+        )
+    if config.scheduling.disable_chunked_prefill and scheduler.prefill_limit(longest) < longest:
+        raise PlanError(
+            f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
+            f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
+        )
+    on_gpu = machine.device == "cuda"
+    graphs = _graphs(config, machine, ranks)
+    # A GPU worker measures what its largest step leaves; `pool` is an estimate, to fail early.
+    profiled = on_gpu and config.kv_pool_tokens is None
+    return EngineConfig(
+        model_path=checkpoint.path,
+        device=machine.device,
+        dtype=dtype_of(config, spec, machine),
+        load_format=config.load_format,
+        quantization=_quantization(config),
+        fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
+        page_size=config.page_size,
+        num_pages=0 if profiled else pool.num_pages,
+        num_state_slots=config.state_slots,
+        kv_memory_fraction=config.kv_memory_fraction or GPU_MEMORY_FRACTION,
+        max_model_len=longest,
+        scheduler=scheduler,
+        radix_cache=not config.disable_radix_cache,
+        retained_kv_share=config.retained_kv_share,
+        overlap=on_gpu,
+        cuda_graph_max_batch=graphs.batch,
+        cuda_graph_max_tokens=graphs.tokens,
+        tensor_parallel_size=ranks,
+        expert_parallel_size=config.expert_parallel_size,
+    )
+
+
+def _tiers(config: RouterConfig) -> TierConfig | None:
+    if not config.host_kv_gb:
+        return None
+    directory, url = config.disk_kv_dir, config.object_kv_url
+    disk_gb = config.object_kv_gb if url is not None else config.disk_kv_gb if directory is not None else 0.0
+    return TierConfig(
+        host_bytes=int(config.host_kv_gb * 2**30),
+        disk_dir=None if directory is None else Path(directory),
+        object_url=url,
+        disk_bytes=int(disk_gb * 2**30),
+    )
+
+
+def _with_draft_model(
+    scheduler: SchedulerConfig, config: RouterConfig, checkpoint: Checkpoint
+) -> SchedulerConfig:
+    """Raises PlanError for a draft model with other tokens, or a head of another model or of none."""
+    name = config.scheduling.speculative_model
+    if scheduler.speculation is not None and scheduler.speculation.mtp:
+        try:
+            mtp_head(checkpoint.spec())
+        except UnsupportedModel as error:
+            raise PlanError(f"--speculative mtp: {error}") from None
+    if name is None or scheduler.speculation is None:
+        return scheduler
+    folder = resolve(name).path
+    try:
+        is_head = drafts_as_head(checkpoint.spec(), ModelSpec.from_folder(folder))
+    except UnsupportedModel as error:
+        raise PlanError(f"--speculative-model {name}: {error}") from None
+    if not is_head and not same_vocabulary(checkpoint.path, folder):
+        raise PlanError(
+            f"--speculative-model {name} does not have the tokens of {checkpoint.name}, which it would guess;"
+            " use a model of the same family"
+        )
+    return replace(scheduler, speculation=replace(scheduler.speculation, model_path=folder))
+
+
+def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
+    """The shape of a rank's part of the model."""
+    prefill = role is WorkerRole.PREFILL
+    ranks = config.ranks(prefill=prefill)
+    try:
+        return Shard(0, ranks).of(spec)
+    except UnsupportedModel as error:
+        flag = config.flag_for("tensor_parallel_size", prefill=prefill)
+        raise PlanError(f"{flag} {ranks} does not suit {checkpoint.name}: {error}") from None
+
+
+def _quantization(config: RouterConfig) -> str | None:
+    return None if config.quantization is Quantization.AUTO else str(config.quantization.value)
+
+
+def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
+    """Raises PlanError, UnsupportedModel."""
+    try:
+        spec = checkpoint.spec().quantized(_quantization(config))
+        spec = spec.with_expert_parallel(config.expert_parallel_size)
+    except UnsupportedModel as error:
+        raise PlanError(f"{checkpoint.name}: {error}") from None
+    if spec.eagle is not None:
+        raise PlanError(f"{checkpoint.name} is an EAGLE-3 head; use it as --speculative-model of its model")
+    return spec
+
+
+def _scheduler(
+    config: RouterConfig, part: ModelSpec, machine: Machine, role: WorkerRole, ranks: int
+) -> SchedulerConfig:
+    scheduler = scheduler_for(
+        config,
+        chunk=_chunk_budget(config, machine, role, ranks),
+        on_gpu=machine.device == "cuda",
+        costly_context=_ATTENTION_RATE * part.balanced_context,
+    )
+    speculation = scheduler.speculation
+    if part.delta is not None and speculation is not None and not speculation.reserves:
+        return replace(scheduler, speculation=None)  # verify steps keep the inputs of recurrent layers
+    return scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class _Graphs:
+    """Sizes of the largest CUDA graphs; 0: none."""
+
+    batch: int = 0
+    tokens: int = 0
+
+
+def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
+    batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
+    if machine.device == "cpu":
+        return _Graphs()
+    suited = defaults_for(machine.memory_bytes, ranks)
+    return _Graphs(
+        batch=suited.graph_batch if batch is None else batch,
+        tokens=suited.graph_tokens if tokens is None else tokens,
+    )
+
+
+def _chunk_budget(config: RouterConfig, machine: Machine, role: WorkerRole, ranks: int) -> int | None:
+    asked = config.chunked_prefill_size
+    if asked == -1:
+        return None
+    if asked is not None:
+        return asked
+    if config.scheduling.preset is not Preset.BATON:
+        return PRESETS[config.scheduling.preset].scheduler.chunk_budget
+    if machine.device == "cpu":
+        return whole_pages(_CPU_CHUNK_TOKENS, config.page_size)
+    only_prefills = _only_prefills(config, role)
+    return chunk_of(machine.memory_bytes, ranks, config.page_size, only_prefills=only_prefills)
+
+
+def _only_prefills(config: RouterConfig, role: WorkerRole) -> bool:
+    return role is WorkerRole.PREFILL or config.mode is Mode.ADAPTIVE  # where every worker prefills
+
+
+def _sizes(config: RouterConfig, engine: EngineConfig, role: WorkerRole) -> SizesByMemory:
+    """Those that a worker derives again, from its own GPU."""
+    if engine.device == "cpu":
+        return SizesByMemory()
+    own = config.for_role(prefill=role is WorkerRole.PREFILL)
+    is_own = own.scheduling.preset is Preset.BATON
+    return SizesByMemory(
+        # Without chunks, a smaller step might not hold the longest prompt.
+        chunk=own.chunked_prefill_size is None and is_own and engine.scheduler.chunked_prefill,
+        graph_batch=own.cuda_graph_max_bs is None and engine.cuda_graph_max_batch > 0,
+        graph_tokens=own.cuda_graph_max_tokens is None,
+        only_prefills=_only_prefills(config, role),
+    )

@@ -1,0 +1,363 @@
+"""One model: places its workers, and serves it once they are ready.
+
+Imported while Ray starts: the front ends and their libraries take most of a second of CPU time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from common.background import in_background, repeat, supervised
+from engine.config import EngineConfig, Policy
+from engine.model_config.errors import UnsupportedModel
+from engine.modeling.loader.checkpoint import Checkpoint
+from router.api.generation.explanation import Explanation
+from router.api.generation.generation import Generation
+from router.api.generation.history import History
+from router.api.generation.sampling_defaults import sampling_defaults
+from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer, TokenizerError
+from router.api.page.status import StatusReader
+from router.cluster.fault_board import FaultBoard
+from router.cluster.nodes import workers_by_node
+from router.cluster.ray_cluster import Cluster
+from router.cluster.ray_connection import RayConnection
+from router.cluster.ray_worker import RayWorker
+from router.cluster.worker_config.worker_plan import WorkerPlan
+from router.command.admin.autoscaler import Autoscaler, LoadReader
+from router.command.admin.drain import WorkerDrainer
+from router.command.admin.endpoint import ManagedModel
+from router.command.admin.roll import Roll
+from router.command.admin.scaling import Scaling
+from router.command.preflight import taking
+from router.command.progress import StartupDisplay
+from router.config.choices import Mode
+from router.config.flags.text_settings import bounds_of
+from router.config.settings import RouterConfig
+from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
+from router.dispatch.kv_events.feed import KVEventFeed, kv_event_feed
+from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.probes.link_check import LinkBroken, check_links
+from router.dispatch.probes.worker_probe import WorkerProbe
+from router.dispatch.tracing.otlp import TraceExporter
+from router.dispatch.workers.fencing import Fencing
+from router.dispatch.workers.member import Member, WorkerBroken
+from router.dispatch.workers.registry import Registry
+from router.request_limits import RequestLimits
+from rpc.baton.v1 import worker_pb2
+
+_log = logging.getLogger(__name__)
+
+_WATCH_S: Final = 0.3
+_FOUND_S: Final = 3.0
+"""For all workers that ran before this router to connect, before it serves with those that have."""
+
+
+class NotReady(Exception):
+    """Workers were not ready in time; the message says which, and why."""
+
+
+CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, UnsupportedModel, WorkerBroken)
+"""Errors that the user can act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelService:
+    """A model that is served: its workers, its queue, its text processing and its figures."""
+
+    config: RouterConfig
+    cluster: Cluster
+    registry: Registry
+    dispatcher: ClusterDispatcher
+    drainer: WorkerDrainer
+    scaling: Scaling
+    generation: Generation
+    history: History
+    metrics: RouterMetrics
+    engine: EngineConfig
+
+    @property
+    def name(self) -> str:
+        return self.generation.model.name
+
+    def status(self) -> StatusReader:
+        return StatusReader(
+            self.generation.model,
+            self.registry,
+            self.metrics.recent,
+            self.dispatcher.prefill_queue,
+            lambda: self.dispatcher.running,
+        )
+
+    def managed(self) -> ManagedModel:
+        """For the admin endpoint."""
+        return ManagedModel(
+            self.registry,
+            self.drainer,
+            scaling=self.scaling,
+            explain=Explanation(self.generation, self.history, self.dispatcher.statuses).find,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            startup_timeout_s=self.config.cluster.startup_timeout,
+        )
+
+    def summary(self) -> str:
+        config = self.config
+        workers = f"{config.decode_workers} decode"
+        if config.uses_handoffs:
+            workers = f"{config.num_prefill_workers} prefill + {workers}"
+        return f"{config.mode.value}, {workers} on {self.engine.device} in {self.engine.dtype}"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStart:
+    """Each step pushes its cleanup on `stack`."""
+
+    config: RouterConfig
+    display: StartupDisplay
+    stack: AsyncExitStack
+    checkpoint: Checkpoint
+    connection: RayConnection
+    router_name: str
+    """Of this router, for the workers."""
+
+    async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
+        """Raises what placing and loading the workers raises."""
+        config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
+        # Concurrently with the workers, which take most of a start.
+        load = asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
+        tokenizing = asyncio.create_task(load, name="tokenizer")
+        self.stack.callback(tokenizing.cancel)
+        metrics = RouterMetrics()
+        name = config.served_model_name or checkpoint.name
+        defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
+        feed = await self._kv_events(name)
+        registry = await self._workers(cluster, plans, metrics, feed)
+        tracing = self._tracing(name)
+        on_end = tracing if feed is None else feed.before(tracing)
+        dispatcher = ClusterDispatcher(config, registry, metrics, on_end=on_end)
+        board = FaultBoard(dispatcher.poison_requests, registry, cluster.ask)
+        in_background(self.stack, board.run(), "faults")
+        drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=config.mode is Mode.DISAGG)
+        in_background(self.stack, drainer.follow(), "drains of other routers")
+        in_background(self.stack, self._roll(registry, drainer, cluster).run(), "roll")
+        await self._ready(cluster, registry)
+        scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
+        model = ServedModel(
+            name=name,
+            path=checkpoint.path,
+            mode=config.mode.value,
+            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
+            vocab_size=spec.vocab_size,
+            eos_token_ids=spec.eos_token_ids,
+            sampling_defaults=defaults,
+        )
+        tokenizer = await tokenizing
+        if config.uses_handoffs and not cluster.found_workers:
+            await self._check_links(registry, dispatcher)
+        await self.stack.enter_async_context(
+            WorkerProbe(
+                registry,
+                dispatcher.attempt,
+                dispatcher.able,
+                interval_s=config.failover.probe_interval,
+                timeout_s=config.failover.probe_timeout,
+            )
+        )
+        history = History(config.operation.explain_requests)
+        formats = tokenizer.output_formats.chosen(
+            config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
+        )
+        generation = Generation(model, tokenizer, dispatcher, _limits(config), formats, history)
+        self.stack.push_async_callback(generation.close)
+        await self._say_workers(registry)
+        engine = plans[0].config.engine
+        return ModelService(
+            config, cluster, registry, dispatcher, drainer, scaling, generation, history, metrics, engine
+        )
+
+    def _tracing(self, model: str) -> OnEnd:
+        endpoint = self.config.operation.otlp_traces_endpoint
+        if endpoint is None:
+            return lambda _sequence, _outcome, _at: None
+        return self.stack.enter_context(TraceExporter(endpoint, model)).ended
+
+    async def _kv_events(self, model: str) -> KVEventFeed | None:
+        if self.config.operation.kv_events is None:
+            return None
+        with taking("--kv-events or --kv-events-replay"):
+            return await self.stack.enter_async_context(kv_event_feed(self.config.operation, model))
+
+    async def _workers(
+        self, cluster: Cluster, plans: list[WorkerPlan], metrics: RouterMetrics, feed: KVEventFeed | None
+    ) -> Registry:
+        """Connect to all workers, and start those that there are not. Raises ClusterError."""
+
+        def on_change(member: Member, up: bool) -> None:
+            if feed is not None:
+                feed.worker_changed(member, up)
+            metrics.workers.changed(member.handle.worker_id, member.role_name, up=up)
+            if up:
+                self.display.done(member.handle.worker_id, "ready")
+
+        with self.display.stage("room for workers"):
+            handles = await cluster.place(plans, on_wait=self.display.waiting)
+            if not cluster.found_workers:
+                for handle in handles:
+                    self.display.show(handle.worker_id, "starting a process, importing torch")
+            # A local Ray has one node, and the router cannot outlive it.
+            fencing = None if self.connection.is_local else Fencing(self.connection.dead_nodes, cluster)
+            if fencing is not None:
+                await self.stack.enter_async_context(fencing)
+            registry = await self.stack.enter_async_context(
+                Registry(
+                    handles,
+                    on_change,
+                    silence_s=self.config.failover.worker_timeout,
+                    grace_s=self.config.failover.worker_grace,
+                    fencing=fencing,
+                    digests={
+                        handle.worker_id: cluster.settings_digest(handle.worker_id) for handle in handles
+                    },
+                    name=self.router_name,
+                    has_ray=lambda: self.connection.answers,
+                )
+            )
+            cluster.leads = lambda: registry.leads
+        return registry
+
+    async def _ready(self, cluster: Cluster, registry: Registry) -> None:
+        """Wait until all workers are ready, or any if they ran before. Raises NotReady, WorkerBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("workers"):
+            look = partial(self._show_loading, registry, cluster.workers)
+            watch = supervised(repeat(look, _WATCH_S, _log, "workers do not tell their progress"), "loading")
+            try:
+                if cluster.found_workers:
+                    await registry.wait_until(registry.all_ready, _FOUND_S)
+                    ready = await registry.wait_for_any(patience)
+                else:
+                    ready = await registry.wait_for_all(patience)
+            finally:
+                watch.cancel()
+            if not ready:
+                raise NotReady(
+                    f"not all workers were ready within --startup-timeout {patience:g} s: "
+                    + "; ".join(registry.complaints())
+                )
+        if cluster.found_workers:
+            ids = ", ".join(session.worker_id for session in registry.sessions())
+            self.display.say(f"found workers of --cluster-name {self.config.cluster.cluster_name}: {ids}")
+            for complaint in registry.complaints():
+                _log.warning("not ready yet: %s", complaint)
+            return
+        for worker in cluster.workers:
+            self.display.say(_started(worker))
+
+    def _roll(self, registry: Registry, drainer: WorkerDrainer, cluster: Cluster) -> Roll:
+        return Roll(
+            registry,
+            drainer,
+            cluster,
+            drain_timeout_s=self.config.operation.drain_timeout,
+            startup_timeout_s=self.config.cluster.startup_timeout,
+        )
+
+    async def _check_links(self, registry: Registry, dispatcher: ClusterDispatcher) -> None:
+        """Raises LinkBroken."""
+        patience = self.config.cluster.startup_timeout
+        with self.display.stage("links"):
+            links = await check_links(registry, dispatcher.attempt, dispatcher.able, timeout_s=patience)
+        for link in links:
+            self.display.say(str(link))
+        if not links:
+            self.display.say("no KV link was measured: no worker of one of the roles is ready")
+
+    async def _show_loading(self, registry: Registry, workers: Sequence[RayWorker]) -> None:
+        """The progress of each worker that is not ready."""
+        ready = {session.worker_id for session in registry.sessions()}
+        for worker in workers:
+            state = None if worker.worker_id in ready else await worker.progress()
+            if state is not None:
+                self.display.loading(worker.worker_id, *state)
+
+    async def _say_workers(self, registry: Registry) -> None:
+        """Where they run, and their sizes."""
+        workers = [(session.worker_id, session.info.node) for session in registry.sessions()]
+        self.display.say(f"workers: {workers_by_node(workers, await self.connection.nodes())}")
+        for line in sizes(session.info for session in registry.sessions()):
+            self.display.say(line)
+
+
+def _limits(config: RouterConfig) -> RequestLimits:
+    return RequestLimits(
+        max_prompt_tokens=config.access.max_prompt_tokens,
+        max_completions=config.access.max_completions,
+        max_logprobs=config.access.max_logprobs,
+        priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+        ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+        retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
+    )
+
+
+def _started(worker: RayWorker) -> str:
+    """What its start consisted of; a restarted worker's last start."""
+    parts = ", ".join(f"{stage[:1].lower()}{stage[1:]} {took:.1f} s" for stage, took in worker.stages)
+    return f"{worker.worker_id} started in {sum(took for _, took in worker.stages):.1f} s: {parts}"
+
+
+def sizes(workers: Iterable[worker_pb2.WorkerInfo]) -> list[str]:
+    """One line per group of workers with equal settings."""
+    groups: dict[str, list[str]] = {}
+    for info in workers:
+        groups.setdefault(info.settings, []).append(info.worker_id)
+    return [f"{_names(names)}: {text}" for text, names in groups.items()]
+
+
+_MOST_NAMES: Final = 4
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} workers from {names[0]} on"
+
+
+def begin_scaling(
+    config: RouterConfig,
+    cluster: Cluster,
+    registry: Registry,
+    drainer: WorkerDrainer,
+    dispatcher: ClusterDispatcher,
+    metrics: RouterMetrics,
+    stack: AsyncExitStack,
+) -> Scaling:
+    """Its tasks end with `stack`."""
+    bounds = bounds_of(config.cluster.autoscale)
+    dispatcher.wakes_workers = any(not own.least for own in bounds.values())
+    scaling = Scaling(
+        cluster,
+        registry,
+        drainer,
+        drain_timeout_s=config.operation.drain_timeout,
+        may_wake=dispatcher.wakes_workers,
+        on_gone=metrics.workers.gone,
+    )
+    for role in scaling.roles:
+        metrics.workers.watch(role.value, partial(scaling.desired, role), partial(scaling.ready, role))
+    in_background(stack, scaling.run(), "scaling")
+    if bounds:
+        load = LoadReader(
+            config,
+            registry,
+            dispatcher.prefill_queue,
+            metrics.recent,
+            lambda: dispatcher.running,
+            dispatcher.lone_decode_s,
+        )
+        autoscaler = Autoscaler(config, scaling, load.read, lambda: registry.leads)
+        in_background(stack, autoscaler.run(), "autoscaler")
+    return scaling

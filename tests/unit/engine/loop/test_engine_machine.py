@@ -1,0 +1,288 @@
+"""Hypothesis drives an engine: every request gets the reference's tokens, and no page is lost."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate, repeat
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from common.block_key import root_key
+from common.kv_groups import group_layers
+from engine.config import Batching, Forecast, Policy
+from engine.core.request import Request
+from engine.kv.manager.reservations import Reservation
+from engine.kv.tiers.limits import TierLimits
+from engine.kv.tiers.tiers import KVTiers
+from tests.unit.engine.engines import deliver, make_engine, make_request, write
+from tests.unit.engine.fake_runner import EOS, reference
+from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
+
+PARTIAL_PREFILLS: list[dict[str, Any]] = [
+    {},
+    {"max_partial_prefills": 1},
+    {"max_partial_prefills": 2, "fair_partial_prefills": True},
+    {"long_prefill_token_threshold": 6, "max_long_partial_prefills": 1},
+]
+
+WINDOWS: list[list[int | None]] = [[None], [None, 3], [5], [2, None, 9]]
+"""Of the groups of layers."""
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings of who goes first, and who is preempted for whom."""
+    policy = draw(st.sampled_from([Policy.PRIORITY, *Policy]))
+    settings: dict[str, Any] = {
+        "policy": policy,
+        "forecast": draw(st.sampled_from(Forecast)),
+        "aging_tokens": draw(st.sampled_from([1, 30, 80, 4_000_000])),
+        "page_aligned_chunks": draw(st.booleans()),
+    }
+    if policy is Policy.PRIORITY:
+        settings["priority_preemption_threshold"] = draw(st.sampled_from([0, 2, None]))
+    if policy not in (Policy.LPM, Policy.DFS_WEIGHT):
+        settings["tenant_quantum"] = draw(st.sampled_from([None, 5, 10_000]))
+    return settings
+
+
+@st.composite
+def tier_limits(draw: st.DrawFn) -> TierLimits | None:
+    if draw(st.booleans()):
+        return None
+    slots = draw(st.integers(1, 60))
+    return TierLimits(
+        host_slots=slots,
+        disk_files=draw(st.sampled_from([0, 3, 100])),
+        batch=draw(st.integers(1, 4)),
+        loads=draw(st.integers(1, 4)),
+        disk_pause_s=0.0,
+    )
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Anything may happen to requests at any time; what they get is always the reference."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 4]),
+        chunk=st.sampled_from([4, 8, 20, None]),
+        pages=st.integers(10, 18),
+        overlap=st.booleans(),
+        radix=st.booleans(),
+        batching=st.sampled_from(Batching),
+        order=orders(),
+        looks=st.integers(0, 3),
+        slots=st.sampled_from([2, 4]),
+        limits=st.sampled_from(PARTIAL_PREFILLS),
+        data=st.data(),
+        tiers=tier_limits(),
+        states=st.sampled_from([0, 2, 3, 9]),
+        windows=st.sampled_from(WINDOWS),
+    )
+    def start(
+        self,
+        page: int,
+        chunk: int | None,
+        pages: int,
+        overlap: bool,
+        radix: bool,
+        batching: Batching,
+        order: dict[str, Any],
+        looks: int,
+        slots: int,
+        limits: dict[str, Any],
+        data: st.DataObject,
+        tiers: TierLimits | None,
+        states: int,
+        windows: list[int | None],
+    ) -> None:
+        self.open(
+            groups=group_layers(windows, 64),
+            page_size=page,
+            chunk_budget=chunk,
+            num_pages=pages * 4 // page * len(windows),
+            overlap=overlap,
+            radix_cache=radix,
+            batching=batching,
+            max_running_requests=slots,
+            num_state_slots=states if windows == [None] else 0,
+            **order,
+            **limits,
+        )
+        runner: Any = self.engine.runner
+        runner.looks = looks
+        if tiers is not None and radix:
+            self.copier = FakeCopier(runner.memory, tiers.host_slots)
+            self.engine.kv.use_tiers(
+                KVTiers(tiers, groups=runner.spec.kv_groups),
+                self.copier,
+                root_key("model"),
+                runner.pages_of_slot,
+            )
+        self.prepare(data)
+
+    def open(self, **settings: Any) -> None:
+        # An example must be repeatable, and waits for tiers depend on the time.
+        self.engine = make_engine(clock=partial(next, accumulate(repeat(0.001))), **settings)
+        self.copier: Any = None
+        self.next_id = 0
+        self.live: dict[int, Request] = {}
+        self.reserved: list[tuple[Request, Reservation]] = []
+        self.quarantined: list[Reservation] = []
+        self.answered: list[list[int]] = []
+        """Prompts and their answers, the last ones."""
+
+    def prepare(self, data: st.DataObject) -> None:
+        """Another machine's settings of the engine."""
+
+    def new_request(self, prompt: list[int], max_tokens: int) -> Request:
+        self.next_id += 1
+        return make_request(self.next_id, prompt, max_tokens)
+
+    prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
+
+    arrivals = st.lists(
+        st.tuples(prompts, st.integers(1, 12), st.integers(0, 5), st.sampled_from(["", "a", "b"])),
+        min_size=1,
+        max_size=4,
+    )
+
+    @rule(arrivals=arrivals)
+    def submit(self, arrivals: list[tuple[list[int], int, int, str]]) -> None:
+        for prompt, max_tokens, priority, tenant in arrivals:
+            self.send(prompt, max_tokens, priority, tenant)
+
+    def send(self, prompt: list[int], max_tokens: int, priority: int = 0, tenant: str = "") -> None:
+        if len(prompt) + max_tokens > self.engine.max_tokens:
+            return
+        request = self.new_request(prompt, max_tokens)
+        request.priority, request.tenant = priority, tenant
+        self.engine.submit(request)
+        self.live[request.id] = request
+
+    @precondition(lambda self: self.answered)
+    @rule(data=st.data(), cut=st.integers(0, 3), tail=st.lists(st.integers(0, 2), min_size=1, max_size=4))
+    def go_on(self, data: st.DataObject, cut: int, tail: list[int]) -> None:
+        """The next turn of a conversation, or another one that branches just before its end."""
+        known = data.draw(st.sampled_from(self.answered))
+        self.send([*known[: len(known) - cut], *tail], data.draw(st.integers(1, 4)))
+
+    @rule(prompt=prompts, max_tokens=st.integers(2, 12))
+    def reserve(self, prompt: list[int], max_tokens: int) -> None:
+        if reference(prompt, 1) == [EOS]:
+            return
+        request = self.new_request(prompt, max_tokens)
+        if (reservation := self.engine.reserve(request)) is not None:
+            self.reserved.append((request, reservation))
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        request, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
+        deliver(self.engine, request, reservation)
+        self.live[request.id] = request
+
+    @precondition(lambda self: self.reserved)
+    @rule(quarantine=st.booleans(), verified=st.integers(0, 4))
+    def give_up(self, quarantine: bool, verified: int) -> None:
+        """Its first pages may have arrived."""
+        request, reservation = self.reserved.pop()
+        write(self.engine, request, reservation)
+        if quarantine:
+            self.engine.kv.quarantine(reservation)
+            self.quarantined.append(reservation)
+        else:
+            self.engine.kv.free_reservation(reservation, min(verified, len(reservation.incoming)))
+
+    @precondition(lambda self: self.quarantined)
+    @rule(verified=st.integers(0, 4))
+    def drained(self, verified: int) -> None:
+        reservation = self.quarantined.pop()
+        self.engine.kv.free_reservation(reservation, min(verified, len(reservation.incoming)))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request = self.live.pop(data.draw(st.sampled_from(sorted(self.live))))
+        assert self.engine.abort(request.id)
+
+    @precondition(lambda self: self.copier is not None)
+    @rule(disk=st.booleans(), most=st.integers(1, 8))
+    def copy(self, disk: bool, most: int) -> None:
+        self.copier.work(disk=disk, most=most)
+
+    @precondition(lambda self: self.copier is not None)
+    @rule()
+    def tend(self) -> None:
+        self.engine.tend()
+        self.engine.check_pages()
+
+    @precondition(lambda self: self.copier is not None)
+    @rule(full=st.booleans())
+    def fill_the_disk(self, full: bool) -> None:
+        self.copier.disk_full = full
+
+    @precondition(lambda self: self.copier is not None)
+    @rule(data=st.data())
+    def damage(self, data: st.DataObject) -> None:
+        """Flip a bit in host memory or in a file, or lose the file."""
+        if self.copier.slots and data.draw(st.booleans()):
+            page = self.copier.slots[data.draw(st.sampled_from(sorted(self.copier.slots)))]
+            page[data.draw(st.integers(0, len(page) - 1))] ^= 1 << data.draw(st.integers(0, 30))
+        elif self.copier.files:
+            key = data.draw(st.sampled_from(sorted(self.copier.files)))
+            if data.draw(st.booleans()):
+                del self.copier.files[key]
+            else:
+                self.copier.files[key][1][0] ^= 1
+
+    @rule()
+    def proceed(self) -> None:
+        self.engine.proceed()
+
+    @rule(steps=st.integers(1, 6), block=st.booleans())
+    def step(self, steps: int, block: bool = True) -> None:
+        for _ in range(steps):
+            output = self.engine.step(block=block)
+            counts, kinds = self.engine.check_pages(), self.engine.pages_by_kind()
+            assert sum(kind.held for kind in kinds) == counts.held
+            assert sum(kind.cached for kind in kinds) == counts.cached
+            assert not output.failed
+            for out in output.tokens:
+                if out.finish is not None:
+                    request = self.live.pop(out.request.id)
+                    assert request.output == reference(request.prompt, request.sampling.max_tokens)
+                    self.answered = [[*request.prompt, *request.output], *self.answered][:4]
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        while self.reserved:
+            self.give_up(quarantine=True, verified=0)
+        while self.quarantined:
+            self.drained(verified=0)
+        for _ in range(5000):
+            if not self.engine.has_work:
+                break
+            if self.copier is not None:
+                self.copier.work(disk=False)
+                self.copier.work(disk=True)
+            self.step(1)
+        assert not self.live, "a request was forgotten"
+        self.engine.tend()
+        if self.copier is not None:
+            self.copier.work(disk=False)
+            self.engine.tend()
+        counts = self.engine.check_pages()
+        assert counts.free + counts.cached == counts.total
+        if self.engine.kv.states.used:
+            slots = self.engine.kv.states.pool.counts()
+            assert slots.free + slots.cached == slots.total
+        assert not self.engine.scheduler._prompts.in_flight
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,304 @@
+"""A GGUF file becomes the folder that it was made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, dequantize, quantize
+from safetensors.numpy import load_file
+from transformers import (
+    AutoTokenizer,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from common.progress import silent
+from engine.model_config.errors import UnsupportedModel
+from engine.modeling.layers.linear import codes
+from engine.modeling.loader import gguf_converter as gguf
+from engine.modeling.loader.model_loader import load_model
+from engine.modeling.loader.safetensors_reader import read_tensors
+from engine.modeling.loader.weight_files import weight_files
+from engine.modeling.models.base import CausalLM
+from tests.unit.engine.dense_attention import DenseAttention
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.1,
+    "eos_token_id": 5,
+}
+GEMMA3 = TINY | {
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 16,
+    "tie_word_embeddings": True,
+    "pad_token_id": None,
+}
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**TINY, head_dim=32)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
+}
+VOCABULARY = [*map(chr, range(33, 127)), "ab", "</s>"]
+MODULES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+GEMMA3_MODULES = MODULES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    for ours, theirs in (GEMMA3_MODULES if architecture == "gemma3" else MODULES).items():
+        name = name.replace(ours, theirs)
+    name = name.replace("model.layers.", "blk.").replace("model.embed_tokens", "token_embd")
+    return name.replace("model.norm", "output_norm").replace("lm_head", "output")
+
+
+def llama_cpp_order(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Interleave the halves of each head, as llama.cpp's own converter does for llama."""
+    rows = weight.reshape(heads, 2, -1, *weight.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2).reshape(weight.shape))
+
+
+def write(
+    path: Path,
+    architecture: str,
+    model: PreTrainedModel,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    extra: Callable[[GGUFWriter], None] = lambda writer: None,
+    tokenizer: str = "gpt2",
+) -> None:
+    config = model.config
+    writer = GGUFWriter(path, architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(model.model.layers[0].self_attn.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if architecture == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
+    writer.add_tokenizer_model(tokenizer)
+    writer.add_token_scores([0.0] * config.vocab_size)
+    writer.add_token_list(VOCABULARY)
+    writer.add_token_types([TokenType.NORMAL] * config.vocab_size)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(5)
+    extra(writer)
+    for name, tensor in model.state_dict().items():
+        if config.tie_word_embeddings and name == "lm_head.weight":
+            continue
+        value = tensor.numpy()
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
+            heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+            value = llama_cpp_order(value, heads)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            value = value + 1.0
+        raw = kind if value.ndim == 2 else GGMLQuantizationType.F32
+        writer.add_tensor(gguf_name(name, architecture), quantize(value, raw), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    return read_tensors(weight_files(folder))
+
+
+def converted(path: Path, *, keep_codes: bool = False) -> Path:
+    folder = path.with_suffix(".codes" if keep_codes else "")
+    folder.mkdir()
+    gguf.convert(path, folder, silent, keep_codes=keep_codes)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", list(MODELS))
+@torch.inference_mode()
+def test_a_converted_model_computes_what_the_original_does(architecture: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    oracle = MODELS[architecture]().eval()
+    write(tmp_path / "model.gguf", architecture, oracle)
+
+    model = load_model(converted(tmp_path / "model.gguf"))
+
+    ids = torch.arange(96)
+    ours = model.logits(model(ids, torch.arange(96), DenseAttention(model)))
+    torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
+    assert model.spec.eos_token_ids == (5,)
+
+
+def test_dequantized_values_survive_exactly(tmp_path: Path) -> None:
+    oracle = MODELS["qwen2"]()
+    kind = GGMLQuantizationType.Q8_0
+    write(tmp_path / "model.gguf", "qwen2", oracle, kind)
+
+    stored = load_file(converted(tmp_path / "model.gguf") / "model-00001.safetensors")
+
+    weight = oracle.state_dict()["model.layers.1.mlp.down_proj.weight"].numpy()
+    expected = dequantize(quantize(weight, kind), kind)
+    assert np.array_equal(stored["model.layers.1.mlp.down_proj.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    "kind", [GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q5_1, GGMLQuantizationType.Q8_0]
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@torch.inference_mode()
+def test_integers_that_are_kept_compute_what_their_values_do(
+    architecture: str, kind: GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    write(tmp_path / "model.gguf", architecture, MODELS[architecture](), kind)
+    values = load_model(converted(tmp_path / "model.gguf"))
+    folder = converted(tmp_path / "model.gguf", keep_codes=True)
+    ids = torch.arange(96)
+
+    def logits(model: CausalLM) -> torch.Tensor:
+        return model.logits(model(ids, torch.arange(96), DenseAttention(model)))
+
+    for serves in (False, True):
+        monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits, serves=serves: serves)
+        kept = logits(load_model(folder))
+        torch.testing.assert_close(kept, logits(values), atol=1e-5 * serves, rtol=1e-5 * serves)
+
+
+def test_a_file_with_weights_that_are_no_integers_is_dequantized(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", "llama", MODELS["llama"]())
+
+    folder = converted(tmp_path / "model.gguf", keep_codes=True)
+
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    assert "model.layers.0.mlp.up_proj.weight" in dict(tensors(folder))
+
+
+def test_a_large_model_is_written_in_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "small.gguf", "llama", MODELS["llama"]())
+    whole = converted(tmp_path / "small.gguf")
+    monkeypatch.setattr(gguf, "_SHARD_BYTES", 50_000)
+    (tmp_path / "small.gguf").rename(tmp_path / "large.gguf")
+    sharded = converted(tmp_path / "large.gguf")
+
+    assert len(list(whole.glob("*.safetensors"))) == 1
+    assert len(list(sharded.glob("*.safetensors"))) > 3
+    one, other = (dict(tensors(folder)) for folder in (whole, sharded))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_tokenizer_and_the_end_of_a_chat_turn_come_along(tmp_path: Path) -> None:
+    def chat(writer: GGUFWriter) -> None:
+        writer.add_eot_token_id(9)
+        writer.add_chat_template("{{ messages[0].content }}")
+
+    write(tmp_path / "model.gguf", "llama", MODELS["llama"](), extra=chat)
+
+    folder = converted(tmp_path / "model.gguf")
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens([5]) == [VOCABULARY[5]]
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [5, 9]}
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_the_tokenizer_is_the_one_of_transformers(tmp_path: Path, architecture: str, kind: str) -> None:
+    write(tmp_path / "model.gguf", architecture, MODELS[architecture](), tokenizer=kind)
+    oracle = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
+    oracle.save_pretrained(tmp_path / "oracle")
+
+    folder = converted(tmp_path / "model.gguf")
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (folder / name).read_text() == (tmp_path / "oracle" / name).read_text()
+
+
+def test_linear_rope_scaling_comes_along_and_others_are_refused(tmp_path: Path) -> None:
+    def scaled(kind: str) -> Callable[[GGUFWriter], None]:
+        def add(writer: GGUFWriter) -> None:
+            writer.add_string("llama.rope.scaling.type", kind)
+            writer.add_rope_scaling_factor(4.0)
+
+        return add
+
+    write(tmp_path / "linear.gguf", "llama", MODELS["llama"](), extra=scaled("linear"))
+    write(tmp_path / "longrope.gguf", "llama", MODELS["llama"](), extra=scaled("longrope"))
+
+    rope = load_model(converted(tmp_path / "linear.gguf")).spec.rope
+    assert rope is not None
+    assert rope.factor == 4.0
+    with pytest.raises(UnsupportedModel, match="short_factor"):
+        converted(tmp_path / "longrope.gguf")
+
+
+def test_llama3_factors_are_refused_rather_than_ignored(tmp_path: Path) -> None:
+    def factors(writer: GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.ones(8, dtype=np.float32))
+
+    write(tmp_path / "model.gguf", "llama", MODELS["llama"](), extra=factors)
+
+    with pytest.raises(UnsupportedModel, match="scaled rotary factors"):
+        converted(tmp_path / "model.gguf")
+
+
+def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "other.gguf", "gemma2", MODELS["qwen2"]())
+    write(
+        tmp_path / "odd.gguf",
+        "qwen2",
+        MODELS["qwen2"](),
+        extra=lambda writer: writer.add_tensor("blk.0.odd.weight", np.ones(4, dtype=np.float32)),
+    )
+
+    with pytest.raises(UnsupportedModel, match=r"'gemma2' is not supported; .* llama, qwen2, qwen3, gemma3"):
+        converted(tmp_path / "other.gguf")
+    with pytest.raises(UnsupportedModel, match=r"blk\.0\.odd\.weight"):
+        converted(tmp_path / "odd.gguf")
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"not a model" * 100)
+
+    with pytest.raises(UnsupportedModel, match="no GGUF file"):
+        converted(tmp_path / "model.gguf")
