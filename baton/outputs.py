@@ -31,7 +31,7 @@ class CompletionOutput:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Of all tokens; None if logprobs were not asked for."""
+        """Sum over all tokens; None if logprobs were not asked for."""
         if self.logprobs is None:
             return None
         return sum(of[token].logprob for token, of in zip(self.token_ids, self.logprobs, strict=True))
@@ -47,5 +47,5 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
-    """Of the prompt, found in the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     finished: bool = True

@@ -10,7 +10,7 @@ from router.api.generation.params.sampling_options import SamplingOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplingOptions):
-    """Of one prompt, or of all. Out-of-range values raise ValueError when they are used.
+    """Sampling parameters of one prompt, or of all. Out-of-range values raise ValueError when they are used.
 
     temperature, top_p, top_k, min_p and repetition_penalty are those of the model's generation_config.json
     unless they are given; with `LLM(generation_config="none")`, vLLM's.

@@ -25,7 +25,7 @@ class CpuTimes:
     at: float
     """time.monotonic()."""
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     busy: float
     """CPU seconds that were spent on them, by any process."""
     own: float

@@ -61,7 +61,7 @@ class RequestPages:
 
     page_size: int = 1
     most_blocks: tuple[int, ...] = (sys.maxsize,)
-    """Of each group: of how many blocks a request has pages at most while its prompt is computed."""
+    """For each group: most blocks of which a request has pages while its prompt is computed."""
 
     @classmethod
     def of_groups(cls, page_size: int, groups: Sequence[KVGroup], largest_chunk: int | None) -> RequestPages:

@@ -56,7 +56,7 @@ VLLM: Final[Mapping[str, _Name]] = {
     "baton_request_prefill_seconds": _Name("vllm:request_prefill_time_seconds"),
     "baton_request_decode_seconds": _Name("vllm:request_decode_time_seconds"),
 }
-"""By the name of the family, which for counters is without _total."""
+"""vLLM's names, by the name of the family, which for counters is without _total."""
 
 
 @dataclass(frozen=True, slots=True)

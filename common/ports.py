@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 LEAST_PORTS: Final = 8
-"""Of a range: one worker opens three, and UCX one for each network interface."""
+"""Fewest ports of a range: one worker opens three, and UCX one for each network interface."""
 _UNPRIVILEGED: Final = 1024
 _LAST: Final = 65535
 

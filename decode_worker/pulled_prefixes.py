@@ -47,7 +47,7 @@ class PullOutcome(Enum):
 @dataclass(slots=True, eq=False)
 class _Pull:
     id: int
-    """Of the handoff."""
+    """Id of the handoff."""
     job: Job
     source: Peer
     num_tokens: int

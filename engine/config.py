@@ -20,7 +20,7 @@ lower at 5 (docs/performance.md)."""
 _EDITED_DRAFTS: Final = 256
 """Most of `EngineConfig.max_edited_drafts` on a GPU."""
 _LONG_PREFILL_SHARE: Final = 0.04
-"""Of the context: what `long_prefill_token_threshold="auto"` means (vLLM)."""
+"""Share of the context that `long_prefill_token_threshold="auto"` means (vLLM)."""
 
 
 class Batching(Enum):
@@ -49,7 +49,7 @@ class Policy(Enum):
     """Requests that share a cached subtree together (SGLang)."""
     RANDOM = "random"
     PRIORITY = "priority"
-    """By `Request.priority`; ties in order of arrival."""
+    """Order by `Request.priority`; ties in order of arrival."""
     DEADLINE = "deadline"
     """Earliest TTFT deadline first; requests without one last, in order of arrival."""
 
@@ -79,13 +79,13 @@ class SpeculationConfig:
 
     drafters: frozenset[DrafterKind] = frozenset(DrafterKind)
     num_draft_tokens: int = 16
-    """Of one request and step, at most."""
+    """Most drafted tokens of one request and step."""
     adaptive: bool = True
     """False: draft as many as there are, whatever steps take."""
     max_rows: int | None = None
     """Decodes and drafts of a step at most; None: no limit."""
     earlier_tokens: int = 100_000
-    """Of earlier answers of a tenant, for the drafter "suffix"."""
+    """Earlier answers kept for each tenant, in tokens, for the drafter "suffix"."""
     model_path: Path | None = None
     """Folder of the draft model or head, for the drafter "model"; None: there is none."""
     reserves: bool = True
@@ -119,7 +119,7 @@ class SchedulerConfig:
     max_partial_prefills: int | None = None
     """Prompts that may be partly computed at the end of a step; 1: one chunked request at a time."""
     max_long_partial_prefills: int | None = None
-    """Those of them that are longer than the threshold."""
+    """Most partial prefills that are longer than the threshold."""
     fair_partial_prefills: bool = False
     """Prompts in progress get equal shares of a step, instead of the first as much as it can take."""
     page_aligned_chunks: bool = True

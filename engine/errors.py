@@ -27,7 +27,7 @@ class QueueFull(EngineError):
 
 
 class DeadlineUnreachable(QueueFull):
-    """By the measured rate, the first token of the request would come after its deadline."""
+    """At the measured rate, the first token of the request would come after its deadline."""
 
 
 class PageLeak(EngineError):

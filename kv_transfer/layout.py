@@ -29,20 +29,20 @@ class KVLayout:
     dtype: str
     groups: tuple[KVGroup, ...]
     num_kv_heads: int
-    """Of the whole model, over all shards."""
+    """Heads of the whole model, over all shards."""
     head_dim: int
     page_size: int
     """Tokens per page."""
     tp_size: int = 1
     tp_rank: int = 0
     scales: tuple[tuple[float, float], ...] = ()
-    """Of each layer: what stored keys and values are multiplied with; empty: nothing."""
+    """For each layer, the factors of stored keys and values; empty: none."""
     computed_in: str | None = None
     """The dtype that they were computed in, if they are stored in another."""
     digest: str = XXH3
     """Algorithm of the page digests, which must be the same on both sides."""
     state: StateLayout | None = None
-    """Of the recurrent state of a request, over all shards, with which a handoff ends, if there is one."""
+    """Recurrent state of a request over all shards, with which a handoff ends; None: the model has none."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
@@ -102,7 +102,7 @@ class KVLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Of a request's state in this shard."""
+        """Size of a request's state in this shard."""
         return 0 if self.state is None else len(self.state_heads) * self.state.head_bytes
 
     @property

@@ -16,7 +16,7 @@ class Copy:
     remote: int
     length: int
     is_state: bool = False
-    """Of a whole state, which ranks cut otherwise than pages."""
+    """Whether this is a whole state, which ranks cut otherwise than pages."""
 
 
 def blocks_due(layout: KVLayout, *, done: int, num_tokens: int, complete: bool) -> range:

@@ -19,7 +19,7 @@ class StateLayout:
     """
 
     heads: int
-    """Of the whole model, over all ranks."""
+    """Heads of the whole model, over all ranks."""
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     """Rows that repeat, such as those of every layer: how often, and the bytes of a head in each."""
 

@@ -140,7 +140,7 @@ class HandoffState:
 
 
 def _fewest_state_pages(layout: KVLayout) -> int:
-    """Of a receiver with a rank for each head of the state."""
+    """Fewest state pages of a receiver: it has a rank for each head of the state."""
     if layout.state is None:
         return 0
     heads_of_page = max(1, layout.num_kv_heads // layout.state.heads)

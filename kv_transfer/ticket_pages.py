@@ -21,7 +21,7 @@ class TicketPages:
         self._position = num_tokens - 1
         self.first_block = first_token // layout.page_size
         self._passed = [max(0, block - self.first_block) for block in _first_blocks(layout, self._position)]
-        """Of each group: blocks from the first one on that are behind its window."""
+        """For each group: blocks from the first one on that have fallen out of its window."""
 
     def places(self, blocks: range) -> Sequence[int]:
         """Places in a request's block table, which has all groups, of the ticket's pages of `blocks`."""

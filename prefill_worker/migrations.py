@@ -49,7 +49,7 @@ class Migrations:
         self._clock = clock
         self._sender = sender
         self._moving: dict[int, _Moving] = {}
-        """By handoff id, from the Migrate command until the sender no longer reads the pages."""
+        """Migrations by handoff id, from the Migrate command until the sender no longer reads the pages."""
         self._by_request: dict[RequestId, _Moving] = {}
 
     def __len__(self) -> int:

@@ -44,7 +44,7 @@ class OutgoingHandoffs:
         self._sending: dict[RequestId, _Sending] = {}
         """From the first chunk until the sender no longer reads the pages; may outlive the job."""
         self._begun: list[_Sending] = []
-        """Those whose cached prefix the step in flight may still be writing."""
+        """Handoffs whose cached prefix the step in flight may still be writing."""
         self._step_began = 0.0
 
     def __len__(self) -> int:

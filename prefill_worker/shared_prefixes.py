@@ -49,7 +49,7 @@ class SharedPrefixes:
         self._clock = clock
         self._sender = sender
         self._shares: dict[int, _Share] = {}
-        """By handoff id."""
+        """Shares by handoff id."""
 
     def __len__(self) -> int:
         """Prefixes of which the sender may read pages, or which come up from a tier."""

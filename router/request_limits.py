@@ -10,7 +10,8 @@ LOGPROBS_LIMIT: Final = 20
 MAX_COMPLETIONS: Final = 256
 MAX_PRIORITY: Final = (1 << 31) - 1
 MAX_MESSAGES: Final = 20_000
-"""Of a conversation. Over HTTP, 100,000 objects and fields are the bound, three for a message."""
+"""Most messages of a conversation. Over HTTP, 100,000 objects and fields are the bound, three for a message.
+"""
 MAX_CACHE_KEY: Final = 512
 """Characters."""
 MAX_RETENTION_S: Final = 24 * 60 * 60.0

@@ -98,7 +98,7 @@ class TlsFiles:
     certificate: Path
     key: Path
     _contexts: list[ssl.SSLContext] = field(default_factory=list, repr=False)
-    """Those of running servers."""
+    """Contexts of running servers."""
     _pair: tuple[bytes, bytes] = field(default=(b"", b""), repr=False)
     """Key and certificate chain that gRPC presents, PEM."""
 

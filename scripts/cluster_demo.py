@@ -111,7 +111,7 @@ class Demo:
         self._console = console
         self._began = time.monotonic()
         self._log_lines = 0
-        """Of the router, that were shown or skipped."""
+        """Lines of the router's log that were shown or skipped."""
 
     def run(self) -> None:
         """Raises Failed, and what starting a cluster raises."""

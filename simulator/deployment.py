@@ -43,7 +43,7 @@ class Deployment:
     device: DeviceCosts = H200_8B
     link: LinkCosts = NVLINK
     groups: tuple[KVGroup, ...] = ONE_GROUP
-    """Of the model's layers."""
+    """Groups of the model's layers."""
     kv_tokens: int = 832_000
     """KV pool of each worker, in tokens with a page in every group."""
     max_running: int = 512

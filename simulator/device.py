@@ -16,7 +16,7 @@ class StepCosts(Protocol):
 
     @property
     def reach(self) -> Reach:
-        """Of the model's layers."""
+        """Reach of the model's layers."""
 
     def device_s(self, plan: StepPlan) -> float:
         """On the device."""

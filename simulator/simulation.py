@@ -47,11 +47,11 @@ class LinkCosts:
     """Latency of a handoff: messages, polls and digests."""
     kv_bytes_per_token: int = 131_072
     state_bytes: int = 0
-    """Of a request's recurrent state, with which a handoff ends."""
+    """Size of a request's recurrent state, with which a handoff ends."""
 
 
 NVLINK: Final = LinkCosts()
-"""Of Llama-3.1-8B's KV between two H200."""
+"""Link costs of Llama-3.1-8B's KV between two H200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class _Handoff:
     view: RequestView
     placement: Placement
     promise: Task
-    """Of room at the destination, until that is asked for pages."""
+    """Promise of room at the destination, until that is asked for pages."""
     reservation: Reservation | None = None
     computed: int = 0
     sent: int = 0
@@ -129,7 +129,7 @@ class Simulation:
         self._serial = count()
         self._handoffs: dict[int, _Handoff] = {}
         self._tasks: dict[tuple[int, int], Task] = {}
-        """By worker and request."""
+        """Tasks by worker and request."""
         self._policy = policy
         self._held: deque[tuple[int, Arrival]] = deque()
         """Requests that the router holds back, in order of arrival."""

@@ -44,7 +44,7 @@ class WorkerSettings:
     pause_target_s: float | None = None
     groups: tuple[KVGroup, ...] = ONE_GROUP
     num_pages: int = 52_000
-    """Of all groups together."""
+    """Pages of all groups together."""
     page_size: int = 16
     max_running: int = 512
     state_slots: int = 0
@@ -131,7 +131,7 @@ class SimWorker:
         self.load = WorkerLoad(self.engine.kv.needs.of_request, settings.max_running)
         """The router's account of this worker."""
         self.num_commands = 0
-        """That were sent."""
+        """Commands sent."""
         self._num_handled = 0
         self.due = math.inf
         """When `turn` is called next."""

@@ -48,7 +48,7 @@ def compile_kernels(config: WorkerConfig, progress: Progress) -> None:
 
 
 def _copy_kernels(config: WorkerConfig, runner: ModelRunner) -> None:
-    """Those by which KV goes to other workers and to tiers."""
+    """Compile the kernels that copy KV to other workers and to tiers."""
     if config.tiers is not None:
         use_kernels(runner.kv.tensor.device)
     if config.transport is not None and runner.communicator.shard.size == 1:

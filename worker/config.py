@@ -25,11 +25,11 @@ class TierConfig:
     host_bytes: int
     """Host memory, pinned on a machine with a GPU."""
     disk_dir: Path | None = None
-    """Of all workers of the node: each has a folder of its own there."""
+    """Folder of all workers of the node: each has a subfolder."""
     object_url: str | None = None
     """Instead of a disk: a bucket that all workers share, see `ObjectUrl`."""
     disk_bytes: int = 0
-    """Of files, or of objects, that a worker keeps account of."""
+    """Budget of files, or of objects, that a worker keeps account of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class WorkerConfig:
     """Model name reported by Describe; the weights are at `engine.model_path`."""
     engine: EngineConfig
     sizes: SizesByMemory = field(default_factory=SizesByMemory)
-    """Those of `engine` that the worker replaces by what suits its own GPU."""
+    """Sizes in `engine` that the worker replaces by what suits its own GPU."""
     source: str = ""
     """Value of --model, which a machine without a folder at `engine.model_path` resolves itself."""
     tiers: TierConfig | None = None
@@ -61,8 +61,9 @@ class WorkerConfig:
     predecessor: str = ""
     """How the worker's previous process on this node ended, set by the worker itself; empty: not known."""
     settings_digest: str = ""
-    """Of everything that the router decides about the worker: a router takes a worker over as it is only
-    if its own plan has the same digest."""
+    """Digest of everything that the router decides about the worker: a router takes a worker over as it is
+    only if its own plan has the same digest.
+    """
     router_certificate: bytes | None = None
     """PEM. Only the holder of its key may connect. None: no authentication, allowed on loopback only."""
     environment: Mapping[str, str] = field(default_factory=dict)

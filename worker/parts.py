@@ -21,7 +21,7 @@ class Parts:
     """Random number of this start: a restarted worker is a new peer."""
     engine: Engine
     runner: ModelRunner
-    """Of the engine, with its model and its KV pool."""
+    """Runner of the engine, with its model and its KV pool."""
     metrics: WorkerMetrics
     inbox: Inbox = field(default_factory=Inbox)
     outbox: Outbox = field(default_factory=Outbox)

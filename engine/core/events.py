@@ -80,7 +80,8 @@ class StepOutput:
     verified: list[Verified] = field(default_factory=list)
     """At most one for each request; its tokens are in `tokens`."""
     scored: list[tuple[Request, PromptLogprobs]] = field(default_factory=list)
-    """Of each request in the order of its prompt, without gaps, and before its first token."""
+    """Log-probabilities of each request in the order of its prompt, without gaps, and before its first token.
+    """
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     preempted: list[Request] = field(default_factory=list)

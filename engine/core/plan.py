@@ -42,7 +42,8 @@ class Chunk(NamedTuple):
     """`request.admissions` when planned. Later, the request's pages may be others."""
     kind: ChunkKind = ChunkKind.DECODE
     draft: tuple[TokenId, ...] = ()
-    """Of a verify chunk: guesses of the tokens behind its first one. Of a row of it: those up to its own."""
+    """Guesses of the tokens after the first one of a verify chunk. In a row of it: the guesses up to its own.
+    """
 
     @property
     def end(self) -> int:
@@ -118,7 +119,9 @@ class StepPlan:
         return [row for chunk in self.chunks for row in chunk.rows()]
 
     def sampling(self) -> list[Chunk]:
-        """Those of `rows` that sample a token. Made once, of a complete plan: they may be hundreds."""
+        """Select the chunks of `rows` that sample a token. Made once, of a complete plan: they may be
+        hundreds.
+        """
         if self._sampling is None:
             self._sampling = [row for row in self.rows() if row.output_index is not None]
         return self._sampling

@@ -140,7 +140,7 @@ class Request:
 
     @property
     def deadline(self) -> float:
-        """Of the first token, by the engine's clock."""
+        """Deadline of the first token, on the engine's clock."""
         return self.arrival + self.ttft_deadline_s
 
     @property

@@ -114,7 +114,7 @@ class PromptLogprobs:
     """Log-probabilities of consecutive prompt tokens, as columns: a prompt may have 100,000 of them."""
 
     position: int
-    """Of the first of these tokens in the prompt; at least 1, since nothing precedes token 0."""
+    """Position of the first of these tokens in the prompt; at least 1, since nothing precedes token 0."""
     logprobs: list[float]
     ranks: list[int]
     """From 1."""
@@ -124,7 +124,7 @@ class PromptLogprobs:
     top_logprobs: list[float]
 
     def part(self, first: int, end: int) -> PromptLogprobs:
-        """Those of tokens [first, end) of these."""
+        """Select tokens [first, end) of these."""
         tokens, tops = slice(first, end), slice(first * self.num_top, end * self.num_top)
         return PromptLogprobs(
             self.position + first,

@@ -9,7 +9,7 @@ import torch
 _LARGEST_PINNED: Final = 1 << 20
 """Bytes; larger ones are rare in a step."""
 _BLOCKS: Final = 4
-"""Of each size: those of the step in flight, of the next one, and of copies that have not ended."""
+"""Buffers of each size: for the step in flight, the next one, and copies that have not ended."""
 
 
 def num_allocations(device: str) -> int:

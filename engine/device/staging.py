@@ -22,7 +22,7 @@ Array: TypeAlias = npt.NDArray[Any]
 _DTYPES: Final = {
     np.dtype(name).str: getattr(torch, name) for name in ("int32", "int64", "float32", "float64", "bool")
 }
-"""By `dtype.str`: two types have 64 bits, and so two values of `dtype.char`."""
+"""Torch dtypes by `dtype.str`: two types have 64 bits, and so two values of `dtype.char`."""
 _ALIGNMENT: Final = 16
 """Bytes."""
 _STAGED: Final = 1 << 20
@@ -49,7 +49,7 @@ class Staging:
             halves = torch.empty((2, _STAGED // dtype.itemsize), dtype=dtype, pin_memory=True)
             self._halves = [(half, half.numpy()) for half in halves]
         self._copied: list[torch.cuda.Event | None] = [None, None]
-        """Of each half: when the copies from it are done."""
+        """For each half: when the copies from it are done."""
         self._half = self._used = 0
 
     def take(self, size: int) -> tuple[torch.Tensor, Array]:

@@ -63,7 +63,7 @@ class Runner(Protocol[PreparedT]):
 
     @property
     def num_pages(self) -> int:
-        """Of the KV pool."""
+        """Number of pages in the KV pool."""
 
     @property
     def num_state_slots(self) -> int:

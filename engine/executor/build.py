@@ -18,7 +18,9 @@ def build_runner(
     progress: Progress = silent,
     communicator: Callable[[], Communicator] = lambda: SINGLE_RANK,
 ) -> tuple[ModelRunner, DraftSource | None]:
-    """Of a worker, or of the first of its ranks; `communicator` is called when the others are waited for."""
+    """Build the runner of a worker, or of the first of its ranks. `communicator` is called when the other
+    ranks are waited for.
+    """
     if (head := head_of(config)) is not None:
         runner = ModelRunner(config, progress, communicator(), companion_of(config, head))
         return runner, HeadDrafts(config, head, runner, progress)

@@ -28,7 +28,8 @@ from engine.kv.cache.pages import PageCounts
 from engine.kv.manager.kv_manager import KVManager
 
 _POOL_TOKENS: Final = 131_072
-"""Of the KV pool, if that of the target is not smaller or unknown. Of a 1B model they take 4 GB."""
+"""Size of the draft model's KV pool, unless the target's is known and smaller. For a 1B model it takes 4 GB.
+"""
 _BEHIND: Final = 2
 """Tokens that a shadow lacks at most if all its guesses were right: the last one, and the one after it."""
 

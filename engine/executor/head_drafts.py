@@ -107,7 +107,7 @@ class _Twin:
     request: Request
     """Its prompt is `tokens`; its output are guesses."""
     tokens: array[TokenId]
-    """Of the rows, as far as they are known: the request's behind the one at `offset`."""
+    """Known tokens of the rows: those of the request after `offset`."""
     admission: int
     """`Request.admissions` when its pages were taken."""
     offset: int
@@ -169,7 +169,7 @@ class HeadDrafts:
         target.show(self._features)
         self._twins: dict[RequestId, _Twin] = {}
         self._marks: dict[PageId, int] = {}
-        """Of pages whose rows are complete: what tokens they were computed for; see `_mark`."""
+        """Pages with complete rows, and the tokens that they were computed for; see `_mark`."""
 
     def draft(self, wanted: Sequence[Wanted]) -> list[list[TokenId]]:
         """Costs a step of the head for each token of the longest draft, and reads their tokens once.

@@ -70,7 +70,7 @@ class HeadRows:
         self._features = features
         self._inputs = head.features
         self._last = features.new_zeros(num_requests, features.shape[1])
-        """Of the row that sampled last, by the request's slot, as the runner keeps sampled tokens."""
+        """Features of the row that sampled last, by request slot, as the runner keeps sampled tokens."""
 
     def planned(self, plan: StepPlan) -> None:
         pass

@@ -28,7 +28,7 @@ class HiddenStates(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Companion:
-    """Of a runner: another model that works with its hidden states."""
+    """A second model of the runner, which works with its hidden states."""
 
     adapt: Callable[[CausalLM], None]
     """Called when the runner's model is loaded, before its memory is measured and graphs are captured."""

@@ -107,7 +107,7 @@ class ModelRunner:
         if companion is not None:
             companion.adapt(self._model)
         self.spec: ModelSpec = self._model.spec
-        """Of the whole model."""
+        """Spec of the whole model."""
         self.expert_load = ExpertLoad(self._model, self._device)
         self._fp8_kv: Fp8KV | None = None
         if config.fp8_kv:

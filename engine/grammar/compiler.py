@@ -137,6 +137,6 @@ _PER_REMAINDER: Final = 500
 
 
 def estimated_bytes(grammar: Grammar, source: str) -> int:
-    """Of `grammar` after its first mask; `source` is its form for llguidance (`source_of`)."""
+    """Estimated size of `grammar` after its first mask; `source` is its form for llguidance (`source_of`)."""
     remainders = sum(divisors_of(grammar))
     return _BASE + _PER_SOURCE_BYTE * len(source.encode()) + _PER_REMAINDER * remainders

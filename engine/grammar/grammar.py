@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Final
 
 MAX_GRAMMAR_BYTES: Final = 128 << 10
-"""Of `Grammar.text` in UTF-8."""
+"""Largest `Grammar.text` in UTF-8."""
 
 
 class GrammarKind(Enum):

@@ -59,4 +59,4 @@ class Compilations:
 
 
 COMPILATIONS: Final = Compilations()
-"""Of the process: kernels are cached by the libraries for all engines in it."""
+"""Compilations of the process: the libraries cache kernels for all engines in it."""

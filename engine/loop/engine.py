@@ -335,7 +335,9 @@ class Engine:
         return self.kv.check([*self._requests.owners()])
 
     def pages_by_kind(self) -> list[GroupPages]:
-        """Of each kind of KV groups. O(pages) if there are several kinds: for scrapes, not for every step."""
+        """Pages of each kind of KV groups. O(pages) if there are several kinds: for scrapes, not for every
+        step.
+        """
         owners = [*self._requests.owners()]
         return pages_by_kind(self.kv.needs.groups, self.kv.pool, self.kv.cache, owners)
 

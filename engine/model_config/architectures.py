@@ -65,7 +65,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
     EAGLE3: Architecture("eagle3", eagle3),
 }
-"""By the class name that config.json gives."""
+"""Architectures by the class name in config.json."""
 
 _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
     "an encoder": lambda config: bool(config.get("is_encoder_decoder")),

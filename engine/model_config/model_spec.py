@@ -45,7 +45,7 @@ class ModelSpec:
     rope: RopeSpec | None
     """None: positions are learned embeddings."""
     window_rope: RopeSpec | None = None
-    """Of the layers that have a window; None: the same."""
+    """Rotation of layers that have a window; None: the same."""
     unrotated_layers: frozenset[int] = frozenset()
     """Layers whose queries and keys are not rotated."""
     interleaved_rotation: bool = False
@@ -58,7 +58,7 @@ class ModelSpec:
     gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices, or only two."""
     activation: Activation = Activation.SILU
-    """Of gated MLPs and of experts."""
+    """Activation of gated MLPs and of experts."""
     norms: Norms = Norms.BEFORE
     centred_norms: bool = False
     """Whether checkpoints store the difference of a norm's weight to 1."""
@@ -145,12 +145,12 @@ class ModelSpec:
         return in_layers + experts * self.bytes_per_weight(value_bytes) + embeddings * value_bytes
 
     def bytes_per_weight(self, value_bytes: int) -> float:
-        """Of the matrices of routed experts; in a model without them, of all in the layers."""
+        """Bytes per weight of the routed experts, or of all layer matrices if there are none."""
         stays = self.quantization is not None and self.quantization.stays_on_gpus
         return self.quantization.bytes_per_weight if self.quantization and stays else value_bytes
 
     def bytes_per_dense_weight(self, value_bytes: int) -> float:
-        """Of the layers' other matrices."""
+        """Bytes per weight of the layers' other matrices."""
         attention = f"model.layers.{self.attention_layers[-1]}.self_attn.o_proj"
         left_out = self.quantization is not None and not self.quantization.covers(attention)
         return value_bytes if left_out else self.bytes_per_weight(value_bytes)

@@ -49,11 +49,13 @@ QWEN_MTP: Final = MtpSpec(
     normalized=True,
     quantized_projection=True,
 )
-"""Of Qwen3-Next and Qwen3.5."""
+"""MTP module of Qwen3-Next and Qwen3.5."""
 
 
 def nextn(config: Config) -> MtpSpec | None:
-    """Of DeepSeek-V3 and GLM-4.5, as the layers behind the last; None if the checkpoint has none."""
+    """MTP modules of DeepSeek-V3 and GLM-4.5, which are stored as layers after the last; None if the
+    checkpoint has none.
+    """
     count, first = config.get("num_nextn_predict_layers") or 0, config["num_hidden_layers"]
     if not count:
         return None

@@ -76,7 +76,7 @@ class Quantization:
     online: bool = False
     """Whether the checkpoint is not quantized: weights are quantized as they are loaded."""
     packing: Packing = Packing.COMPRESSED
-    """Of integers; this and what follows are theirs alone."""
+    """Packing of integers, as all further fields."""
     bits: int = 4
     act_order: bool = False
     """Whether the checkpoint says which group each input feature belongs to."""

@@ -26,7 +26,7 @@ _COMPRESSED: Final = "compressed-tensors"
 
 
 def read_quantization(config: Config) -> Quantization | None:
-    """Of a parsed config.json; None if its weights are not quantized. Raises UnsupportedModel."""
+    """Quantization in a parsed config.json; None: its weights are not quantized. Raises UnsupportedModel."""
     fields: Config = config.get("quantization_config") or config.get("compression_config") or {}
     if not fields:
         return None
@@ -42,7 +42,7 @@ def read_quantization(config: Config) -> Quantization | None:
 
 
 def _fp8(fields: Config) -> Quantization:
-    """Of transformers, as in Qwen3-FP8 and DeepSeek-V3; also AutoFP8's, which has no blocks."""
+    """FP8 of transformers, as in Qwen3-FP8 and DeepSeek-V3; also AutoFP8's, which has no blocks."""
     _require(fields, "fp8", "fmt", "e4m3")
     left_out = (*(fields.get("modules_to_not_convert") or fields.get("ignored_layers") or ()), "lm_head")
     blocks = fields.get("weight_block_size")
@@ -64,7 +64,7 @@ def _static_scales(given: bool) -> tuple[str, ...]:
 
 
 def _compressed_tensors(fields: Config) -> Quantization | None:
-    """Of llm-compressor; None: it has calibrated the scales of KV alone."""
+    """Formats of llm-compressor; None: it has calibrated the scales of KV alone."""
     scheme = fields.get("kv_cache_scheme") or {}
     for field, value in (("num_bits", 8), ("type", "float"), ("strategy", "tensor"), ("dynamic", False)):
         _require(scheme, f"{_COMPRESSED} with kv_cache_scheme", field, value)
@@ -167,7 +167,7 @@ def _compressed_nvfp4(weights: Config, modules: Config) -> Quantization:
 
 
 def _modelopt(fields: Config) -> Quantization:
-    """Of NVIDIA's Model Optimizer: FP8 per tensor with static activations, or NVFP4."""
+    """Formats of NVIDIA's Model Optimizer: FP8 per tensor with static activations, or NVFP4."""
     patterns = fields.get("ignore") or fields.get("exclude_modules") or ()
     left_out = ("lm_head", *(f"re:{fnmatch.translate(name)}" if "*" in name else name for name in patterns))
     if _choice(fields, "modelopt", "quant_algo", "FP8", "NVFP4") == "FP8":
@@ -233,12 +233,12 @@ def _skipped(fields: Config) -> Iterable[str]:
 
 
 def _mxfp4(fields: Config) -> Quantization:
-    """Of gpt-oss, whose experts are the only ones that are quantized so."""
+    """MXFP4 of gpt-oss, which quantizes experts only."""
     return Quantization(format=WeightFormat.MXFP4, group=MXFP4_BLOCK, targets=("experts",))
 
 
 def _gguf(fields: Config) -> Quantization:
-    """Of our own conversion of GGUF files."""
+    """Format of our own conversion of GGUF files."""
     return Quantization(
         format=WeightFormat.GGUF,
         group=int(fields["group_size"]),

@@ -61,7 +61,7 @@ class Scored:
         return send([np.concatenate([np.asarray(t, dtype=np.int64) for t in tokens])], device)[0]
 
     def results(self, tensors: Sequence[torch.Tensor]) -> list[PromptLogprobs | None]:
-        """Of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""
+        """Result of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""
         finite, *columns = tensors
         logprobs, found, first = LogprobTensors(*columns), list[PromptLogprobs | None](), 0
         for chunk in self.chunks:

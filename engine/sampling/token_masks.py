@@ -20,7 +20,7 @@ class TokenMasks:
     words: Words
     """[N, ceil(vocab / 32)] int32: bit i % 32 of word i // 32 is set where token i is allowed."""
     errors: dict[int, GrammarError] = field(default_factory=dict)
-    """By row: its grammar allows no token, and the sampled token is undefined."""
+    """Errors by row: its grammar allows no token, and the sampled token is undefined."""
 
 
 def constrained_rows(chunks: Sequence[Chunk]) -> list[int]:
@@ -40,7 +40,7 @@ def masks_of(chunks: Sequence[Chunk], rows: list[int], vocab_size: int) -> Token
     matchers: list[Matcher] = []
     drafts: list[tuple[TokenId, ...]] = []
     places: list[int] = []
-    """Of all rows of these matchers."""
+    """Places of all rows of these matchers."""
     for place, row in enumerate(rows):
         chunk = chunks[row]
         if chunk.draft:

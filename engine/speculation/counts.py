@@ -13,7 +13,7 @@ class DraftCounts:
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = field(default_factory=list)
-    """By position in the draft."""
+    """Accepted tokens by position in the draft."""
 
     def add(self, drafted: int, accepted: int) -> None:
         self.drafts += 1

@@ -50,12 +50,12 @@ class Speculation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DraftHints:
-    """Of one request. They change how fast tokens come, and none of them."""
+    """Hints of one request. They change how fast tokens come, and never which."""
 
     prediction: Sequence[int] = ()
     """Tokens of the answer as its client expects it, in the vocabulary."""
     drafters: frozenset[DrafterKind] | None = None
-    """Those it may use, of the worker's; None: all of them."""
+    """Drafters of the worker that the request may use; None: all of them."""
 
 
 NO_HINTS: Final = DraftHints()

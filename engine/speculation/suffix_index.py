@@ -38,7 +38,7 @@ class SuffixIndex:
     def __init__(self, tokens: Iterable[TokenId] = ()) -> None:
         self.tokens: list[TokenId] = []
         self._places: dict[tuple[TokenId, ...], list[int]] = {}
-        """By run of ORDER tokens, the positions behind its occurrences, oldest first."""
+        """For each run of ORDER tokens, the positions after its occurrences, oldest first."""
         self.extend(tokens)
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ class NextPush:
     """The pages that are read for them."""
     num_tokens: int
     tail_tokens: int
-    """Of the last block."""
+    """Tokens of the last block."""
     copies: Sequence[Copy]
 
 

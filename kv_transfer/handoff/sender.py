@@ -43,9 +43,10 @@ class _Handoff:
     pushed: int = 0
     """Index of the first block that has not been sent."""
     digests: list[int] = field(default_factory=list)
-    """Of the ticket's pages so far; 0 for pages that fell behind a window before they could be sent."""
+    """Digests of the ticket's pages so far; 0 for pages that fell behind a window before they could be sent.
+    """
     in_flight: dict[int, PushSpan] = field(default_factory=dict)
-    """By write number; `end` is set when the write is complete."""
+    """Spans by write number; `end` is set when the write is complete."""
     pushes: list[PushSpan] = field(default_factory=list)
     reason: str = ""
 

@@ -51,7 +51,7 @@ class DeviceDigester:
             self._stream = torch.cuda.Stream(pool.device, _HIGH_PRIORITY)  # type: ignore[no-untyped-call]
         self._page_sums = page_sums
         self._buffers: deque[_Buffers] = deque()
-        """Those that no launch uses."""
+        """Buffers that no launch uses."""
         self.digest([0], layout.page_size)
         if layout.state is not None:
             self.digest_state(0)

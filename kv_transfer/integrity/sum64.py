@@ -78,7 +78,7 @@ class Words:
 
     @classmethod
     def of_state(cls, state: StateLayout) -> Words:
-        """Of one head of a state, as a page of one row."""
+        """Words of one head of a state, as a page of one row."""
         words = state.head_bytes // state.word_bytes
         return cls(state.word_bytes, words, tokens=1, kinds=1, heads=1, first_head=0, all_heads=1)
 

@@ -28,7 +28,7 @@ class RankWriter:
         self.transport = transport
         self._layout = layout
         self._parts: dict[int, _Part] = {}
-        """By number of the worker's write."""
+        """Parts by number of the worker's write."""
         self._owners: dict[int, int] = {}
         """Number of the worker's write, by that of the transport's write."""
 

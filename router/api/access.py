@@ -108,7 +108,7 @@ _LIMIT: Final = re.compile(r"priority=\d+|requests=0*[1-9]\d*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Of a key file: the name of the key's tenant, and its limits."""
+    """Line of a key file: the name of the key's tenant, and its limits."""
 
     name: str
     priority: int = 0
@@ -122,7 +122,7 @@ class _KeyFile:
     flag: str
 
     def read(self) -> dict[str, _Line]:
-        """By key. Raises BadKeyFile."""
+        """Read the lines by key. Raises BadKeyFile."""
         path, flag = self.path, self.flag
         try:
             text = path.read_text(encoding="ascii")
@@ -220,7 +220,7 @@ class Access:
                 self.reload()
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        """Of each file; another value whenever it was written or replaced."""
+        """Stamp of each file, which changes whenever it is written or replaced."""
         return [
             _stamp(file) for part in (self.keys, self.metrics_keys, self.tls) if part for file in part.files
         ]

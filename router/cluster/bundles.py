@@ -13,7 +13,7 @@ Bundle = Mapping[str, float]
 
 
 def bundle_of(plan: WorkerPlan) -> Bundle:
-    """Of all ranks of a worker."""
+    """Resources of all ranks of a worker."""
     gpus = {"GPU": float(plan.gpus * plan.ranks)} if plan.gpus else {}
     accelerator = {} if plan.accelerator is None else resource_of(plan.accelerator)
     return {"CPU": float(plan.cpus * plan.ranks), **gpus, **accelerator}
@@ -30,7 +30,7 @@ def summed(bundles: Sequence[Bundle]) -> str:
 
 
 def gpu_memory() -> int:
-    """Of the first GPU, in total. Asks the driver itself, since importing torch would take seconds.
+    """Total memory of the first GPU. Asks the driver itself, since importing torch would take seconds.
 
     Raises RuntimeError, and OSError where there is no driver.
     """

@@ -52,7 +52,7 @@ class InUse(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the places of a cluster's workers."""
+    """Places of a cluster's workers."""
 
     strategy: str
     """Ray's name of it."""
@@ -151,7 +151,7 @@ class DetachedWorkers:
         ]
 
     def actors(self) -> dict[str, Any]:
-        """By worker id."""
+        """Actors by worker id."""
         found = {}
         for actor in list_named_actors(all_namespaces=True):
             if actor["namespace"] == self._namespace:

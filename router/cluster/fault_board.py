@@ -61,7 +61,7 @@ class FaultBoard:
         self._heard: set[tuple[str, str, int]] = set()
         """Open circuits of other routers as of the last look: router, worker, epoch."""
         self._repeated: dict[str, tuple[float, float]] = {}
-        """By other router: the time that it gave last, and when this router saw it first."""
+        """For each other router: the time that it gave last, and when this router saw it first."""
         requests.on_added = self._added
 
     def _added(self, key: bytes, sequence_id: str, seconds: float) -> None:

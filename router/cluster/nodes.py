@@ -27,7 +27,7 @@ _RAYS_PATIENCE: Final = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RAYS_PATIENCE_S: Final = 60.0
 """Its default."""
 _SPARE_S: Final = 35.0
-"""Of that time, for streams to finish."""
+"""Part of that time for streams to finish."""
 
 
 class RayLost(Exception):

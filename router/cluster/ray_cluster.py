@@ -186,7 +186,7 @@ class Cluster:
         return in_order(names)
 
     def handle(self, worker_id: str) -> RayWorker:
-        """Of a worker that there is, or is to be."""
+        """Handle of a wanted or existing worker."""
         plan = self._plans[role_of(worker_id)].named(worker_id)
 
         def find() -> Any:
@@ -204,12 +204,12 @@ class Cluster:
         )
 
     def settings_digest(self, worker_id: str) -> str:
-        """Of everything that this router decides about a worker."""
+        """Digest of everything that this router decides about a worker."""
         return self._actors.settings_digest(self._plans[role_of(worker_id)].named(worker_id))
 
     @property
     def roles(self) -> Collection[WorkerRole]:
-        """Of which there are workers in this mode."""
+        """Roles that workers have in this mode."""
         return self._plans.keys()
 
     async def wanted(self) -> dict[WorkerRole, WantedWorkers]:

@@ -28,9 +28,11 @@ _SOON_S: Final = 1.0
 _LOOK_S: Final = 1.0
 """Interval of attempts to connect to an address where nothing answers."""
 _SILENT_S: Final = 10.0
-"""Of Ray, after which another router decides for the cluster."""
+"""Silence of Ray after which another router decides for the cluster."""
 _NAMESPACE: Final = "baton"
-"""Of placement groups, whose names say whose they are; each model's workers have a namespace of their own."""
+"""Namespace of placement groups, whose names tell their owner; each model's workers have a namespace of their
+own.
+"""
 
 
 class ClusterError(Exception):
@@ -47,7 +49,7 @@ class RayConnection:
         self.is_local: Final = self._settings.ray_address is None
         """Whether this process starts a Ray of one node, and ends it."""
         self.num_ranks: Final = sum(config.num_ranks for config in configs)
-        """Of the workers of all models."""
+        """Ranks of the workers of all models."""
         self._thread = RayThread()
         self.asking: Final = RayThread()
         """For queries that Ray may not answer, so that nothing else waits behind them."""

@@ -70,7 +70,7 @@ class RayWorker:
         self._reaches = reaches
         self._hung_after_s = plan.config.router_timeout_s
         self._node = ""
-        """Of the last incarnation that answered."""
+        """Node of the last incarnation that answered."""
         self._silent_s = 0.0
         """Seconds without an answer since Ray last failed to reach the node. A sum of waits: time in which
         this router was stopped does not count."""

@@ -32,7 +32,7 @@ class FirstGroup:
 
     name: str
     shape: str
-    """Of the places of all workers, also of later ones."""
+    """Shape of the places of all workers, later ones included."""
     worker_ids: tuple[str, ...]
     """In the order of its bundles."""
 
@@ -116,7 +116,7 @@ class ClusterRecord:
         return None if value is None else WantedWorkers.from_json(value)
 
     def first_wanted(self, role: WorkerRole, workers: WantedWorkers) -> WantedWorkers:
-        """Those that there are, which are `workers` if there were none."""
+        """The recorded workers; records `workers` if there are none."""
         return WantedWorkers.from_json(self._first(_WANTED + role.value.encode(), workers.to_json()))
 
     def keep_wanted(self, role: WorkerRole, workers: WantedWorkers) -> None:
@@ -150,7 +150,7 @@ class ClusterRecord:
         self._store.internal_kv_del(_poison_key(entry), False, self._namespace, _ANSWER_S)
 
     def poison(self) -> list[PoisonEntry]:
-        """Of all routers, also those that are over."""
+        """Entries of all routers, ended ones included."""
         keys = self._store.internal_kv_keys(_POISON, self._namespace, _ANSWER_S)
         found = ((key, self._get(key)) for key in keys)
         return [
@@ -171,7 +171,7 @@ class ClusterRecord:
         self._store.internal_kv_del(_OPEN + router.encode(), False, self._namespace, _ANSWER_S)
 
     def open_circuits(self) -> list[OpenCircuits]:
-        """Of all routers, also those that are over."""
+        """Open circuits of all routers, ended ones included."""
         keys = self._store.internal_kv_keys(_OPEN, self._namespace, _ANSWER_S)
         found = []
         for key in keys:
@@ -187,7 +187,7 @@ class ClusterRecord:
         self._put(_INCARNATION + incarnation.worker_id.encode(), value)
 
     def incarnations(self, worker_ids: Iterable[str]) -> list[Incarnation]:
-        """Those that were kept, of these workers."""
+        """Recorded incarnations of these workers."""
         kept = ((worker_id, self._get(_INCARNATION + worker_id.encode())) for worker_id in worker_ids)
         return [Incarnation(worker_id, *json.loads(value)) for worker_id, value in kept if value is not None]
 

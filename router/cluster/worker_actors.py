@@ -77,7 +77,7 @@ class WorkerActors:
         )
 
     def settings_digest(self, plan: WorkerPlan) -> str:
-        """Of everything that a router decides about a worker, in two parts: see `registry.computes`."""
+        """Digest of all that a router decides about a worker, in two parts: see `registry.computes`."""
         config = plan.config
         engine = replace(
             config.engine, scheduler=SchedulerConfig(), num_pages=0, kv_memory_fraction=0.0, max_model_len=0

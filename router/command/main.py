@@ -26,7 +26,9 @@ from router.config.settings import RouterConfig
 _USAGE_ERROR = 2
 _CLUSTER_LOST = 3
 _FRONT_END = "front-end"
-"""Of `--frontends`, before the id of the process that starts it. The settings come through standard input."""
+"""Command of a front-end process of `--frontends`, followed by the id of its parent. The settings come
+through standard input.
+"""
 _OTHERS = {
     "doctor": "router.command.doctor.command",
     "plan": "router.command.plan",

@@ -124,7 +124,7 @@ class ModelStart:
     checkpoint: Checkpoint
     connection: RayConnection
     router_name: str
-    """Of this router, for the workers."""
+    """Name of this router, for the workers."""
 
     async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
         """Raises what placing and loading the workers raises."""

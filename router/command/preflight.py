@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _PACKAGES: Final = ("common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc", "worker")
-"""Those that serving imports; `router plan` alone needs `simulator`."""
+"""Packages that serving imports; `router plan` alone needs `simulator`."""
 LOOPBACK: Final = "127.0.0.1"
 _TRIED: Final = 200
 _LAST_PORT: Final = 65535

@@ -54,7 +54,7 @@ class StartupDisplay:
         self._began = time.monotonic()
         self._took: list[tuple[str, float]] = []
         self._loading: dict[str, _Loading] = {}
-        """By worker."""
+        """Loading workers, by id."""
 
     def __enter__(self) -> StartupDisplay:
         self._bars.start()

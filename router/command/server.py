@@ -81,7 +81,7 @@ class Service:
         await asyncio.gather(self.http.stop(rest), self.grpc.stop(rest))
 
     async def end_workers(self) -> list[str]:
-        """Of all models; returns their names."""
+        """End the workers of all models; returns their names."""
         return [name for model in self.models for name in await model.cluster.end_workers()]
 
     def summary(self, config: RouterConfig, after: str) -> str:

@@ -28,7 +28,7 @@ class Dtype(Enum):
 
 
 class Quantization(Enum):
-    """Of an unquantized model's weights."""
+    """Quantization of an unquantized model's weights."""
 
     AUTO = "auto"
     FP8 = "fp8"

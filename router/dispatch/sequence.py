@@ -96,7 +96,7 @@ class SequenceRequest:
     timeout_s: float = 0.0
     """From its arrival; 0: no deadline."""
     ttft_deadline_s: float = 0.0
-    """Of the first token, from its arrival; 0: none."""
+    """Deadline of the first token, in seconds from its arrival; 0: none."""
     retention: worker_pb2.Retention | None = None
     """How long its KV is to stay cached; None: it is evicted like any other."""
 
@@ -120,7 +120,7 @@ class SequenceState:
     status: Callable[[], RequestStatus] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
-    """By page size."""
+    """Block hashes by page size."""
 
     @property
     def prompt(self) -> Sequence[int]:

@@ -108,7 +108,7 @@ class TokenStream:
         self.is_paused = False
         self.is_queued = False
         self.waiter: asyncio.Future[bool] | None = None
-        """Of `drained`, which waits for a slow reader until `due`."""
+        """Future of `drained`, which waits for a slow reader until `due`."""
         self.due = math.inf
 
     def pause(self) -> None:

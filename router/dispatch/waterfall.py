@@ -19,7 +19,7 @@ from router.dispatch.workers.arrivals import ON_TIME, Arrival
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 _MOST_PAUSES: Final = 32
-"""Of one answer that are kept."""
+"""Most pauses that are kept of one answer."""
 
 
 class Observer:

@@ -52,9 +52,9 @@ class _Worker:
     facts: WorkerFacts
     load: WorkerLoad
     version: int = -1
-    """Of `load`, when `counts` were made."""
+    """Version of `load` from which `counts` were made."""
     counts: dict[str, Any] = field(default_factory=dict)
-    """Of `load`: fields of the view."""
+    """Fields of the view that come from `load`."""
     view: WorkerView | None = None
     """Cached view; None if out of date."""
 

@@ -65,7 +65,7 @@ _ENOUGH: Final = 25.0
 _DRAFTS_MEMORY: Final = 0.95
 """Weight of a step relative to the next one in what drafts yield, which changes with the requests."""
 _SPEED_WEIGHT: Final = 0.05
-"""Of the newest step in a worker's speed."""
+"""Weight of the newest step in a worker's speed."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Worker:
     answers: float = 0.0
     rows: float = 0.0
     tokens: float = 0.0
-    """Of answers in steps, those of long ago fading."""
+    """Tokens of answers per step, with older steps fading."""
 
 
 class StepTimes:
@@ -118,7 +118,7 @@ class StepTimes:
         worker.slowness += _SPEED_WEIGHT * (min(max(seconds / usual, 0.1), 10.0) - worker.slowness)
 
     def drafting(self, worker_id: WorkerId) -> Drafting:
-        """Of a worker's latest steps."""
+        """Draft statistics of a worker's latest steps."""
         worker = self._workers[worker_id]
         if worker.rows == worker.answers:
             return NO_DRAFTS

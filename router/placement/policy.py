@@ -109,14 +109,14 @@ class PlacementPolicy(ABC):
         return placement.decode_worker
 
     def prefill_workers(self, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """Those that compute prompts."""
+        """Select the workers that compute prompts."""
         return workers
 
     def decode_workers(self, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
-        """Those that decode answers."""
+        """Select the workers that decode answers."""
         return workers
 
 
 def _name(key: WorkerId) -> str:
-    """Of a worker, without the number of its session."""
+    """Name of a worker, without the number of its session."""
     return key.partition("@")[0]

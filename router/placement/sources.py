@@ -13,9 +13,9 @@ class Source:
 
     worker: WorkerId
     tokens: int
-    """Of the prompt, from its beginning, which that worker has cached."""
+    """Leading prompt tokens that the source worker has cached."""
     fresh_tokens: int
-    """Of those, the ones that the other worker lacks."""
+    """Cached tokens that the other worker lacks."""
     pull_s: float
     """Until they have arrived."""
     compute_s: float
@@ -41,12 +41,12 @@ class Ways:
     """Until all of the prompt would be computed."""
     cached_tokens: int
     cached_s: float
-    """Of computing the cached tokens instead."""
+    """Seconds to recompute the cached tokens."""
     tier_tokens: int
-    """Those of the cached ones that come up from tiers."""
+    """Cached tokens that come up from tiers."""
     promote_s: float
     tier_s: float
-    """Of computing these instead."""
+    """Seconds to recompute the tokens on tiers."""
     source: Source | None
     """The best other worker, also one that is slower than computing."""
 
@@ -68,7 +68,7 @@ class Ways:
 
 
 def ways(request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float) -> Ways:
-    """Of a prompt at `worker`, without what waits there. O(workers)."""
+    """Ways to compute a prompt at `worker`, without what waits there. O(workers)."""
     cached = request.cached_on(worker)
     on_tiers = min(request.on_tiers.get(worker.id, 0), cached)
     return Ways(

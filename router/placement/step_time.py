@@ -30,7 +30,7 @@ class StepWork:
     decodes: float = 0
     """Rows: one of each answer, and one for each drafted token."""
     context_tokens: float = 0.0
-    """Of all these rows together."""
+    """Context tokens of all these rows together."""
 
     @staticmethod
     def attention_of(start: int, length: int) -> float:
@@ -73,7 +73,7 @@ class StepTime:
         return self.step + matrices + decodes + prompts
 
     def scaled(self, factor: float) -> StepTime:
-        """Of a device on which everything takes `factor` times as long."""
+        """Step time of a device on which everything takes `factor` times as long."""
         if factor == 1.0:
             return self
         return StepTime(*(factor * getattr(self, field.name) for field in fields(self)))
@@ -192,9 +192,8 @@ class Reach:
     windows: tuple[tuple[int, float], ...] = ()
 
     def of(self, tokens: float, rows: float) -> float:
-        """Of `tokens` before `rows` rows together, those that a layer attends to, averaged over layers.
-
-        As if each row had as many before it: an upper bound where their numbers differ.
+        """Tokens that a layer attends to, averaged over layers, for `rows` rows with `tokens` before them
+        together. Rows are taken as equally long: an upper bound where they differ.
         """
         return tokens - sum(share * max(0.0, tokens - rows * window) for window, share in self.windows)
 

@@ -65,7 +65,7 @@ class WorkerView:
     id: WorkerId
     prefers: Preference = Preference.BOTH
     step_time: StepTime
-    """Of the tokens that attention reads; see `reach`."""
+    """Step time as a function of the tokens that attention reads; see `reach`."""
     reach: Reach = EVERYTHING
     drafting: Drafting = NO_DRAFTS
     chunk_tokens: int
@@ -78,7 +78,7 @@ class WorkerView:
     """Queued and in progress, in order of arrival at the worker."""
     decodes: int = 0
     context_tokens: int = 0
-    """Of all decodes together."""
+    """Context tokens of all decodes together."""
     incoming: int = 0
     """Requests that will decode here, whose prompts are queued or in progress, on any worker."""
     incoming_tokens: int = 0
@@ -96,7 +96,7 @@ class WorkerView:
     requests: int = 0
     """Unfinished requests of this router."""
     tokens: int = 0
-    """Of those requests when they were sent, without cached ones."""
+    """Uncached prompt tokens of these requests when they were sent."""
     health: Health = Health.GOOD
     room: Room = _UNKNOWN
 
@@ -176,9 +176,9 @@ class RequestView:
     cached: Mapping[WorkerId, int] = field(default_factory=dict)
     """Tokens of its prompt cached on each worker; workers without any may be absent."""
     stored: Mapping[WorkerId, int] = field(default_factory=dict)
-    """Of those tokens, the ones that a worker can send to another now, in whole pages."""
+    """Cached tokens that a worker can send to another one now, in whole pages."""
     on_tiers: Mapping[WorkerId, int] = field(default_factory=dict)
-    """Of the cached tokens, those that the worker has on a KV tier and not in its pool."""
+    """Cached tokens that the worker has on a KV tier and not in its pool."""
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
 

@@ -89,7 +89,7 @@ class Machine:
         self.address = address
         self.namespace = namespace
         self.pid = pid
-        """Of its init, in the PID namespace of this process."""
+        """Process id of its init, in the PID namespace of this process."""
 
     def command(self, *command: str, user: str = "root") -> list[str]:
         """The command line that runs `command` on it."""
@@ -140,7 +140,7 @@ class Machines:
         self._stack = ExitStack()
         self._machines: dict[str, Machine] = {}
         self.cut_off: list[Machine] = []
-        """Those whose link is cut."""
+        """Machines whose link is cut."""
         self.key = ""
         """Path of the private key that every machine accepts."""
 

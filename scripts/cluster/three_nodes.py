@@ -135,7 +135,7 @@ class ThreeNodes:
         file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | settings))
 
     def get(self, path: str, node: str = "head") -> httpx.Response:
-        """Of the router on that node."""
+        """Ask the router on that node."""
         return self._clients.submit(httpx.get, _url(node) + path, timeout=10).result()
 
     def is_ready(self, node: str = "head") -> bool:
@@ -191,7 +191,7 @@ class ThreeNodes:
         self.wait_until(lambda: self.is_ready(node))
 
     def workers(self, node: str = "head") -> dict[str, Worker]:
-        """By name, as `router workers` lists them on that node; empty without an answer."""
+        """Workers by name, as `router workers` lists them on that node; empty without an answer."""
         done = self.machines[node].run("~/baton/venv/bin/router workers", user=USER, check=False)
         names = {address: name for name, address in NODES.items()}
         rows = filter(None, map(_WORKER.fullmatch, done.stdout.splitlines()))

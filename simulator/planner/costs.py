@@ -45,13 +45,14 @@ _BYTES: Final = 2
 """Bytes of a weight and of a KV value: bfloat16."""
 _FP8_BYTES: Final = 1.0
 _INT4_BYTES: Final = 0.5 + 3 / 128
-"""Of integers with a scale and a zero point per 128."""
+"""Bytes per weight in 4 bits, with a scale and a zero point per 128."""
 _MXFP4_BYTES: Final = 0.5 + 1 / MXFP4_BLOCK
 _KERNEL_S: Final = 3e-6
-"""Of a small kernel between others: most of it is its start and its end."""
+"""Time of a small kernel between others: most of it is its start and its end."""
 _ROUTING_S: Final = 55e-6
-"""Of a layer's experts for any number of decodes, apart from reading them: `benchmarks.micro.experts` less
-its floor, for 1, 16 and 64 tokens of Qwen3-30B-A3B."""
+"""Time to route a layer's experts for any number of decodes, apart from reading them:
+`benchmarks.micro.experts` less its floor, for 1, 16 and 64 tokens of Qwen3-30B-A3B.
+"""
 _WIDE_HEAD: Final = 128
 _OF_WIDE_HEADS: Final = 1.9
 """How much longer it takes to read wider heads' KV: decodes of Qwen3.5-9B, with heads of 256 features, and of
@@ -70,7 +71,7 @@ class Basis(Enum):
     MEASURED = "measured"
     """On this model's shape and this GPU."""
     ESTIMATED = "estimated"
-    """By a roofline, from the measurement of another model or GPU."""
+    """Estimated by a roofline, from the measurement of another model or GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ def _state_slots(model: ModelSpec, ranks: int, room: float) -> int:
 
 
 def _state_bytes(model: ModelSpec) -> int:
-    """Of a request's recurrent state, on all ranks together."""
+    """Size of a request's recurrent state, on all ranks together."""
     return 0 if model.delta is None else model.delta.state_bytes(_BYTES)
 
 

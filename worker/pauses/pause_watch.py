@@ -28,9 +28,9 @@ class _Used(NamedTuple):
     """Seconds of CPU time so far."""
 
     thread_s: float
-    """Of the engine thread."""
+    """CPU time of the engine thread."""
     process_s: float
-    """Of all threads."""
+    """CPU time of all threads."""
 
     @classmethod
     def now(cls) -> _Used:

@@ -23,7 +23,7 @@ _KEPT: Final = 16
 class _Beat(NamedTuple):
     at: float
     cpu_s: float
-    """Of the process."""
+    """CPU time of the process."""
 
 
 class Late(NamedTuple):

@@ -10,8 +10,9 @@ _NS: Final = 1e-9
 
 
 class RunQueue:
-    """Of the thread that calls `open`. Not to be read for every step: reading the account releases the
-    interpreter lock, and another thread may take it."""
+    """Wait in the run queue of the thread that calls `open`. Not to be read for every step: reading the
+    account releases the interpreter lock, and another thread may take it.
+    """
 
     def __init__(self) -> None:
         self._account: int | None = None

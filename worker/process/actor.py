@@ -39,7 +39,7 @@ class LoadProgress:
     stage: str
     """A short phrase to display."""
     done: int
-    """Of `total` bytes."""
+    """Bytes done, of `total`."""
     total: int
 
 

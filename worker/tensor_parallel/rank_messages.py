@@ -22,7 +22,7 @@ class Hello:
     """Rank: it is ready, unless there is a problem."""
 
     secret: bytes
-    """Of this start of the worker: what comes from elsewhere on the machine does not know it."""
+    """Secret of this start of the worker: messages from elsewhere on the machine lack it."""
     rank: int
     problem: str
     found: tuple[File, ...]

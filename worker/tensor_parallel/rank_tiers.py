@@ -124,9 +124,9 @@ class RankedCopier:
         self._links = links
         self._wake = wake
         self._arrived: deque[tuple[int, Done]] = deque()
-        """By rank, from the readers."""
+        """Arrived results with their rank, from the readers."""
         self._parts: dict[int, dict[int, Done]] = {}
-        """Of jobs that some ranks have done, by rank."""
+        """Results by rank, of jobs that some ranks have done."""
         self._of_files: dict[int, Save | Load] = {}
         self._half_found: list[set[tuple[PageKey, BlockHash]]] = [set() for _ in range(1 + len(links))]
         """Files that a rank has found, and not yet all others."""

@@ -177,9 +177,9 @@ class BatchBuilder:
         self._device = device
         self._none = torch.empty(0, dtype=torch.int64, device=device)
         self._shape: _Shape | None = None
-        """Of the last batch."""
+        """Shape of the last batch."""
         self._pending: tuple[_Shape | None, bytes, list[torch.Tensor]] = (None, b"", [])
-        """Of the last batch with pending rows: its shape and these rows; they and their slots as tensors."""
+        """Last batch with pending rows: its shape and these rows; they and their slots as tensors."""
         self._last: _Placed | None = None
         """The last batch in memory of the caller."""
         self._staging = Staging(torch.int64, device)

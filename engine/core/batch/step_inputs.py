@@ -49,7 +49,7 @@ class StepInputs:
 
     @property
     def num_chunks(self) -> int:
-        """Of those with more than one token, which come first."""
+        """Number of chunks with more than one token, which come first."""
         return int(np.count_nonzero(self.lengths > 1))
 
     def header(self) -> Ints:
@@ -83,7 +83,7 @@ def _lengths(header: Ints) -> list[int]:
 
 
 class _Shape(NamedTuple):
-    """Of a plan's chunks, how far they are aside. All but `slots` in the order of `StepInputs`."""
+    """Shape of a plan: its chunks, without how far they are. All but `slots` in the order of `StepInputs`."""
 
     slots: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -128,7 +128,7 @@ class StepWriter:
         self._pages: list[list[int]] = [[] for _ in range(max_requests)]
         """The pages last written for each slot."""
         self._layout: _Layout | None = None
-        """Of the last step: most are like the one before."""
+        """Layout of the last step: most steps have the same one."""
 
     def write(self, plan: StepPlan, *, by_rows: bool = True) -> StepInputs:
         """`by_rows`: a verify chunk is written as one decode for each of its tokens, else as it is."""
@@ -164,7 +164,9 @@ class StepWriter:
 
 
 def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
-    """Of each of `chunk.rows()`, as `StepInputs.states` has it; empty tuples for models without a state."""
+    """State slots of each of `chunk.rows()`, as `StepInputs.states` has them; empty tuples for models without
+    a state.
+    """
     state, following = chunk.request.state, len(chunk.draft)
     if state is None:
         return [()] * (1 + following)

@@ -13,12 +13,12 @@ from engine.device.staging import send
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRows:
-    """Of C verify chunks with at most K drafted tokens: int64 tensors [C, K] on the device."""
+    """Rows of C verify chunks with at most K drafted tokens: int64 tensors [C, K] on the device."""
 
     drafted: torch.Tensor
     """Rows of drafted tokens."""
     sampled: torch.Tensor
-    """Of the row before each of them, its place among the rows that sample."""
+    """Place of the row before each of them among the rows that sample."""
     exists: torch.Tensor
     """1, or 0 behind the last drafted token of a chunk."""
 

@@ -12,7 +12,7 @@ from engine.grammar.json_schema.patterns import anything_but
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
 _DEPTH: Final = 12
-"""Of references and combinations that are looked through."""
+"""Depth to which references and combinations are followed."""
 _NO_KEYWORDS: Final = frozenset({"$ref", "title", "description", "default", "$defs", "definitions"})
 _BOUNDS: Final = {
     "minimum": ("number", "exclusiveMaximum", 0),

@@ -51,7 +51,7 @@ class NewTokens:
     angles: tuple[torch.Tensor, torch.Tensor] | None
     """See `rotate_store`."""
     scales: tuple[float, float] | None
-    """Of stored keys and values, where pages are e4m3."""
+    """Scales of stored keys and values, where pages are e4m3."""
 
 
 def attend(

@@ -28,7 +28,7 @@ _EPS: Final = tl.constexpr(1e-6)
 
 
 class DeltaShape(NamedTuple):
-    """Of queries, keys and values in a row, in this order."""
+    """Shape of queries, keys and values in a row, in this order."""
 
     key_heads: int
     value_heads: int

@@ -17,4 +17,4 @@ class SingleRows(NamedTuple):
     counts: torch.Tensor
     """Rows of a request at its first row, 0 at the others."""
     places: torch.Tensor
-    """Of each row among those of its request."""
+    """Place of each row among the rows of its request."""

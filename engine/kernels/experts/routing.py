@@ -16,8 +16,9 @@ import triton.language as tl
 from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _TOKENS: Final = 16
-"""Of a block of many tokens. With 64 the scores of 128 experts do not fit into registers: 2,048 tokens take
-0.17 ms."""
+"""Tokens of a block, for many tokens. With 64 the scores of 128 experts do not fit into registers: 2,048
+tokens take 0.17 ms.
+"""
 _FEW: Final = 512
 """Up to this many tokens, blocks have fewer, of one warp each: warps wait for each other at every sum."""
 _FEW_TOKENS: Final = 4

@@ -44,7 +44,8 @@ cudaError_t BatchPrefillWithRaggedKVCacheDispatched(Params params, typename Para
 
 
 def causal_sources(generated: Mapping[str, str], *, ragged: bool) -> dict[str, str]:
-    """By file name: those to compile, and the `.inc` that they include. `generated`: flashinfer's.
+    """Sources to compile, by file name, and the `.inc` that they include. `generated`: flashinfer's.
+    `generated`: flashinfer's.
 
     Without `ragged`, the kernel over contiguous keys is a stub that fails.
     """

@@ -37,7 +37,7 @@ class Library:
     kernel: Kernel
     queries: torch.dtype
     stored: torch.dtype
-    """Of keys and values."""
+    """Dtype of keys and values."""
     dim: int
     """Features of a head."""
     windowed: bool

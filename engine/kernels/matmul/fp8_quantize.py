@@ -13,7 +13,7 @@ from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
-"""Of e4m3."""
+"""Largest value of e4m3."""
 _GROUPS: Final = 16
 """Most groups that a program quantizes."""
 

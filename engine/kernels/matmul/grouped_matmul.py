@@ -92,7 +92,7 @@ def grouped_matmul(
 
 
 def _tiling(num_rows: int, num_experts: int, size: int) -> _Tiling:
-    """By the rows that an expert gets on average: few rows read weights, many are bound by arithmetic.
+    """Tiling by the average rows of an expert: few rows read weights, many are bound by arithmetic.
 
     `size`: bytes of a value. Chosen on an H200 with the shape of Qwen3-30B-A3B (`benchmarks.micro.experts`).
     """

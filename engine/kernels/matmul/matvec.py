@@ -20,8 +20,9 @@ _ROWS: Final = 4
 
 
 Scales: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Of a vector [1] and of the rows of a weight [out], both e4m3; or of their blocks, [1, in / 128] and
-[out / 128, in / 128]."""
+"""Scales of a vector [1] and of the rows of a weight [out], both e4m3; or of their blocks, [1, in / 128] and
+[out / 128, in / 128].
+"""
 
 
 class _Tiling(NamedTuple):

@@ -20,7 +20,7 @@ _SMALL: Final = 2 * 132 * 64
 
 
 class _Tiling(NamedTuple):
-    """Of `packed4_matmul`."""
+    """Tile sizes of `packed4_matmul`."""
 
     rows: int
     features: int

@@ -20,7 +20,7 @@ _MOST_ROWS: Final = 16
 _WIDE: Final = 8192
 """Features above which tiles of packed4.py multiply more than 8 rows faster."""
 _BYTES: Final = 64
-"""Of a row's codes that a warp unpacks at once: a group of 128 columns, or several narrower ones."""
+"""Bytes of a row's codes that a warp unpacks at once: a group of 128 columns, or several narrower ones."""
 
 
 class _Tiling(NamedTuple):

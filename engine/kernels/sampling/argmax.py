@@ -12,9 +12,9 @@ from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _BLOCK: Final = 4096
 _PROGRAMS: Final = 256
-"""Of few rows, each is read by several: two for a multiprocessor of an H100 or H200."""
+"""Programs of a launch. Few rows are each read by several: two for a multiprocessor of an H100 or H200."""
 _MOST_PARTS: Final = 64
-"""Of a row."""
+"""Most parts of a row."""
 
 
 def greedy_sample(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -15,7 +15,7 @@ class CacheChange:
     blocks: Sequence[BlockHash]
     """From shallow to deep."""
     below: bool = False
-    """Of blocks stored: they are on a tier, and not in the pool."""
+    """Stored blocks: they are on a tier, not in the pool."""
 
 
 class CacheJournal:

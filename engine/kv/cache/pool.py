@@ -68,7 +68,7 @@ class KVPool:
             for place, layer in enumerate(group.layers)
         }
         self.places = [places[layer] for layer in range(len(places))]
-        """Of each layer: its group, and its place in the group's pages."""
+        """For each layer: its group, and its place in the group's pages."""
         self._layers = list(self.tensor.unbind(1))
 
     @property

@@ -77,7 +77,7 @@ class RadixCache:
         """Changes whenever the result of a match may change."""
         self.num_pages = 0
         self._evictable = 0
-        """Those of groups without a window."""
+        """Evictable pages of groups without a window."""
         self._journal: CacheJournal | None = None
         self._clock = 0
         self._unused = UnusedLeaves(retentions)
@@ -319,7 +319,7 @@ class RadixCache:
         return evicted
 
     def _drop(self, pages: list[int]) -> list[int]:
-        """Of blocks without locks, which leave the cache now, the pages that there are."""
+        """Remove evicted blocks, which have no locks; returns their pages without holes."""
         self._evictable -= len(pages) // self._stride * self._num_full
         if not self.windows.used:
             return pages

@@ -60,9 +60,8 @@ class RadixNode:
         return [block for edge in reversed(edges) for block in edge]
 
     def hashes(self, first: int) -> dict[int, BlockHash]:
-        """Of blocks from `first` on, and perhaps of some before, up to the end of this edge, by their number.
-
-        O(blocks of these edges).
+        """Hashes by block number from `first`, perhaps from before it, up to the end of this edge. O(blocks
+        of these edges).
         """
         found: dict[int, BlockHash] = {}
         node: RadixNode | None = self
@@ -83,7 +82,7 @@ class UnusedLeaves:
         self._retained: list[tuple[int, int, RadixNode]] = []
         """The same of leaves that were retained when it was their turn."""
         self._retained_at: dict[BlockHash, RadixNode] = {}
-        """Those leaves, by their last block then."""
+        """Retained leaves, by what was their last block."""
         if retentions is not None:
             retentions.on_ended.append(self._no_longer_retained)
 

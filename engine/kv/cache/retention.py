@@ -26,7 +26,7 @@ class Retention:
     """What a client asks for."""
 
     key: str
-    """Of the session, within its tenant; may be empty."""
+    """Session key within its tenant; may be empty."""
     seconds: float
     """For the whole sequence, from the end of the request; 0: it is not retained as a whole."""
     prefixes: Sequence[tuple[int, float]] = ()
@@ -70,7 +70,7 @@ class Retentions:
         self._listed: Counter[str] = Counter()
         """Blocks of all sequences of each tenant."""
         self._sequences: dict[tuple[str, str], dict[BlockHash, Retained]] = {}
-        """Of each tenant and key, by last block."""
+        """Retained sequences by tenant and key, then by last block."""
         self._by_end = _ByEnd()
         self._of_tenant: dict[str, _ByEnd] = {}
         self._numbers = count()
@@ -90,8 +90,9 @@ class Retentions:
         return [retained for sequences in self._sequences.values() for retained in sequences.values()]
 
     def held_until(self) -> dict[tuple[str, str], Counter[float]]:
-        """Of each tenant and key: how many blocks are retained until when, each as long as any sequence of
-        the key retains it. O(blocks of all sequences)."""
+        """Number of blocks retained until each time, by tenant and key; the longest retention of a block
+        counts. O(blocks of all sequences).
+        """
         ends: dict[tuple[str, str], dict[BlockHash, float]] = {}
         for retained in self.sequences():
             of_session = ends.setdefault((retained.tenant, retained.key), {})

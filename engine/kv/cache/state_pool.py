@@ -33,6 +33,7 @@ class StatePool:
         return self.num_slots
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Of one layer, by its number among those with a state: the matrices [num_slots + 1, value_head,
-        key_dim, value_dim] and the windows [num_slots + 1, feature, kernel - 1]."""
+        """State of one layer, by its number among layers with a state: the matrices [num_slots + 1,
+        value_head, key_dim, value_dim] and the windows [num_slots + 1, feature, kernel - 1].
+        """
         return self._matrices[index], self._windows[index]

@@ -14,10 +14,10 @@ import torch
 
 FP8: Final = torch.float8_e4m3fn
 LARGEST: Final = 448.0
-"""Of e4m3; larger values are cut to it."""
+"""Largest value of e4m3; larger ones are clipped to it."""
 
 KVScales: TypeAlias = Sequence[tuple[float, float]]
-"""Of each layer: what stored keys, and stored values, are multiplied with."""
+"""For each layer, the factors of stored keys and of stored values."""
 
 
 def fp8(values: torch.Tensor, scale: float) -> torch.Tensor:

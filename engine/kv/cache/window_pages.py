@@ -30,7 +30,7 @@ class WindowPages(Generic[N]):
         self._nodes: dict[int, N] = {}
         """The node of each cached page."""
         self._readers: dict[int, int] = {}
-        """Of each page that has some."""
+        """Readers of each page that has some."""
         self._passed: dict[int, None] = {}
         """Pages without readers that requests have computed and left behind: only a prompt that diverges
         there needs them. Oldest first, as in `_idle`."""
@@ -59,7 +59,7 @@ class WindowPages(Generic[N]):
         return [page for group in self._groups for page in pages[group :: self._stride] if page != NO_PAGE]
 
     def among(self, pages: Iterable[int]) -> list[int]:
-        """Those of `pages` that are in the cache, and of window groups."""
+        """Select the cached pages of window groups from `pages`."""
         if not self.used:
             return []
         return [page for page in pages if page in self._nodes]

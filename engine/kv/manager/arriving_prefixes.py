@@ -58,7 +58,7 @@ class ArrivingPrefix:
     position: int
     """Where the request continues that waits for it, perhaps not for it alone."""
     places: Sequence[int]
-    """Of the pages, in the request's block table."""
+    """Places of the pages in the request's block table."""
     pages: list[int]
     slot: int
 

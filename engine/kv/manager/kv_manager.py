@@ -69,7 +69,7 @@ class KVManager:
         self._windows = self.cache.windows
         self._stride = self.needs.stride
         self._nodes: dict[RequestId, RadixNode] = {}
-        """By request: the deepest node whose pages it uses, locked against eviction."""
+        """The deepest node whose pages each request uses, locked against eviction."""
         self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
         self.tiers: PageTiers | None = None
         self.holds = PrefixHolds(self.needs, self.cache, self.states)

@@ -42,7 +42,8 @@ def lacking(
     has: Callable[[int, int], bool],
     num_state_parts: int,
 ) -> Lacking | None:
-    """Of the longest prefix that pool and tiers can serve together; None: the pool alone serves as much.
+    """Missing pages of the longest prefix that pool and tiers can serve together; None: the pool alone serves
+    as much.
 
     `table`: pages that the cache has, of which the first `usable` blocks can be continued. `checkpoints`:
     blocks behind which it has the state; None: the model has no state. `limit`: blocks of the longest prefix

@@ -61,9 +61,9 @@ class GroupPages:
 
     kind: str
     held: int
-    """By requests alone."""
+    """Pages held by requests alone."""
     cached: int
-    """By the radix cache."""
+    """Pages owned by the radix cache."""
 
 
 def pages_by_kind(

@@ -35,7 +35,7 @@ class TierUse:
     """What tiers have of one request's KV."""
 
     keys: list[BlockKey] = field(default_factory=list)
-    """Of its first blocks, as far as they were computed."""
+    """Keys of its first blocks, as far as they were computed."""
     promoted: dict[Tier, int] = field(default_factory=dict)
     """Tokens whose KV came up for this request, by tier."""
     promotion_s: float = 0.0
@@ -71,7 +71,7 @@ class PromotionWait:
     """A waiting request waits for KV that comes up from a tier."""
 
     until: float
-    """By the engine's clock; afterwards it computes the KV."""
+    """Deadline on the engine's clock; afterwards the KV is computed."""
     version: int = -1
     """`KVTiers.version` when `holds` was decided."""
     holds: bool = False
@@ -119,7 +119,7 @@ class PageTiers:
         self._pages_of_slot = pages_of_slot
         self._state_parts = range(0)
         self._slot_of: dict[int, int] = {}
-        """By page."""
+        """Host slot of each page."""
         if states.used:
             states.copies = self
             self._state_parts = range(needs.stride, needs.stride + len(pages_of_slot(0)))
@@ -129,7 +129,7 @@ class PageTiers:
         self._prefill_rate = math.inf
         self._uses: WeakKeyDictionary[Request, TierUse] = WeakKeyDictionary()
         self._promotions: dict[int, _Promotion] = {}
-        """By job."""
+        """Promotions under way, by job."""
         self._delayed: list[Job] = []
         """Copies into pages that the step in flight may still write."""
 
@@ -384,7 +384,7 @@ class PageTiers:
                 self._states.pool.left([slot])
 
     def _state_keys(self, request: Request, end: int) -> list[PageKey]:
-        """Of the state behind block `end` - 1."""
+        """Keys of the state after block `end` - 1."""
         key = self._keys(request, end)[-1]
         return [page_key(key, part) for part in self._state_parts]
 

@@ -34,11 +34,13 @@ class Reservation:
 
 
 class Reservations:
-    """By handoff. Every page of `incoming` is IN_FLIGHT or QUARANTINED, with the handoff as its owner."""
+    """Reservations by handoff. Every page of `incoming` is IN_FLIGHT or QUARANTINED, with the handoff as its
+    owner.
+    """
 
     def __init__(self, pool: PagePool, states: StateSlots) -> None:
         self.active: dict[int, Reservation] = {}
-        """Those that may still become running requests."""
+        """Reservations that may still become running requests."""
         self._quarantined: dict[int, Reservation] = {}
         """Aborted handoffs whose pages a remote peer may still write."""
         self._pool = pool

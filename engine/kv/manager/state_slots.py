@@ -22,7 +22,7 @@ from engine.kv.cache.retention import NO_RETENTIONS, Retentions
 
 
 class CheckpointCopies(Protocol):
-    """Of checkpoints on tiers."""
+    """Copies of checkpoints on tiers."""
 
     def checkpoint_cached(self, request: Request, node: RadixNode, slot: int) -> None:
         """The cache owns a checkpoint of a request after the last block of `node` from now on."""
@@ -49,7 +49,7 @@ class StateSlots:
         self._page_size = page_size
         self._retentions = retentions
         self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
-        """By last use."""
+        """Checkpoint slots, least recently used first."""
         self._readers: Counter[int] = Counter()
         """Requests whose next chunk reads a checkpoint, or that it is kept for, by its slot."""
         self.copies: CheckpointCopies | None = None

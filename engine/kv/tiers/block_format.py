@@ -22,7 +22,7 @@ _SUFFIX: Final = ".kv"
 
 
 class BlockFormat:
-    """Of one model and page layout."""
+    """Format of a stored block, for one model and page layout."""
 
     header_bytes: Final = _FIELDS.size + 8
     """With the checksum of the fields."""

@@ -241,7 +241,7 @@ class BlockObjects:
             return _Listing(pages, self._known.copy(), self._again.copy())
 
     def _unknown(self, page: Any, listing: _Listing) -> list[_Object]:
-        """Of a page of a listing."""
+        """Objects of a listing's page that the index lacks."""
         found: list[_Object] = []
         for listed in page.get("Contents", ()):
             name, written = listed["Key"].rpartition("/")[2], listed["LastModified"]

@@ -102,7 +102,8 @@ class BackgroundCopier:
         self._writes: list[SimpleQueue[Save | Remove | Forget | None]] = [
             SimpleQueue() for _ in range(writers)
         ]
-        """Of one page always the same, so that its writes and removals stay in order."""
+        """Queues of writers. A page always uses the same one, so that its writes and removals stay in order.
+        """
         self._reads: SimpleQueue[Load | None] = SimpleQueue()
         loops: list[tuple[Callable[[], None], str]] = [(self._copy, "kv-copies")]
         loops += [(partial(self._write, writes), "kv-writes") for writes in self._writes]

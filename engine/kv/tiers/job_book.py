@@ -40,6 +40,6 @@ class JobBook:
         return self._under_way.pop(id)
 
     def take(self) -> list[Job]:
-        """Those to be sent now."""
+        """Take the jobs to be sent now."""
         jobs, self._outbox = self._outbox, []
         return jobs

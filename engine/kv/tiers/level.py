@@ -50,7 +50,7 @@ class Level:
         self._spared: OrderedDict[PageKey, None] = OrderedDict()
         """The same of copies that were retained when it was their turn to make room."""
         self._spared_of: dict[BlockHash, list[PageKey]] = {}
-        """Those, by their block."""
+        """Spared pages, by their block."""
         self._retentions = NO_RETENTIONS
         self._free = list(range(num_slots - 1, -1, -1))
 

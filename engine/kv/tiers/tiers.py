@@ -60,7 +60,7 @@ class KVTiers:
         self._wanted: set[PageKey] = set()
         """Pages that the cache has, and a tier should have too."""
         self._unsettled: dict[PageKey, None] = {}
-        """Of those without a copy, the ones that a step in flight may still be writing."""
+        """Pages without a copy that a step in flight may still be writing."""
         self._pages, self._states = GoingDown(), GoingDown()
         self._unsaved: OrderedDict[PageKey, None] = OrderedDict()
         """In host memory without a file, oldest first; empty if there is no tier below."""

@@ -51,7 +51,7 @@ class ExpectedTime:
         self._seconds_sum = _MEMORY * self._seconds_sum + own
 
     def _plain_of(self, decodes: int) -> float:
-        """Of the batch size that is nearest to this; a smaller one if there are two."""
+        """Time of a plain step at the nearest batch size; the smaller one if two are equally near."""
         if not decodes or not self._plain:
             return 0.0
         size = decodes.bit_length()

@@ -22,7 +22,7 @@ class Lapped:
     parts: Seconds
     """They add up to `seconds`."""
     waited_s: float
-    """Of these, seconds in which the thread waited for the device: all of them in the part DEVICE."""
+    """Part in which the thread waited for the device: all of the part DEVICE."""
 
 
 class Laps:

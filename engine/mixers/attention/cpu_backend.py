@@ -28,7 +28,7 @@ class CpuAttention:
         self._layers = [pool.layer(i) for i in range(len(pool.places))]
         self._groups = [group for group, _ in pool.places]
         self._steps: list[Step] = []
-        """Of each group."""
+        """Steps by group."""
         self._held: list[torch.Tensor | Ints] = []
         """Tensors that the steps point to; they must not be freed before the last layer."""
 

@@ -76,7 +76,7 @@ class DecodePlanner:
         )
 
     def _split(self, counts: bytes) -> _Parts:
-        """Of contexts with these `BlockTables.counts`: their parts, the longest first."""
+        """Parts of contexts with these `BlockTables.counts`, the longest first."""
         pages = np.frombuffer(counts, dtype=np.int64)
         part_pages = self._part_pages(pages)
         numbers = -(-pages // part_pages)

@@ -128,7 +128,7 @@ class FlashInferAttention:
         self._num_chunk_rows = 0
         self._num_decodes = 0
         self._slots: list[torch.Tensor] = []
-        """Of each group: where keys and values go."""
+        """For each group: where keys and values go."""
 
     def prepare(self, batch: Batch) -> None:
         n = batch.num_chunks

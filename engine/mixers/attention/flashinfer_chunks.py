@@ -66,7 +66,7 @@ class ChunkWorkspace:
 
 
 class ChunkAttention:
-    """Of the layers that attend by one rule."""
+    """Chunk attention of the layers that attend by one rule."""
 
     def __init__(self, pool: KVPool, heads: Heads, workspace: ChunkWorkspace, rule: LayerAttention) -> None:
         """`rule`: without sinks."""

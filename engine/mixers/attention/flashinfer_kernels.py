@@ -52,7 +52,7 @@ class Tables:
 
 
 Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype]
-"""Of queries, and of keys and values."""
+"""Dtypes of queries, and of keys and values."""
 
 
 def _window_left(rule: LayerAttention) -> int:

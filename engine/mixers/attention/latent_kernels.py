@@ -32,7 +32,7 @@ _PLANNED_AS: int = 2
 
 
 def latent_shape(pool: KVPool, rank: int) -> LatentShape:
-    """Of the rows in the pool, which has them in two halves."""
+    """Shape of the pool's rows, which are stored in two halves."""
     return LatentShape(rank, 2 * pool.head_dim - rank)
 
 

@@ -70,7 +70,7 @@ class PagedDecodes:
 
 
 class DecodeAttention:
-    """Of the layers that attend by one rule."""
+    """Decode attention of the layers that attend by one rule."""
 
     def __init__(self, planner: DecodePlanner, kernel: DecodeKernel, device: torch.device) -> None:
         self._planner = planner
@@ -79,9 +79,9 @@ class DecodeAttention:
         self._staging = Staging(torch.int32, device)
         self._plans: list[DecodePlan[torch.Tensor]] = []
         self._graph_ints: list[torch.Tensor] = []
-        """Of each table: the plan that graphs of all sizes read; each size has its own layout."""
+        """For each table: the plan that graphs of all sizes read; each size has its own layout."""
         self._graph_plans: dict[int, tuple[PlanLayout, list[DecodePlan[torch.Tensor]]]] = {}
-        """By that size."""
+        """Plans by graph size."""
 
     def init_graphs(self, max_requests: int, max_pages: int, num_tables: int) -> None:
         """Allocate the plans that graphs read."""

@@ -86,10 +86,10 @@ class TorchAttention:
         self._workspace = torch.empty(0, dtype=self._memory.dtype, device=pool.tensor.device)
         self._masks: dict[int | None, torch.Tensor] = {}
         self._keys = [(group, layer.window) for (group, _), layer in zip(pool.places, layers, strict=True)]
-        """Of each layer: which plan it needs."""
+        """For each layer: which plan it needs."""
         self._plans: dict[tuple[int, int | None], _Plan] = {}
         self._pages: list[torch.Tensor] = []
-        """Of each group: the page of each token."""
+        """For each group: the page of each token."""
         self._offset = torch.empty(0, dtype=torch.int64)
 
     def prepare(self, batch: Batch) -> None:

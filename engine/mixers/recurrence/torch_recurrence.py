@@ -80,7 +80,7 @@ class TorchRecurrence:
         self._first_single = 0
         self._singles: _Runs | None = None
         self._seen: dict[int, _Inputs] = {}
-        """By layer, of all single rows, if there are verify chunks among them."""
+        """Inputs of all single rows, by layer, if there are verify chunks among them."""
 
     def prepare(self, batch: Batch) -> None:
         states, n = batch.states, batch.num_chunks

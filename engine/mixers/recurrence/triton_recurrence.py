@@ -71,8 +71,9 @@ class TritonRecurrence:
         nothing = torch.empty(0, dtype=torch.int32)
         self._singles = SingleRows(nothing, nothing, nothing, nothing)
         self._verified = nothing, nothing
-        """Of the last step with drafts, of its single rows: [N] int64, the first ones of verify chunks; [R]
-        their slots, NO_SLOT elsewhere."""
+        """Single rows of the last step with drafts: [N] int64, the first ones of verify chunks; [R] their
+        slots, NO_SLOT elsewhere.
+        """
         self._graph_rows = torch.empty((len(SingleRows._fields), 0), dtype=torch.int32)
 
     def prepare(self, batch: Batch) -> None:

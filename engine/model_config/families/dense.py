@@ -19,7 +19,7 @@ GEMMA3_DEFAULTS: Final = {
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 256,
 }
-"""Of Gemma 3's text configs, which leave out what equals them."""
+"""Defaults of Gemma 3's text configs, which leave out fields with these values."""
 
 
 def qwen2(config: Config) -> dict[str, Any]:

@@ -60,7 +60,9 @@ class DeltaSpec:
         return self.mixed_size * (self.kernel - 1)
 
     def state_bytes(self, value_bytes: int) -> int:
-        """Of one request, all layers together; the matrices are in float32, the windows as activations."""
+        """State of one request, all layers together: matrices in float32, windows in the dtype of
+        activations.
+        """
         return len(self.layers) * (4 * self.matrix_values + value_bytes * self.window_values)
 
     def state_rows(self, value_bytes: int) -> tuple[tuple[int, tuple[int, ...]], ...]:

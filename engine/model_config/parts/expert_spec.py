@@ -46,7 +46,7 @@ class ExpertSpec:
     parallel: int = 1
     """Groups of ranks. Each holds experts of its own, and each of its ranks a part of these."""
     group: int = 0
-    """That of a rank."""
+    """Expert group of a rank."""
 
     def __post_init__(self) -> None:
         if not 0 < self.per_token <= self.count:

@@ -12,7 +12,7 @@ from engine.model_config.errors import UnsupportedModel
 
 _DEFAULT_THETA: Final = 10000.0
 _OLD_NAMES: Final = {"su": "longrope", "mrope": "default"}
-"""Of text, all positions of Qwen-VL's mrope are the same."""
+"""Older names of rotations. In text, all positions of Qwen-VL's mrope are the same."""
 
 
 class RopeScaling(Enum):
@@ -46,7 +46,7 @@ class RopeSpec:
     factors: tuple[float, ...] = ()
     """LongRoPE's divisor of each frequency."""
     long_factors: tuple[float, ...] = ()
-    """Those for contexts beyond `original_max_position`."""
+    """Factors for contexts beyond `original_max_position`."""
     magnitude: float = 1.0
     """Factor of rotated queries and keys."""
     share: float = 1.0
@@ -130,7 +130,7 @@ def _read(scaling: RopeScaling, fields: Mapping[str, Any], config: Mapping[str, 
 
 
 def mscale(factor: float, weight: float = 1.0) -> float:
-    """By how much YaRN raises attention's scores for a context extended by `factor`."""
+    """Factor by which YaRN scales attention's scores for a context extended by `factor`."""
     return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 

@@ -32,9 +32,9 @@ class Layers:
     ops: Ops
     communicator: Communicator
     quantization: Quantization | None = None
-    """Of linear layers, the head aside."""
+    """Quantization of linear layers, except the head."""
     prefix: str = ""
-    """Of the names of a checkpoint's modules that this builds."""
+    """Prefix of the checkpoint's module names."""
     live_rows: LiveRows = field(default_factory=LiveRows)
 
     def within(self, prefix: str) -> Layers:

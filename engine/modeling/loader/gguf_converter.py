@@ -239,7 +239,7 @@ class _CodedWeights:
         return {"quant_method": "gguf", "group_size": self.group, "offsets": self.offsets}
 
     def tensors(self, tensor: ReaderTensor, config: Config) -> dict[str, npt.NDArray[Any]]:
-        """By their names in the module."""
+        """Tensors by their names in the module."""
         parts = coded(tensor.data, tensor.tensor_type).in_groups_of(self.group)
         found: dict[str, npt.NDArray[Any]] = {"codes": parts.codes, "scales": parts.scales}
         if self.offsets:

@@ -8,7 +8,7 @@ _TOKEN: Final = "set HF_TOKEN to a token of"
 
 
 def reason_of(error: Exception, model: str) -> str:
-    """Of what `huggingface_hub` raised."""
+    """Explain an error of `huggingface_hub`."""
     from huggingface_hub.constants import ENDPOINT
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 _BUFFER_BYTES: Final = 8 << 20
 _BUFFERS: Final = 2
-"""Of each thread: one is filled while the other is copied to the GPU."""
+"""Buffers of each thread: one is filled while the other is copied to the GPU."""
 _WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By bytes: torch copies FP8 more slowly than bytes."""
+"""Dtypes by size in bytes: torch copies FP8 more slowly than bytes."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ TORCH_FILE: Final = "pytorch_model.bin"
 
 
 _LENGTH_BYTES: Final = 8
-"""Of a safetensors file, which begins with the length of its header."""
+"""Size of the header's length, with which a safetensors file begins."""
 _LFS_POINTER: Final = b"version https://git-lfs"
 
 

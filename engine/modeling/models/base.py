@@ -99,7 +99,7 @@ class CausalLM(nn.Module, ABC):
         ]
 
     def sinks(self, layer: int) -> Tensor | None:
-        """Of a layer that has them, [heads] float32."""
+        """Sinks of a layer that has them, [heads] float32."""
         return None
 
     def expect(self, rows: int) -> None:

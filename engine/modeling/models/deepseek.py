@@ -23,7 +23,7 @@ from engine.modeling.models.llama import LlamaModel
 from engine.modeling.models.weight_table import ParamSlice
 
 _EPS: Final = 1e-6
-"""Of the norms of latents, whatever the others have."""
+"""Epsilon of the latents' norms, whatever the other norms have."""
 
 
 class DeepseekModel(LlamaModel):

@@ -67,7 +67,7 @@ class LlamaModel(CausalLM):
         return torch.cat([hidden, *taps], dim=-1) if taps else hidden
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> dict[RopeSpec | None, Rotation | None]:
-        """Of layers, by how they rotate queries and keys."""
+        """Rotations of the layers, keyed by RopeSpec."""
         rotations: dict[RopeSpec | None, Rotation | None] = {None: None}
         for rope, table in self._tables.items():
             rotations[rope] = self.ops.rotation(table, positions, dtype)

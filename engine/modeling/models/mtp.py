@@ -18,7 +18,7 @@ from engine.modeling.models.weight_table import ParamSlice, WeightTable
 
 
 class MtpHead(DraftHead, LlamaModel):
-    """Of GLM-4.5, and what the others have in common."""
+    """MTP head of GLM-4.5, and the base of the others."""
 
     def __init__(self, spec: ModelSpec, layers: Layers) -> None:
         if spec.mtp is None:
@@ -87,8 +87,8 @@ class MtpHead(DraftHead, LlamaModel):
 
 
 class DeepseekMtpHead(MtpHead, DeepseekModel):
-    """Of DeepSeek-V3, with latent attention."""
+    """MTP head of DeepSeek-V3, with latent attention."""
 
 
 class Qwen3NextMtpHead(MtpHead, Qwen3NextModel):
-    """Of Qwen3-Next and Qwen3.5, whose layer has attention with an output gate."""
+    """MTP head of Qwen3-Next and Qwen3.5, whose layer has attention with an output gate."""

@@ -136,7 +136,9 @@ def _interleaved_rates(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> Cut:
 
 
 def _of_key_heads(whole: DeltaSpec, part: DeltaSpec, shard: Shard, sizes: Sequence[int]) -> Cut:
-    """Of a tensor that has pieces of `sizes` of each key head: all first pieces, then all second ones, ..."""
+    """Cut of a tensor with pieces of `sizes` for each key head: all first pieces, then all second ones, and
+    so on.
+    """
     (heads,) = shard.rows(whole.key_heads, part.key_heads).stretches
     each, starts = sum(sizes), accumulate(sizes, initial=0)
     pieces = (

@@ -40,7 +40,7 @@ _MTP_HEADS: Final[dict[_Build, _Build]] = {
     DeepseekModel: DeepseekMtpHead,
     Qwen3NextModel: Qwen3NextMtpHead,
 }
-"""By the model's class."""
+"""MTP heads by the model's class."""
 
 
 def build(spec: ModelSpec, layers: Layers) -> CausalLM:

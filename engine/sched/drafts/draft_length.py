@@ -84,7 +84,7 @@ class DraftLength:
         return max(_FIRST, int(_FIRST_SHARE * decodes))
 
     def least_probability(self, decodes: int) -> float:
-        """Of a draft's being right, from which one row more raises the tokens per second."""
+        """Least acceptance probability of a draft at which one more row raises tokens per second."""
         level = self.costs.level(decodes)
         if not level.seconds:
             return _LEAST

@@ -43,11 +43,11 @@ class _Drafting:
 
     drafters: list[tuple[Drafter, Acceptance]]
     model: Acceptance | None
-    """Of the draft model; None: the request may not use it, or there is none."""
+    """Acceptance of the draft model; None: the request may not use it, or there is none."""
     tokens: list[TokenId]
-    """Of the prompt and of the answer, as far as they are known."""
+    """Known tokens of prompt and answer."""
     current: tuple[DrafterKind, Acceptance] | None = None
-    """Who drafted what the step in flight verifies."""
+    """Drafter of the tokens that the step in flight verifies."""
 
 
 class _Best(NamedTuple):
@@ -55,7 +55,7 @@ class _Best(NamedTuple):
 
     drafting: _Drafting
     tokens: list[TokenId]
-    """Of the best of the other drafters."""
+    """Tokens of the best of the other drafters."""
     wanted: int = 0
     """Tokens to ask the draft model for, because more of them can be expected to be right."""
     unknown: int = 0
@@ -107,7 +107,8 @@ class Speculator:
         self._of_tenants: dict[tuple[str, DrafterKind], Acceptance] = {}
         """Estimates from all requests, and from those of a tenant."""
         self._answers: dict[str, EarlierAnswers] = {}
-        """By tenant, the one that was used last at the end: drafts of one never show answers of another."""
+        """Earlier answers by tenant, least recently used first: drafts never show answers of another tenant.
+        """
 
     def draft(self, decodes: Sequence[Chunk], room: int, *, alone: bool = True) -> list[list[TokenId]]:
         """Tokens that may follow those of each chunk, at most `room` together.
@@ -134,7 +135,7 @@ class Speculator:
     def _worth_it(
         self, decodes: Sequence[Chunk], rows: int, length: DraftLength, *, alone: bool
     ) -> dict[int, _Best]:
-        """By decode, the drafts that are expected to raise tokens per second, or a trial of some."""
+        """For each decode, the drafts that are expected to raise tokens per second, or a trial of some."""
         count = len(decodes)
         room = length.room(count, rows)
         if room <= 0 or length.measures_plain(count):
@@ -154,8 +155,9 @@ class Speculator:
     def _find(
         self, decodes: Sequence[Chunk], room: int, least: float, longest: int | None = None
     ) -> dict[int, _Best]:
-        """By decode, drafts of at most `room` tokens together and `longest` each. Each token is right with at
-        least the probability `least`."""
+        """For each decode, drafts of at most `room` tokens together and `longest` each. Each token is right
+        with at least the probability `least`.
+        """
         most = self.config.num_draft_tokens
         longest = most if longest is None else min(longest, most)
         found: dict[int, _Best] = {}

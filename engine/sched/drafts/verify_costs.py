@@ -38,7 +38,7 @@ class Level:
 
     decodes: float
     seconds: float = 0.0
-    """Of a step without drafts; a mean."""
+    """Mean time of a step without drafts."""
     num_plain: int = 0
     """Such steps so far; `seconds` is known from `_ENOUGH` on."""
     since_plain: int = 0

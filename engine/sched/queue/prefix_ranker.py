@@ -25,7 +25,7 @@ class _Lookup:
 
     node: RadixNode
     changes: int
-    """Of `node` when this was last known to hold."""
+    """Change count of `node` when this was last known to hold."""
     depth: int
     """Depth of `node` at the lookup; eviction may have trimmed it since."""
     key: PageKey
@@ -53,7 +53,7 @@ class PrefixRanker:
         self._cache = cache
         self._rank = self._depth_first if depth_first else self._longest_first
         self._lookups: dict[int, _Lookup] = {}
-        """By request number."""
+        """Lookups by request number."""
         self._version = -1
 
     def forget(self, request: Request) -> None:

@@ -46,7 +46,7 @@ class WaitingQueue:
         self._entries: list[_Entry] = []
         self._by_arrival: list[tuple[int, Request]] = []
         self._of: dict[int, _Entry] = {}
-        """By request number."""
+        """Entries by request number."""
         self._tenants: dict[str, list[_Entry]] = {}
         """Entries by tenant, sorted the same way; only with a quantum, and only tenants with waiting
         requests."""

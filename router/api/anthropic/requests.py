@@ -131,7 +131,7 @@ class MessagesBody(CountTokensBody, ScheduledBody):
     """POST /v1/messages."""
 
     max_tokens: Annotated[MaxTokens, Field(ge=1)]
-    """Of the answer, reasoning included; cut to what the context holds."""
+    """Longest answer, reasoning included; cut to what the context holds."""
     temperature: Temperature | None = None
     """The model's default, or 1, unless given."""
     top_p: TopP | None = None

@@ -94,7 +94,7 @@ class Completion:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of `num_tokens`, those of the reasoning, its tags included."""
+        """Tokens of the reasoning among `num_tokens`, tags included."""
         return 0 if self._counter is None else self._counter.tokens
 
     def feed(self, delta: Delta) -> Chunk:

@@ -55,7 +55,7 @@ class GenerationRequest:
     speculative: bool = True
     """False: no tokens are drafted."""
     cache_key: str = ""
-    """Of the session, among those of the client."""
+    """Key of the session within the client's sessions."""
     retain_s: float = 0.0
     """For how long the KV of prompt and answer is to stay cached after the end; 0: it is evicted like any
     other, but for the breakpoints of a `Chat`."""

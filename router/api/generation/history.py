@@ -24,7 +24,7 @@ class CompletionRecord:
     output_tokens: int
     timings: router_pb2.Timings | None
     ended_in: RequestStatus | None = None
-    """Of a completion that ended before its last token: its stage then."""
+    """Stage of a completion that ended before its last token."""
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int
-    """Of `completion_tokens`."""
+    """Reasoning tokens among `completion_tokens`."""
     accepted_predicted: int = 0
     """Tokens of the client's prediction that were drafted and right."""
     rejected_predicted: int = 0
@@ -278,7 +278,7 @@ class Run:
 
 
 Running: TypeAlias = dict[tuple[Tenant, str], Run]
-"""By tenant and request id, so that ids of different tenants do not collide."""
+"""Runs by tenant and request id, so that ids of different tenants do not collide."""
 
 
 class _Aborted(Exception):

@@ -40,7 +40,7 @@ _ADVICE: Final = {
     ),
 }
 ADVICE: Final = {path: advice for advice, paths in _ADVICE.items() for path in paths.split()}
-"""By the path of the request."""
+"""Advice by the path of the request."""
 
 
 def advice_on(path: str, served: Iterable[str]) -> str:

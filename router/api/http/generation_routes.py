@@ -31,7 +31,7 @@ from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
 
 _JSON: Final = "application/json"
 _TOKEN_BYTES: Final = 32
-"""Of an answer, for each token of text; many times that with log-probabilities."""
+"""Bytes of an answer per token of text; many times that with log-probabilities."""
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _T = TypeVar("_T")
 

@@ -119,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._refusal: RouterError | None = None
         """Why the parser was stopped, other than by a parse error."""
         self.body: StreamedBody | None = None
-        """Of the current response, if it is streamed."""
+        """Body of the current response, if it is streamed."""
         self._hung_up = False
         self._dropped_bytes = 0
 

@@ -23,7 +23,7 @@ _Id: TypeAlias = Annotated[Any, Refused(_ID)]
 
 
 class ForeignFields(RequestModel):
-    """Of completions and chat completions."""
+    """Foreign fields of completions and chat completions."""
 
     allowed_token_ids: Annotated[Any, Refused("use structured_outputs, or logit_bias of other tokens")] = None
     bad_words: Annotated[

@@ -109,7 +109,7 @@ class AssistantMessage(RequestModel):
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     reasoning_content: str | None = None
-    """Of an earlier answer; templates decide whether the model sees it."""
+    """Reasoning of an earlier answer; the template decides whether the model sees it."""
     reasoning: Annotated[str | None, Field(exclude=True)] = None
     """The same, as vLLM and OpenRouter name it; `reasoning_content` wins."""
     reasoning_details: Annotated[
@@ -121,7 +121,7 @@ class ToolMessage(RequestModel):
     role: Literal["tool"]
     content: _Content
     tool_call_id: str
-    """Of a call in the assistant's message before."""
+    """Id of a call in the preceding assistant message."""
     name: str | None = None
 
 

@@ -163,7 +163,7 @@ def _refusals(statuses: Iterable[str], error: Any) -> Schema:
 
 
 def _members(kind: Any) -> tuple[Any, ...]:
-    """Of a union; otherwise `kind` alone."""
+    """Members of a union; otherwise `kind` alone."""
     return get_args(kind) or (kind,)
 
 

@@ -12,7 +12,7 @@ from router.api.generation.text.chat_template import PromptEnd
 from router.errors import InvalidRequest
 
 ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Those of OpenAI and Anthropic."""
+"""Efforts of OpenAI's and Anthropic's APIs."""
 
 
 def with_effort(effort: ReasoningEffort | None) -> dict[str, Any]:

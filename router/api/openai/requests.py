@@ -97,7 +97,7 @@ class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
     model: ModelName | None = None
     """Absent: the served model."""
     max_tokens: MaxTokens | None = None
-    """Of the answer; 0: only the prompt is computed."""
+    """Longest answer; 0: only the prompt is computed."""
     temperature: Temperature | None = None
     """The model's default, or 1, unless given; 0: the most likely token."""
     top_p: TopP | None = None
@@ -113,7 +113,7 @@ class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
     frequency_penalty: Penalty | None = None
     """The same, times the number of occurrences."""
     logit_bias: LogitBiases | None = None
-    """By token id."""
+    """Biases by token id."""
     stream: bool | None = None
     """Server-sent events."""
     stream_options: StreamOptions | None = None

@@ -28,7 +28,7 @@ class PoolSize:
     token_bytes: int
     num_pages: int
     tokens: int
-    """Of the longest requests: windows make room for more of them than `token_bytes` says."""
+    """Tokens of the longest requests: windows make room for more of them than `token_bytes` says."""
     longest: int
     """Tokens of the largest request that the pool holds, and the model or --max-model-len allows."""
 
@@ -124,7 +124,7 @@ def _check_pool(tokens: int, token_bytes: int, machine: Machine) -> None:
 
 
 def _state_bytes(config: RouterConfig, scheduler: SchedulerConfig, part: ModelSpec, dtype: str) -> int:
-    """Of all slots for recurrent states, as many as wanted."""
+    """Size of all slots for recurrent states, as many as wanted."""
     if part.delta is None:
         return 0
     slots = wanted_slots(config.state_slots, scheduler.max_running_requests)

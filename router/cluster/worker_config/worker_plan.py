@@ -51,7 +51,7 @@ class WorkerPlan:
         return self.config.engine.tensor_parallel_size
 
     def named(self, worker_id: str) -> WorkerPlan:
-        """That of another worker of the same role."""
+        """Plan of another worker of the same role."""
         return replace(self, config=replace(self.config, worker_id=worker_id))
 
 
@@ -99,7 +99,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
 
 
 def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolSize:
-    """Of a decode worker with one rank. Raises PlanError, UnsupportedModel."""
+    """Pool size of a decode worker with one rank. Raises PlanError, UnsupportedModel."""
     spec = _spec(config, checkpoint)
     scheduler = _scheduler(config, spec, machine, WorkerRole.DECODE, ranks=1)
     return pool_size(config, checkpoint, spec, spec, machine, scheduler, ranks=1)
@@ -268,7 +268,7 @@ def _only_prefills(config: RouterConfig, role: WorkerRole) -> bool:
 
 
 def _sizes(config: RouterConfig, engine: EngineConfig, role: WorkerRole) -> SizesByMemory:
-    """Those that a worker derives again, from its own GPU."""
+    """Sizes that a worker derives again, from its own GPU."""
     if engine.device == "cpu":
         return SizesByMemory()
     own = config.for_role(prefill=role is WorkerRole.PREFILL)

@@ -76,7 +76,7 @@ class LoadReader:
         return _LATE * longest_step_s(self._itl_s, self._lone_decode_s())
 
     def _latency(self, window: QuantileWindow) -> float:
-        """Of most requests of the window; 0 if there are too few."""
+        """Latency of most requests of the window; 0 if there are too few."""
         now = time.monotonic()
         found = window.quantiles([_LEVEL], now)
         return found[0] if found is not None and window.count(now) >= _ENOUGH else 0.0

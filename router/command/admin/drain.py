@@ -70,7 +70,7 @@ class WorkerDrainer:
         self._followed: dict[WorkerSession, asyncio.Task[None]] = {}
         """Sessions of workers that another router drains."""
         self._locks: dict[str, asyncio.Lock] = {}
-        """By worker id: a drain that overlaps a restart would stop the restarted process."""
+        """Locks by worker id: a drain that overlaps a restart would stop the restarted process."""
 
     async def drain(self, worker_id: str, timeout_s: float, *, force: bool = False) -> int:
         """Drain and stop the worker: it gets no new requests. Its resources stay reserved in Ray.

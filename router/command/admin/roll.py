@@ -78,7 +78,7 @@ class Roll:
             await asyncio.gather(*(self._restart(member) for member in batch))
 
     async def _batch(self, outdated: Sequence[Member]) -> Sequence[Member]:
-        """Those that are restarted next; none while the last one that other routers can use has to stay."""
+        """Select what is restarted next; empty while the last worker usable by other routers has to stay."""
         in_service = any(member.usable for member in self._registry.members())
         foreign = [member for member in outdated if member.session is None]
         if not foreign:
@@ -104,7 +104,7 @@ class Roll:
         return not any(other.usable for other in self._registry.members() if other is not member)
 
     def _outdated(self) -> list[Member]:
-        """Those that cannot serve first."""
+        """Outdated workers; those that cannot serve come first."""
         outdated = [m for m in self._registry.members() if m.is_outdated and not m.is_stopped]
         return sorted(outdated, key=lambda member: member.usable)
 

@@ -24,7 +24,7 @@ from worker.config import WorkerRole
 _log = logging.getLogger(__name__)
 
 MAX_WORKERS: Final = 1024
-"""Of a role, for one command: a typo would leave a placement group in Ray for each."""
+"""Most workers of a role in one command: a typo would leave a placement group in Ray for each."""
 _LOOK_S: Final = 1.0
 """Interval of reading what the cluster is to have."""
 
@@ -97,7 +97,7 @@ class Scaling:
 
     @property
     def roles(self) -> Collection[WorkerRole]:
-        """Of which there are workers in this mode."""
+        """Roles that workers have in this mode."""
         return self._supply.roles
 
     @property
@@ -110,7 +110,7 @@ class Scaling:
         return len(self._wanted_of(role))
 
     def ready(self, role: WorkerRole) -> int:
-        """Of those, the ones that this router can use now."""
+        """Number of workers of the role that this router can use now."""
         return sum(
             member.usable for member in self._members_of(role) if _name(member) in self._wanted_of(role)
         )
@@ -240,7 +240,7 @@ class Scaling:
         return self._wanted[role].worker_ids if role in self._wanted else ()
 
     def _members_of(self, role: WorkerRole) -> list[Member]:
-        """By the role that they were started with."""
+        """Members that were started with this role."""
         return [member for member in self._registry.members() if role_of(_name(member)) is role]
 
 

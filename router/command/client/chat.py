@@ -20,7 +20,7 @@ from router.command.client.waterfall_chart import waterfall_chart
 
 _PATH: Final = "/v1/chat/completions"
 _MOST_TOKENS: Final = 1024
-"""Of an answer: a small model may talk until the context is full."""
+"""Longest answer: a small model may talk until the context is full."""
 _HELP: Final = """\
 /system TEXT      set the system prompt; without TEXT, remove it
 /set NAME VALUE   set a parameter of the request, such as temperature or max_tokens; no VALUE unsets it

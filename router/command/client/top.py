@@ -67,7 +67,7 @@ _STATES: Final = (
     ("free", "bright_black", "·"),
 )
 _WORKER_STYLES: Final = {"ready": "green", "draining": "yellow", "stopped": "yellow"}
-"""Of states that are no failure; stopped workers were drained."""
+"""Styles of states that are no failure; stopped workers were drained."""
 _STAGES: Final = (
     ("queue_s", "bright_black"),
     ("prefill_s", "cyan"),

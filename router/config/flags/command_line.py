@@ -100,7 +100,7 @@ def _checked(given: dict[str, Any], file: ConfigFile, names: Mapping[str, str]) 
 
 
 def _settings(given: dict[str, Any], file: ConfigFile) -> list[dict[str, Any]]:
-    """Of each model. What the command line has wins over the file. Raises ConfigError."""
+    """Settings of each model. What the command line has wins over the file. Raises ConfigError."""
     models = list(dict.fromkeys(given.pop("model", [])))
     named = {found.name: {"model": found.path} for found in map(named_model, models) if found is not None}
     if models and file.models:

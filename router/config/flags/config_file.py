@@ -22,7 +22,7 @@ _MODELS: Final = "models"
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """By the names of `router.config.table.SETTINGS`."""
+    """Settings by their names in `router.config.table.SETTINGS`."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of each of several models, by its name."""
 

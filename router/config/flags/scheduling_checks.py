@@ -17,7 +17,7 @@ from router.config.option import flag_name
 from router.config.settings import RouterConfig
 
 _MOST_TOKENS: Final = 1 << 20
-"""Of a step."""
+"""Largest step, in tokens."""
 
 
 def batching_problems(config: RouterConfig) -> Iterator[str]:

@@ -17,14 +17,14 @@ class WrongBounds(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the number of workers of a role."""
+    """Bounds of the number of workers of a role."""
 
     least: int
     most: int
 
 
 def bounds_of(setting: str | None) -> dict[str, Bounds]:
-    """By role, from `decode=1:4 prefill=1:2`; empty without a setting. Raises WrongBounds."""
+    """Bounds by role, from `decode=1:4 prefill=1:2`; empty without a setting. Raises WrongBounds."""
     bounds: dict[str, Bounds] = {}
     for word in shlex.split(setting or ""):
         match = _BOUNDS.fullmatch(word)

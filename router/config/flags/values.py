@@ -108,7 +108,7 @@ def _expectation(type_: type) -> str:
 @dataclass(frozen=True, slots=True)
 class NamedSettings:
     settings: dict[str, Any] = field(default_factory=dict)
-    """By the names of `router.config.table.SETTINGS`."""
+    """Settings by their names in `router.config.table.SETTINGS`."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Flags of `router` by which others were given, with the names that the user knows."""
     unknown: list[str] = field(default_factory=list)

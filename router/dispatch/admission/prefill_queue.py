@@ -58,7 +58,7 @@ class PrefillQueue:
 
     @property
     def held_back(self) -> int:
-        """Of those sequences, the ones that wait in the router for room on a decode worker."""
+        """Sequences that wait in the router for room on a decode worker."""
         return self._held_back()
 
     def check(self, tokens: int, patience_s: float = math.inf) -> None:

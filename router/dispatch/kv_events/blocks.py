@@ -27,7 +27,7 @@ class BlocksStored:
     """The block before the first one; None: the first one begins a prompt."""
     blocks: list[BlockHash] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    """Of all blocks."""
+    """Tokens of all blocks."""
 
 
 @dataclass(slots=True)

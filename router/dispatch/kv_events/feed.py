@@ -34,7 +34,7 @@ class KVEventFeed:
         self._blocks: CachedBlocks | None = None
         """None until the first worker has connected: its page size is that of all workers."""
         self._followed: dict[str, WorkerSession] = {}
-        """By worker id."""
+        """Followed sessions by worker id."""
 
     async def __aenter__(self) -> KVEventFeed:
         """Raises OSError."""

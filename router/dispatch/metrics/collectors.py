@@ -18,7 +18,7 @@ from router.dispatch.workers.session import WorkerSession
 
 @dataclass(frozen=True, slots=True)
 class ClusterLoad:
-    """Of all workers that the router is connected to, as they last reported."""
+    """Load of all workers that the router is connected to, as they last reported."""
 
     running: int = 0
     """Requests being computed, those of other routers included."""

@@ -146,7 +146,7 @@ class Recent:
         self.pauses: Final[deque[SharedPause]] = deque(maxlen=_KEPT_PAUSES)
         """The latest, oldest first."""
         self.links: Final[dict[tuple[str, str], Handoffs]] = {}
-        """By (prefill worker, decode worker). Bounded, since worker ids are fixed."""
+        """Handoffs by (prefill worker, decode worker). Bounded, since worker ids are fixed."""
 
     def first_token(self, ttft_s: float) -> None:
         self.ttft.add(ttft_s, time.monotonic())

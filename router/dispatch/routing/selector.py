@@ -52,7 +52,7 @@ class CachedElsewhere:
     """KV that the worker which computes the prompt gets first."""
 
     session: WorkerSession
-    """Of the worker that has it."""
+    """Session of the worker that has it."""
     num_tokens: int
     """From the beginning of the prompt."""
 
@@ -103,7 +103,7 @@ _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 _LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
 """Assumed link until the link check and handoffs have measured the bandwidth."""
 _TYPICAL_TOKENS: Final = 4096
-"""Of a prompt. Longer ones have less KV a token, if layers have windows."""
+"""Typical length of a prompt. Longer ones have less KV per token, if layers have windows."""
 _PREFERS: Final = {ROLE_PREFILL: Preference.PREFILL, ROLE_DECODE: Preference.DECODE}
 
 
@@ -139,7 +139,7 @@ class Selector:
         self._make_policy = make_policy
         self._clock = clock
         self._known: dict[WorkerId, WorkerSession] = {}
-        """By key; also sessions that get no requests now, but whose requests still run."""
+        """Sessions by key; also those that get no requests now, but whose requests still run."""
 
     @cached_property
     def policy(self) -> PlacementPolicy:

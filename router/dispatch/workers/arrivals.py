@@ -33,7 +33,7 @@ ON_TIME: Final = Arrival()
 
 
 class Arrivals:
-    """Of one session; both ends must be the same processes for its whole life."""
+    """Arrival clock of one session; both ends must be the same processes for its whole life."""
 
     def __init__(self, busy_since: Callable[[float], float]) -> None:
         """`busy_since`: seconds of the event loop's longest turn since a time."""

@@ -71,7 +71,7 @@ class Memory(Protocol):
 
 
 def newly_dead(lost: Collection[Incarnation], dead_nodes: Collection[str]) -> list[Incarnation]:
-    """Those of `lost` whose node Ray has declared dead; a silent or unreachable worker may still run."""
+    """Lost workers whose node Ray has declared dead; a silent or unreachable worker may still run."""
     return [incarnation for incarnation in lost if incarnation.node and incarnation.node in dead_nodes]
 
 
@@ -84,7 +84,7 @@ class Fencing:
         self._keeping: set[asyncio.Task[None]] = set()
         self._ask_s = ask_s
         self._sessions: dict[int, Session] = {}
-        """By epoch."""
+        """Sessions by epoch."""
         self._lost: dict[int, Incarnation] = {}
         """Processes that may have ended, or may come back."""
         self._ended: dict[int, Incarnation] = {}

@@ -82,7 +82,7 @@ class WorkerSession:
         self.on_cache: Callable[[bool, Sequence[BlockHash]], None] = lambda _stored, _blocks: None
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self.arrival = ON_TIME
-        """Of the latest batch."""
+        """Arrival of the latest batch."""
         self._arrivals = Arrivals(busy_since)
         self._router = router
         self._has_ray = has_ray

@@ -20,7 +20,7 @@ class CachedPrefixes:
         self.page_size = page_size
         self._stored: set[BlockHash] = set()
         self._below: set[BlockHash] = set()
-        """Of those, the pages that are on a tier, and not in the pool."""
+        """Stored pages that are on a tier and not in the pool."""
         self._expected: Counter[BlockHash] = Counter()
         """Pages of unfinished requests: concurrent requests with a common prefix go to the worker that
         already computes it."""
@@ -72,9 +72,8 @@ class CachedPrefixes:
         return self._longest(blocks, self._stored.__contains__)
 
     def tier_tokens(self, blocks: Sequence[BlockHash]) -> int:
-        """Of `stored_tokens`, those that are not in the pool: a tier has them. O(log blocks).
-
-        The pool gives up the end of a sequence first.
+        """Number of `stored_tokens` that are on a tier and not in the pool. O(log blocks). The pool gives up
+        the end of a sequence first.
         """
         if not self._below:
             return 0

@@ -56,12 +56,12 @@ class Others:
 
     requests: int = 0
     tokens: int = 0
-    """Of their prompts, without cached ones."""
+    """Uncached prompt tokens."""
     queued_tokens: int = 0
-    """Of those, the ones not computed yet."""
+    """Uncached prompt tokens not computed yet."""
     decodes: int = 0
     context_tokens: int = 0
-    """Of all their decodes."""
+    """Context tokens of all decodes."""
 
     @property
     def incoming(self) -> int:
@@ -122,11 +122,11 @@ class Task:
         self.tokens: Final = tokens
         """Whose KV the worker needs room for."""
         self.uncached: Final = tokens - cached
-        """Of those, the ones outside the worker's prefix cache when the task began."""
+        """Prompt tokens outside the worker's prefix cache when the task began."""
         self.computed = cached
         """Prompt tokens with KV, as last reported."""
         self.context_tokens = tokens
-        """Of prompt and answer so far."""
+        """Tokens of prompt and answer so far."""
         self.blocks: Final = blocks
         self.arrived_at: Final = arrived_at
         """When the request arrived at the router."""
@@ -189,9 +189,9 @@ class WorkerLoad:
         self.requests = 0
         """Tasks for which a command was sent and that have not ended."""
         self.tokens = 0
-        """Of those, when they were sent, without cached ones."""
+        """Uncached prompt tokens of these requests when they were sent."""
         self.context_tokens = 0
-        """Of all decodes."""
+        """Context tokens of all decodes."""
         self.idle: Final = asyncio.Event()
         """Set while `requests` is 0."""
         self.idle.set()
@@ -325,7 +325,7 @@ class WorkerLoad:
 
     @property
     def routers_with_ray(self) -> list[str]:
-        """Of these, the ones that Ray answers."""
+        """Routers among these that Ray answers."""
         return [load.router for load in self._reported.routers if not load.without_ray]
 
     # ------------------------------------------------------------------------------ views
@@ -337,7 +337,7 @@ class WorkerLoad:
 
     @property
     def queued_tokens(self) -> int:
-        """Of all those prompts, computed and cached ones included, and of other routers' prompts."""
+        """Tokens of all waiting prompts, computed, cached and other routers' ones included."""
         return sum(self._sums[phase].tokens for phase in _PROMPTS) + self.others.queued_tokens
 
     @property
@@ -351,7 +351,7 @@ class WorkerLoad:
 
     @property
     def incoming_tokens(self) -> int:
-        """Of those requests."""
+        """Tokens of the requests whose KV is on its way."""
         return sum([self._sums[phase].tokens for phase in _BEFORE_DECODE])
 
     def room(self) -> Room:

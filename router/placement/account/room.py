@@ -16,7 +16,7 @@ class Room:
     """A worker's last report, and the requests sent since that the report does not cover."""
 
     pages: RequestPages = ONE_TOKEN_PAGES
-    """That a request takes."""
+    """Pages that a request takes."""
     max_running: int = 0
     """Requests that the worker computes concurrently; 0: unknown."""
     total_pages: int = 0
@@ -24,7 +24,7 @@ class Room:
     free_pages: int = 0
     """Free or evictable."""
     quarantined_pages: int = 0
-    """Of failed handoffs: free again when no write can land in them."""
+    """Pages of failed handoffs: free again when no write can land in them."""
     running: int = 0
     """Requests that the worker computes."""
     starved: int = 0

@@ -86,4 +86,4 @@ POLICIES: Final[dict[Routing, Choose]] = {
     Routing.POWER_OF_TWO: power_of_two,
     Routing.PREFIX_AWARE: prefix_aware,
 }
-"""Of `--routing`."""
+"""Policies by value of `--routing`."""

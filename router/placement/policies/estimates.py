@@ -46,7 +46,7 @@ class Estimates:
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self._seen: dict[WorkerId, tuple[WorkerView, Pace, int]] = {}
-        """Of each worker as it was seen last: its pace, and its prompt tokens."""
+        """Last view of each worker, with its pace and its prompt tokens."""
 
     def look(self, workers: Sequence[WorkerView]) -> None:
         """Views are immutable: what was computed for one holds as long as the caller gives the same."""

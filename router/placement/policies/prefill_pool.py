@@ -154,6 +154,6 @@ def with_running_answers(demand: Demand, workers: Sequence[WorkerView]) -> Deman
 
 
 def _decoding(worker: WorkerView, answers: float, demand: Demand, pairs: float) -> Pace:
-    """Of a worker with this many answers, of which it decodes as many at a time as it has slots."""
+    """Pace of a worker with this many answers; it decodes as many at a time as it has slots."""
     decodes = min(answers, worker.max_running or math.inf)
     return pace_of(worker, max(1, math.ceil(decodes)), decodes * demand.context_tokens, pairs)

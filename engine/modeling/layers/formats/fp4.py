@@ -17,7 +17,7 @@ from engine.modeling.layers.linear.codes import Codes
 from engine.modeling.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 
 _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Of the codes 0 to 15."""
+"""Values of the codes 0 to 15."""
 _EXPONENT_BIAS: Final = 127
 
 
@@ -27,10 +27,10 @@ class _Fp4(QuantizedWeight):
 
     @abstractmethod
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
-        """Of each block: float32 [..., out, blocks]."""
+        """Scales of blocks: float32 [..., out, blocks]."""
 
     def _factor(self, stored: Mapping[str, Tensor]) -> Tensor | None:
-        """By which `scales` are multiplied: float32 [..., out]; None: by nothing."""
+        """Factor of `scales`: float32 [..., out]; None: 1."""
         return None
 
     @abstractmethod

@@ -13,7 +13,7 @@ from engine.modeling.layers.routing import Routes
 
 
 def packed(codes: Tensor, scales: Tensor, factor: Tensor | None = None) -> Fp4Weights:
-    """Of one matrix [N, K], or of experts [E, N, K]."""
+    """Pack one matrix [N, K], or experts [E, N, K]."""
     if codes.dim() == 2:
         codes, scales = codes.unsqueeze(0), scales.unsqueeze(0)
     return pack_fp4(codes, scales, factor)
@@ -22,7 +22,7 @@ def packed(codes: Tensor, scales: Tensor, factor: Tensor | None = None) -> Fp4We
 @dataclass(frozen=True, slots=True)
 class Fp4OnGpu(PackedMethod):
     weights: Fp4Weights
-    """Of one matrix."""
+    """Weights of one matrix."""
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         product = fp4_matmul(x.contiguous(), self.weights)

@@ -113,7 +113,7 @@ class Fp8Blocks(QuantizedWeight):
 
     @property
     def _rows(self) -> int:
-        """That share a scale."""
+        """Number of rows that share a scale."""
         return 1 if self.rearranged else FP8_BLOCK
 
     def dense(self, stored: Mapping[str, Tensor]) -> Tensor:

@@ -22,9 +22,8 @@ _MANY_ROWS: Final = 64
 def _of_few_rows(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *, gated: bool = False
 ) -> Tensor | None:
-    """By a kernel that reads weights faster than others do; None: it does not support these.
-
-    `scale`: of rows or of blocks.
+    """Product by a kernel for few rows, which reads weights faster than others; None: it does not support
+    these. `scale`: of rows or of blocks.
     """
     by_vector = matvec.suits(x, weight)
     if not by_vector and not few_rows.suits(x, weight):

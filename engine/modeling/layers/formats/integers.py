@@ -151,4 +151,4 @@ _NAMES: Final = {
     Packing.COMPRESSED: ("weight_packed", "weight_zero_point", "weight_scale"),
     Packing.NONE: ("weight", "weight_zero_point", "weight_scale"),
 }
-"""Of values, zero points and scales in checkpoints."""
+"""Names of values, zero points and scales in checkpoints."""

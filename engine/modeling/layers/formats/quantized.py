@@ -34,7 +34,7 @@ class QuantizedWeight(LinearMethod):
     """
 
     dtype: torch.dtype
-    """Of activations."""
+    """Dtype of activations."""
     NAME: ClassVar[str]
 
     @abstractmethod

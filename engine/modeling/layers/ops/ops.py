@@ -97,8 +97,9 @@ class Ops:
         return torch.cat((torch.cat((absorbed, normed[:, None]), dim=1), rotated), dim=2)
 
     def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a delta net, from `rates` [T, 2H], learning rates first: the logarithms of how much of its state
-        each head keeps at a token, at most 0, and its learning rates, both [T, H] float32.
+        """Decays and learning rates of a delta net, from `rates` [T, 2H], learning rates first: the
+        logarithms of how much of its state each head keeps at a token, at most 0, and its learning rates,
+        both [T, H] float32.
         """
         beta, decay = rates.float().chunk(2, dim=1)
         return -a_log.exp() * functional.softplus(decay + dt_bias), beta.sigmoid()

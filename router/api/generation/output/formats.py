@@ -85,7 +85,7 @@ class OutputFormats:
         return ReasoningParser(tools, inside=self._begins_inside(prompt)) if self._reasons(use) else tools
 
     def counter(self, use: ToolUse, prompt: str) -> ReasoningCounter | None:
-        """Of the reasoning tokens of one answer to `prompt`; None where there is no reasoning."""
+        """Counter of the reasoning tokens of one answer to `prompt`; None where there is no reasoning."""
         if not self._reasons(use):
             return None
         if self._harmony(use):

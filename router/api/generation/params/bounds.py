@@ -125,7 +125,7 @@ StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=MAX_ST
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Of a dictionary: refuses a larger one before its values are validated."""
+    """Refuse a larger dictionary before its values are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:
@@ -143,4 +143,4 @@ LogitBiases: TypeAlias = Annotated[
     Field(max_length=MAX_LOGIT_BIASES),
     at_most(MAX_LOGIT_BIASES),
 ]
-"""By token id; JSON has the ids as strings."""
+"""Biases by token id; JSON has the ids as strings."""

@@ -42,7 +42,7 @@ class ConstraintChecks:
         self._idle: Final = list(self.processes)
         self._free: Final = asyncio.Semaphore(_PROCESSES)
         self._turns: Final[dict[str, asyncio.Lock]] = {}
-        """By tenant."""
+        """Locks by tenant."""
 
     async def check(self, constraint: Constraint) -> None:
         """Raise InvalidRequest, naming the field, if the grammar cannot be compiled."""

@@ -9,7 +9,7 @@ _STRIDE: Final = 4096
 
 
 class Offsets(Protocol):
-    """Of `tokenizers.Encoding`."""
+    """The part of `tokenizers.Encoding` that is used here."""
 
     def char_to_token(self, char_pos: int, /) -> int | None: ...
 

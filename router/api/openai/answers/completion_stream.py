@@ -25,7 +25,7 @@ from router.errors import RouterError
 from rpc.baton.v1 import sampling_pb2
 
 _ENTRY_BYTES: Final = 64
-"""Of an answer, for each token, and for each alternative to it."""
+"""Bytes of an answer per token, and per alternative to it."""
 _DONE: Final = b"data: [DONE]\n\n"
 
 
@@ -99,7 +99,7 @@ class EventWriter:
         return self._rare([choice], self._usage_so_far())
 
     def _event(self, chunk: Chunk) -> bytes:
-        """Of a chunk that has more than text."""
+        """Event of a chunk that has more than text."""
         if chunk.index in self._to_echo:
             self._to_echo.remove(chunk.index)
             return self._echo(chunk) + self.event(chunk)

@@ -26,9 +26,9 @@ class CompletionTokens(Closed):
     reasoning_tokens: int
     """Tokens up to and including `</think>`."""
     accepted_prediction_tokens: int
-    """Of the request's `prediction`: drafted, and right."""
+    """Tokens of the request's `prediction` that were drafted and accepted."""
     rejected_prediction_tokens: int
-    """Of the request's `prediction`: drafted, and wrong."""
+    """Tokens of the request's `prediction` that were drafted and rejected."""
 
 
 class Usage(Closed):
@@ -66,7 +66,7 @@ class AnswerPause(Closed):
     worker: str
     cause: str
     parts: dict[str, float]
-    """Of the slow step in it: seconds by cause."""
+    """Seconds by cause, in the slow step that made the pause."""
 
 
 class Timings(Closed):
@@ -86,7 +86,7 @@ class Timings(Closed):
     placement: str
     """Why these workers were chosen."""
     moves: list[AnswerMove]
-    """Of the running answer to other workers."""
+    """Migrations of the running answer to other workers."""
     preemptions: list[Preemption]
     """Times at which a worker freed the request's pages."""
     pauses: list[AnswerPause]
@@ -98,7 +98,7 @@ class Timings(Closed):
     drafted_tokens: int
     """Verified by steps beside the tokens of the answer."""
     accepted_tokens: int
-    """Of those, the ones that were right."""
+    """Drafted tokens that were accepted."""
 
 
 class CompletionLogprobs(Closed):
@@ -238,7 +238,7 @@ class Rendered(Closed):
     request_id: str
     model: str
     token_ids: list[int]
-    """Of the prompt that the same request would be computed from."""
+    """Tokens of the prompt that the same request would be computed from."""
 
 
 class Detokenized(Closed):

@@ -110,7 +110,7 @@ class ResponsesBody(ScheduledBody):
     instructions: str | None = None
     """The system message."""
     max_output_tokens: Annotated[MaxTokens, Field(ge=1)] | None = None
-    """Of the answer, reasoning included."""
+    """Longest answer, reasoning included."""
     temperature: Temperature | None = None
     """The model's default, or 1, unless given."""
     top_p: TopP | None = None

@@ -29,7 +29,7 @@ from rpc.baton.v1 import sampling_pb2
 
 _LEFT_OUT: Final = "tools_left_out"
 _LONGEST_VALUE: Final = 512
-"""Of metadata, in OpenAI's API."""
+"""Longest value of metadata in OpenAI's API."""
 
 
 class ResponseWriter:
