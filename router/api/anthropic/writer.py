@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import orjson
 
 from router.api.anthropic.errors import error_body
 from router.api.anthropic.schemas import ContentBlock, InputUsage, Message, MessageUsage
+from router.api.blocks import Block, BlockWriter, Kind, named_event
 from router.api.cache_hints import HOUR_S
-from router.api.generation.completion import Chunk
-from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
-from router.api.generation.run import Run
 from router.api.openai.messages import arguments_of
 from router.errors import RouterError
 from rpc.baton.v1 import sampling_pb2
 
+_DELTAS: Final = {
+    Kind.TEXT: ("text_delta", "text"),
+    Kind.REASONING: ("thinking_delta", "thinking"),
+    Kind.CALL: ("input_json_delta", "partial_json"),
+}
+"""Type of a delta, and the name of the text in it."""
 
-class MessageWriter:
-    """A content block stays open until a part of another kind follows."""
 
-    def __init__(self, run: Run) -> None:
-        self._run: Final = run
-        self._content: Final[list[ContentBlock]] = []
-        self._arguments: list[str] = []
-        self._open = False
-        self._last: Chunk | None = None
-
+class MessageWriter(BlockWriter):
     def opening(self) -> bytes:
         return _event("message_start", message=self.answer())
-
-    def event(self, chunk: Chunk) -> bytes:
-        """The events of a chunk; each call changes the answer too."""
-        parts: list[Part] = chunk.parts if chunk.parts is not None else [Content(chunk.text)]
-        events = [event for part in parts for event in self._part(part)]
-        if chunk.finish:
-            events += self._close()
-            self._last = chunk
-        return b"".join(events)
 
     def closing(self) -> bytes:
         message = self.answer()
@@ -51,14 +37,13 @@ class MessageWriter:
         return b"event: error\ndata: " + error_body(error, self._run.request.id) + b"\n\n"
 
     def answer(self) -> Message:
-        """The message so far."""
         reason, stop = self._stop()
         return {
             "id": self._run.request.id,
             "type": "message",
             "role": "assistant",
             "model": self._run.model,
-            "content": self._content,
+            "content": [_content(block) for block in self._blocks],
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._usage(),
@@ -70,7 +55,7 @@ class MessageWriter:
             return None, None
         if last.finish != sampling_pb2.FINISH_REASON_STOP:
             return "max_tokens", None
-        if any(block["type"] == "tool_use" for block in self._content) and not last.cut_call:
+        if any(block.kind is Kind.CALL for block in self._blocks) and not last.cut_call:
             return "tool_use", None
         return ("stop_sequence", last.stop) if isinstance(last.stop, str) else ("end_turn", None)
 
@@ -82,54 +67,26 @@ class MessageWriter:
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
 
-    def _part(self, part: Part) -> list[bytes]:
-        match part:
-            case Content(""):
-                return []
-            case Content(text):
-                events = self._begin({"type": "text", "text": ""})
-                block = self._content[-1]
-                assert block["type"] == "text"
-                block["text"] += text
-                return [*events, self._delta(type="text_delta", text=text)]
-            case Reasoning(text):
-                events = self._begin({"type": "thinking", "thinking": "", "signature": ""})
-                block = self._content[-1]
-                assert block["type"] == "thinking"
-                block["thinking"] += text
-                return [*events, self._delta(type="thinking_delta", thinking=text)]
-            case Call(_, name):
-                call_id = f"toolu_{secrets.token_hex(12)}"
-                return [
-                    *self._close(),
-                    *self._begin({"type": "tool_use", "id": call_id, "name": name, "input": {}}),
-                ]
-            case Arguments(_, text):
-                self._arguments.append(text)
-                return [self._delta(type="input_json_delta", partial_json=text)]
+    def _opened(self, block: Block) -> Iterator[bytes]:
+        yield _event("content_block_start", index=block.index, content_block=_content(block))
 
-    def _begin(self, block: ContentBlock) -> list[bytes]:
-        """Open a block of this kind; nothing if one is open."""
-        if self._open and self._content[-1]["type"] == block["type"]:
-            return []
-        events = self._close()
-        event = _event("content_block_start", index=len(self._content), content_block=block)
-        self._content.append(block)
-        self._open = True
-        return [*events, event]
+    def _grown(self, block: Block, text: str) -> bytes:
+        kind, name = _DELTAS[block.kind]
+        return _event("content_block_delta", index=block.index, delta={"type": kind, name: text})
 
-    def _close(self) -> list[bytes]:
-        if not self._open:
-            return []
-        self._open = False
-        block = self._content[-1]
-        if block["type"] == "tool_use":
-            block["input"] = _input("".join(self._arguments))
-            self._arguments = []
-        return [_event("content_block_stop", index=len(self._content) - 1)]
+    def _closed(self, block: Block) -> Iterator[bytes]:
+        yield _event("content_block_stop", index=block.index)
 
-    def _delta(self, **delta: Any) -> bytes:
-        return _event("content_block_delta", index=len(self._content) - 1, delta=delta)
+
+def _content(block: Block) -> ContentBlock:
+    match block.kind:
+        case Kind.TEXT:
+            return {"type": "text", "text": block.text}
+        case Kind.REASONING:
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
+        case Kind.CALL:
+            arguments = {} if block.status == "in_progress" else _input(block.text)
+            return {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name, "input": arguments}
 
 
 def input_usage(prompt: int, cached: int, prefixes: Sequence[tuple[int, float]]) -> InputUsage:
@@ -159,4 +116,4 @@ def _input(text: str) -> Any:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+    return named_event(kind, {"type": kind, **fields})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypeAlias
 
+from router.api.blocks import BlockStatus
 from router.api.openai.answers.schemas import Closed
-
-_ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(Closed):
@@ -20,14 +19,14 @@ class OutputMessage(Closed):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
-    status: _ItemStatus
+    status: BlockStatus
     content: list[OutputText]
 
 
 class OutputCall(Closed):
     id: str
     type: Literal["function_call"]
-    status: _ItemStatus
+    status: BlockStatus
     call_id: str
     name: str
     arguments: str
@@ -41,7 +40,7 @@ class OutputReasoningText(Closed):
 class OutputReasoning(Closed):
     id: str
     type: Literal["reasoning"]
-    status: _ItemStatus
+    status: BlockStatus
     summary: list[Any]
     content: list[OutputReasoningText]
 

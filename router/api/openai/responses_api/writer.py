@@ -1,38 +1,49 @@
 """Renders one run as a Response object, or as the events of its stream.
 
-Parts of the answer become items: reasoning, a message, function calls, in the order of the text. An item
-stays open until a part of another kind follows.
+Blocks of the answer become items: reasoning, messages, function calls.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final
 
-import orjson
-
+from router.api.blocks import Block, BlockWriter, Kind, named_event
 from router.api.disclosure import disclosed
 from router.api.generation.completion import Chunk
-from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.api.generation.run import Run
 from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from router.api.generation.text.tokenizer import Tokenizer
-from router.api.openai.answers.chat_parts import new_call_id
 from router.api.openai.answers.logprobs import chat_logprobs
 from router.api.openai.responses_api.requests import ResponsesBody
-from router.api.openai.responses_api.schemas import Item, Response, ResponseUsage
+from router.api.openai.responses_api.schemas import (
+    Item,
+    OutputReasoningText,
+    OutputText,
+    Response,
+    ResponseUsage,
+)
 from router.errors import RouterError
 from rpc.baton.v1 import sampling_pb2
 
 _LEFT_OUT: Final = "tools_left_out"
 _LONGEST_VALUE: Final = 512
 """Longest value of metadata in OpenAI's API."""
+_PREFIXES: Final = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}
+"""Beginnings of the ids of items."""
+_NAMES: Final = {
+    Kind.TEXT: "output_text",
+    Kind.REASONING: "reasoning_text",
+    Kind.CALL: "function_call_arguments",
+}
+"""Names of the text of a block, in events."""
 
 
-class ResponseWriter:
+class ResponseWriter(BlockWriter):
+    never_empty = True
+
     def __init__(
         self,
         run: Run,
@@ -41,63 +52,51 @@ class ResponseWriter:
         defaults: SamplingDefaults = OPENAI_DEFAULTS,
     ) -> None:
         """`defaults`: the model's, reported where the body leaves a parameter out."""
-        self._run: Final = run
+        super().__init__(run)
         self._body: Final = body
         self._tokenizer: Final = tokenizer
         self._defaults: Final = defaults
         self._created: Final = int(time.time())
-        self._output: Final[list[Item]] = []
-        self._finish = 0
         self._sequence = 0
         self._logprobs: list[Any] = []
+        """Those of tokens without text yet."""
 
     def opening(self) -> bytes:
         response = self.answer()
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        return self._event("created", response=response) + self._event("in_progress", response=response)
 
     def event(self, chunk: Chunk) -> bytes:
-        """The events of a chunk; each call changes the answer too."""
-        parts: list[Part] = chunk.parts if chunk.parts is not None else [Content(chunk.text)]
         if chunk.logprobs:
             self._logprobs += chat_logprobs(self._tokenizer, chunk.token_ids, chunk.logprobs)["content"]
-        events = [event for part in parts for event in self._part(part)]
-        if chunk.finish:
-            if not self._output:
-                events += self._open_message()
-            complete = chunk.finish == sampling_pb2.FINISH_REASON_STOP and not chunk.cut_call
-            events += self._close("completed" if complete else "incomplete")
-            self._finish = chunk.finish
-        return b"".join(events)
+        return super().event(chunk)
 
     def closing(self) -> bytes:
         response = self.answer()
-        return self._event(f"response.{response['status']}", response=response)
+        return self._event(response["status"], response=response)
 
     def failure(self, error: RouterError) -> bytes:
         """The last event of a stream that failed."""
         code, message = error.code or error.openai_type, disclosed(error, self._run.request.id)
         response = self.answer() | {"status": "failed", "error": {"code": code, "message": message}}
-        return self._event("response.failed", response=response)
+        return self._event("failed", response=response)
 
     def answer(self) -> Response:
-        """The response so far."""
-        body, complete = self._body, self._finish == sampling_pb2.FINISH_REASON_STOP
+        body, finish = self._body, 0 if self._last is None else self._last.finish
+        complete = finish == sampling_pb2.FINISH_REASON_STOP
         return {
             "id": self._run.request.id,
             "object": "response",
             "created_at": self._created,
             "completed_at": int(time.time()) if complete else None,
-            "status": "in_progress" if not self._finish else "completed" if complete else "incomplete",
+            "status": "in_progress" if not finish else "completed" if complete else "incomplete",
             "background": False,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._finish and not complete else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if finish and not complete else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": _metadata(body),
             "model": self._run.model,
-            "output": self._output,
+            "output": [_item(block, _parts(block)) for block in self._blocks],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": body.effort, "summary": None},
@@ -113,7 +112,7 @@ class ResponseWriter:
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._defaults.top_p if body.top_p is None else body.top_p,
             "truncation": "disabled",
-            "usage": self._usage() if self._finish else None,
+            "usage": self._usage() if finish else None,
             "user": None,
         }
 
@@ -127,111 +126,73 @@ class ResponseWriter:
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
-    def _part(self, part: Part) -> list[bytes]:
-        match part:
-            case Content(""):
-                return []
-            case Content(text):
-                events = self._switch_to("message", self._open_message)
-                item = self._output[-1]
-                assert item["type"] == "message"
-                item["content"][0]["text"] += text
-                logprobs, self._logprobs = self._logprobs, []
-                item["content"][0]["logprobs"] += logprobs
-                return [*events, self._delta("output_text", text, content_index=0, logprobs=logprobs)]
-            case Reasoning(text):
-                events = self._switch_to("reasoning", self._open_reasoning)
-                item = self._output[-1]
-                assert item["type"] == "reasoning"
-                item["content"][0]["text"] += text
-                return [*events, self._delta("reasoning_text", text, content_index=0)]
-            case Call(_, name):
-                return [*self._close("completed"), *self._open_call(name)]
-            case Arguments(_, text):
-                item = self._output[-1]
-                assert item["type"] == "function_call"
-                item["arguments"] += text
-                return [self._delta("function_call_arguments", text)]
+    def _opened(self, block: Block) -> Iterator[bytes]:
+        yield self._event("output_item.added", output_index=block.index, item=_item(block, []))
+        for part in _parts(block):
+            yield self._in_item("content_part.added", block, part=part)
 
-    def _switch_to(self, kind: str, begin: Callable[[], list[bytes]]) -> list[bytes]:
-        """Open an item of this kind; nothing if one is open."""
-        if self._output and self._output[-1]["type"] == kind:
-            return []
-        return [*self._close("completed"), *begin()]
+    def _grown(self, block: Block, text: str) -> bytes:
+        more = {}
+        if block.kind is Kind.TEXT:
+            more["logprobs"], self._logprobs = self._logprobs, []
+            block.logprobs += more["logprobs"]
+        return self._in_item(f"{_NAMES[block.kind]}.delta", block, delta=text, **more)
 
-    def _open_message(self) -> list[bytes]:
-        added = self._add(
-            {"id": _id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-        )
-        item = self._output[-1]
-        assert item["type"] == "message"
-        item["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
-        return [added, self._of_item("response.content_part.added", content_index=0, part=item["content"][0])]
+    def _closed(self, block: Block) -> Iterator[bytes]:
+        parts, whole = _parts(block), dict[str, Any](text=block.text)
+        if block.kind is Kind.CALL:
+            whole = {"arguments": block.text, "name": block.name}
+        elif block.kind is Kind.TEXT:
+            whole["logprobs"] = block.logprobs
+        yield self._in_item(f"{_NAMES[block.kind]}.done", block, **whole)
+        for part in parts:
+            yield self._in_item("content_part.done", block, part=part)
+        yield self._event("output_item.done", output_index=block.index, item=_item(block, parts))
 
-    def _open_reasoning(self) -> list[bytes]:
-        added = self._add(
-            {"id": _id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
-        )
-        item = self._output[-1]
-        assert item["type"] == "reasoning"
-        item["content"].append({"type": "reasoning_text", "text": ""})
-        return [added, self._of_item("response.content_part.added", content_index=0, part=item["content"][0])]
-
-    def _open_call(self, name: str) -> list[bytes]:
-        return [
-            self._add(
-                {
-                    "id": _id("fc"),
-                    "type": "function_call",
-                    "status": "in_progress",
-                    "call_id": new_call_id(),
-                    "name": name,
-                    "arguments": "",
-                }
-            )
-        ]
-
-    def _add(self, item: Item) -> bytes:
-        self._output.append(item)
-        return self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
-
-    def _close(self, status: Any) -> list[bytes]:
-        """The events that end the open item, if any."""
-        if not self._output or self._output[-1]["status"] != "in_progress":
-            return []
-        item = self._output[-1]
-        item["status"] = status
-        events = []
-        if item["type"] == "function_call":
-            events.append(
-                self._of_item(
-                    "response.function_call_arguments.done", arguments=item["arguments"], name=item["name"]
-                )
-            )
-        else:
-            part = item["content"][0]
-            more = {"logprobs": part["logprobs"]} if part["type"] == "output_text" else {}
-            events += [
-                self._of_item(f"response.{part['type']}.done", content_index=0, text=part["text"], **more),
-                self._of_item("response.content_part.done", content_index=0, part=part),
-            ]
-        return [
-            *events,
-            self._event("response.output_item.done", output_index=len(self._output) - 1, item=item),
-        ]
-
-    def _delta(self, what: str, text: str, **fields: Any) -> bytes:
-        return self._of_item(f"response.{what}.delta", delta=text, **fields)
-
-    def _of_item(self, kind: str, **fields: Any) -> bytes:
-        """An event of the open item."""
-        index = len(self._output) - 1
-        return self._event(kind, item_id=self._output[index]["id"], output_index=index, **fields)
+    def _in_item(self, kind: str, block: Block, **fields: Any) -> bytes:
+        """An event of a block."""
+        place = {} if block.kind is Kind.CALL else {"content_index": 0}
+        return self._event(kind, item_id=_id(block), output_index=block.index, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        data = {"type": kind, "sequence_number": self._sequence, **fields}
+        data = {"type": f"response.{kind}", "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data))
+        return named_event(data["type"], data)
+
+
+def _item(block: Block, parts: list[Any]) -> Item:
+    key, status = _id(block), block.status
+    match block.kind:
+        case Kind.TEXT:
+            return {"id": key, "type": "message", "role": "assistant", "status": status, "content": parts}
+        case Kind.REASONING:
+            return {"id": key, "type": "reasoning", "status": status, "summary": [], "content": parts}
+        case Kind.CALL:
+            return {
+                "id": key,
+                "type": "function_call",
+                "status": status,
+                "call_id": f"call_{block.key}",
+                "name": block.name,
+                "arguments": block.text,
+            }
+
+
+def _parts(block: Block) -> list[Any]:
+    """The content of an item; calls have none."""
+    part: OutputText | OutputReasoningText
+    match block.kind:
+        case Kind.CALL:
+            return []
+        case Kind.REASONING:
+            part = {"type": "reasoning_text", "text": block.text}
+        case Kind.TEXT:
+            part = {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.logprobs}
+    return [part]
+
+
+def _id(block: Block) -> str:
+    return f"{_PREFIXES[block.kind]}_{block.key}"
 
 
 def _metadata(body: ResponsesBody) -> dict[str, str]:
@@ -247,7 +208,3 @@ def _text_options(body: ResponsesBody) -> dict[str, Any]:
     if "schema" in options:
         options["schema"] = json.loads(options["schema"])
     return {"format": options}
-
-
-def _id(kind: str) -> str:
-    return f"{kind}_{secrets.token_hex(12)}"
