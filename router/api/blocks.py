@@ -41,7 +41,7 @@ class Block:
     """Unique; APIs make their ids of it."""
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
-    """Those of its tokens, as the API reports them."""
+    """Logprobs of its tokens, as the API reports them."""
     status: BlockStatus = "in_progress"
 
     @property
@@ -64,7 +64,7 @@ class BlockWriter(ABC):
     def event(self, chunk: Chunk) -> bytes:
         """The events of a chunk; each call changes the answer too."""
         events: list[bytes] = []
-        for part in chunk.parts if chunk.parts is not None else (Content(chunk.text),):
+        for part in chunk.all_parts:
             match part:
                 case Content(""):
                     continue

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from router.api.generation.output.cut_call import CutCall
-from router.api.generation.output.parts import OutputParser, Part
+from router.api.generation.output.parts import Content, OutputParser, Part
 from router.api.generation.output.reasoning import ReasoningCounter
 from router.api.generation.text.detokenizer import Detokenizer
 from router.api.generation.text.stop_strings import StopFinder
@@ -41,6 +41,11 @@ class Chunk:
     """The parts of `text` if it is parsed; None: all of it is content."""
     cut_call: bool = False
     """With the last chunk: the answer ends within a tool call, which must not be run."""
+
+    @property
+    def all_parts(self) -> Sequence[Part]:
+        """The parts; without a parser, the whole text as content."""
+        return (Content(self.text),) if self.parts is None else self.parts
 
 
 class Completion:

@@ -24,7 +24,7 @@ from router.api.generation.params.constraint import constraint_from_proto
 from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.run import Run
 from router.api.grpc.prompts import chat_of, prompt_of
-from router.api.openai.answers.chat_parts import new_call_id
+from router.api.openai.answers.chat_writer import new_call_id
 from router.api.openai.tokenize import MAX_DETOKENIZED
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, TraceContext, clients_id_of
 from router.errors import InvalidRequest, RouterError

@@ -49,8 +49,8 @@ async def ends_with_client(receive: Receive) -> AsyncGenerator[None, None]:
         watching.cancel()
 
 
-class _Writer(Protocol):
-    """Renders a run as events."""
+class Writer(Protocol):
+    """Renders a run: as events, or whole after the last chunk."""
 
     def opening(self) -> bytes: ...
 
@@ -60,13 +60,24 @@ class _Writer(Protocol):
 
     def failure(self, error: RouterError) -> bytes: ...
 
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk of a whole answer."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of `body`, roughly."""
+        ...
+
+    def body(self) -> bytes: ...
+
 
 class EventStream(Response):
     """Create it with `of`. While the client does not read, the run is paused; a disconnect aborts it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, run: Run, writer: _Writer) -> None:
+    def __init__(self, run: Run, writer: Writer) -> None:
         # Tells proxies not to buffer.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -80,7 +91,7 @@ class EventStream(Response):
         self._serving.add_done_callback(lambda _: self._begun.set())
 
     @classmethod
-    async def of(cls, run: Run, writer: _Writer) -> EventStream:
+    async def of(cls, run: Run, writer: Writer) -> EventStream:
         """Wait for the first text before status 200 is sent, so that overload and failures are HTTP errors.
 
         Raises RouterError.

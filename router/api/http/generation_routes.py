@@ -18,21 +18,19 @@ from router.api.generation.models import Models
 from router.api.generation.off_loop import off_loop
 from router.api.generation.params.validation import parse, require_few_parts
 from router.api.generation.run import Run
-from router.api.generation.text.tokenizer import Tokenizer
 from router.api.http.body import read_json_body
-from router.api.http.event_stream import EventStream, ends_with_client
-from router.api.openai.answers.completion_stream import Answer, EventWriter
+from router.api.http.event_stream import EventStream, Writer, ends_with_client
+from router.api.openai.answers.chat_writer import ChatWriter
+from router.api.openai.answers.completion_writer import CompletionWriter
 from router.api.openai.answers.schemas import Rendered
-from router.api.openai.answers.serializers import ChatSerializer, CompletionSerializer, Serializer
-from router.api.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody
+from router.api.openai.requests import ChatCompletionBody, CompletionBody
 from router.api.openai.responses_api.requests import ResponsesBody
 from router.api.openai.responses_api.writer import ResponseWriter
 from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
 
 _JSON: Final = "application/json"
-_TOKEN_BYTES: Final = 32
-"""Bytes of an answer per token of text; many times that with log-probabilities."""
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
+_GeneratingT = TypeVar("_GeneratingT", CompletionBody, ChatCompletionBody, ResponsesBody, MessagesBody)
 _T = TypeVar("_T")
 
 
@@ -42,39 +40,32 @@ class GenerationRoutes:
         self._max_body_bytes = max_body_bytes
 
     async def completions(self, request: Request, request_id: str) -> Response:
-        model, body, asked = await self._read(CompletionBody, request, lambda b: b.to_request(request_id))
-        async with ends_with_client(request.receive):
-            run = await model.start(asked)
-            echo = _echo(run, model.tokenizer) if body.echo else ()
-            return await _answer(run, CompletionSerializer(model.tokenizer, echo), body, model.tokenizer)
+        return await self._generated(CompletionBody, _completion_writer, request, request_id)
 
     async def chat_completions(self, request: Request, request_id: str) -> Response:
-        model, body, asked = await self._read(ChatCompletionBody, request, lambda b: b.to_request(request_id))
-        async with ends_with_client(request.receive):
-            run = await model.start(asked)
-            return await _answer(run, ChatSerializer(model.tokenizer), body, model.tokenizer)
+        return await self._generated(ChatCompletionBody, _chat_writer, request, request_id)
 
     async def responses(self, request: Request, request_id: str) -> Response:
-        model, body, asked = await self._read(ResponsesBody, request, lambda b: b.to_request(request_id))
-        async with ends_with_client(request.receive):
-            run = await model.start(asked)
-            writer = ResponseWriter(run, body, model.tokenizer, model.model.sampling_defaults)
-            if body.stream:
-                return await EventStream.of(run, writer)
-            await run.serve(writer.event)
-            size = run.usage.completion_tokens * _TOKEN_BYTES
-            return await off_loop(size, lambda: json_response(writer.answer()))
+        return await self._generated(ResponsesBody, _response_writer, request, request_id)
 
     async def messages(self, request: Request, request_id: str) -> Response:
-        model, body, asked = await self._read(MessagesBody, request, lambda b: b.to_request(request_id))
+        return await self._generated(MessagesBody, _message_writer, request, request_id)
+
+    async def _generated(
+        self,
+        kind: type[_GeneratingT],
+        writer_of: Callable[[Run, _GeneratingT, Generation], Writer],
+        request: Request,
+        request_id: str,
+    ) -> Response:
+        model, body, asked = await self._read(kind, request, lambda body: body.to_request(request_id))
         async with ends_with_client(request.receive):
             run = await model.start(asked)
-            writer = MessageWriter(run)
+            writer = writer_of(run, body, model)
             if body.stream:
                 return await EventStream.of(run, writer)
-            await run.serve(writer.event)
-            size = run.usage.completion_tokens * _TOKEN_BYTES
-            return await off_loop(size, lambda: json_response(writer.answer()))
+            await run.serve(writer.add)
+            return Response(await off_loop(writer.size, writer.body), media_type=_JSON)
 
     async def count_tokens(self, request: Request, request_id: str) -> Response:
         model, _, chat = await self._read(CountTokensBody, request, CountTokensBody.to_chat)
@@ -124,6 +115,22 @@ class GenerationRoutes:
         return await off_loop(len(raw), parsed)
 
 
+def _completion_writer(run: Run, body: CompletionBody, model: Generation) -> Writer:
+    return CompletionWriter(run, body, model.tokenizer)
+
+
+def _chat_writer(run: Run, body: ChatCompletionBody, model: Generation) -> Writer:
+    return ChatWriter(run, body, model.tokenizer)
+
+
+def _response_writer(run: Run, body: ResponsesBody, model: Generation) -> Writer:
+    return ResponseWriter(run, body, model.tokenizer, model.model.sampling_defaults)
+
+
+def _message_writer(run: Run, body: MessagesBody, model: Generation) -> Writer:
+    return MessageWriter(run)
+
+
 class _Named(BaseModel):
     """The only field that is looked at; others are parsed, and no Python objects are made of them."""
 
@@ -148,25 +155,6 @@ async def _rendered(model: Generation, asked: GenerationRequest) -> list[Rendere
     return [
         {"request_id": asked.id, "model": name, "token_ids": list(prompt.token_ids)} for prompt in prepared
     ]
-
-
-async def _answer(run: Run, shape: Serializer, body: GenerationBody, tokenizer: Tokenizer) -> Response:
-    token_ids = bool(body.return_token_ids)
-    if body.stream:
-        return await EventStream.of(run, EventWriter(run, shape, body.streamed_usage, token_ids=token_ids))
-    reports_prompt = body.prompt_logprobs is not None
-    answer = Answer(run, shape, tokenizer if reports_prompt else None, token_ids=token_ids)
-    await run.serve(answer.add)
-    return Response(await off_loop(answer.size, answer.body), media_type=_JSON)
-
-
-def _echo(run: Run, tokenizer: Tokenizer) -> list[str]:
-    """The prompt of every completion, as text."""
-    prompts = [
-        prompt if isinstance(prompt, str) else tokenizer.decode(run.prompt(i * run.request.n))
-        for i, prompt in enumerate(run.request.prompts)
-    ]
-    return [prompt for prompt in prompts for _ in range(run.request.n)]
 
 
 def json_response(value: Any) -> Response:

@@ -7,6 +7,7 @@ these models.
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Annotated, Any, Final, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,7 +31,6 @@ from router.api.generation.params.bounds import (
 )
 from router.api.generation.params.sampling_options import OPTIONS
 from router.api.generation.params.validation import RequestModel
-from router.api.openai.answers.completion_stream import StreamedUsage
 from router.api.openai.foreign_fields import (
     ForeignChatFields,
     ForeignCompletionFields,
@@ -81,6 +81,14 @@ def _prompts(value: Any) -> list[Prompt]:
     raise PydanticCustomError(
         "prompt", "Input should be a string, a list of strings, a list of token ids, or a list of such lists"
     )
+
+
+class StreamedUsage(Enum):
+    """Events of a stream that have the usage so far."""
+
+    NONE = auto()
+    LAST_EVENT = auto()
+    EVERY_EVENT = auto()
 
 
 class StreamOptions(RequestModel):

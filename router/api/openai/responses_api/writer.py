@@ -59,7 +59,7 @@ class ResponseWriter(BlockWriter):
         self._created: Final = int(time.time())
         self._sequence = 0
         self._logprobs: list[Any] = []
-        """Those of tokens without text yet."""
+        """Logprobs of tokens without text yet."""
 
     def opening(self) -> bytes:
         response = self.answer()

@@ -16,9 +16,8 @@ from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.run import Run, SequencePlan
 from router.api.generation.text.detokenizer import ByteDetokenizer
 from router.api.generation.tools import ToolUse
-from router.api.http.generation_routes import json_response
-from router.api.openai.answers.completion_stream import Answer, EventWriter
-from router.api.openai.answers.serializers import ChatSerializer
+from router.api.openai.answers.chat_writer import ChatWriter
+from router.api.openai.requests import ChatCompletionBody
 from router.api.openai.responses_api.requests import ResponsesBody
 from router.api.openai.responses_api.writer import ResponseWriter
 from router.dispatch.sequence import SequenceRequest
@@ -27,6 +26,7 @@ from rpc.baton.v1 import sampling_pb2
 
 TABLE: Final = [bytes([i]) for i in range(256)]
 """A token for each byte."""
+CHAT: Final = ChatCompletionBody.model_validate({"messages": [{"role": "user", "content": "hi"}]})
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ModelAnswer:
 def chat_whole(answer: ModelAnswer) -> dict[str, Any]:
     """The choice."""
     run, chunks = answer.run()
-    writer = Answer(run, ChatSerializer(None))  # type: ignore[arg-type]
+    writer = ChatWriter(run, CHAT, None)  # type: ignore[arg-type]
     for chunk in chunks:
         writer.add(chunk)
     choice: dict[str, Any] = json.loads(writer.body())["choices"][0]
@@ -76,7 +76,7 @@ def chat_whole(answer: ModelAnswer) -> dict[str, Any]:
 def chat_streamed(answer: ModelAnswer) -> dict[str, Any]:
     """The choice, as clients accumulate it: an `index` stays in each call."""
     run, chunks = answer.run()
-    writer = EventWriter(run, ChatSerializer(None))  # type: ignore[arg-type]
+    writer = ChatWriter(run, CHAT, None)  # type: ignore[arg-type]
     message: dict[str, Any] = {}
     finish = None
     for event in _events(writer.opening, writer.event, writer.closing, chunks):
@@ -98,8 +98,8 @@ def response_whole(answer: ModelAnswer) -> dict[str, Any]:
     run, chunks = answer.run()
     writer = ResponseWriter(run, ResponsesBody(input="hi"), None)  # type: ignore[arg-type]
     for chunk in chunks:
-        writer.event(chunk)
-    return _json(json_response(writer.answer()).body)
+        writer.add(chunk)
+    return _json(writer.body())
 
 
 def response_streamed(answer: ModelAnswer) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def message_whole(answer: ModelAnswer) -> dict[str, Any]:
     run, chunks = answer.run()
     writer = MessageWriter(run)
     for chunk in chunks:
-        writer.event(chunk)
-    return _json(json_response(writer.answer()).body)
+        writer.add(chunk)
+    return _json(writer.body())
 
 
 def message_streamed(answer: ModelAnswer) -> dict[str, Any]:
@@ -166,6 +166,6 @@ def _events(
             yield _json(line[6:])
 
 
-def _json(body: bytes | memoryview) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(bytes(body))
+def _json(body: bytes) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads(body)
     return value

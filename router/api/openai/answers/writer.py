@@ -1,0 +1,274 @@
+"""Answers of OpenAI's completions and chat completions: whole, or streamed as events.
+
+Events are a hot path, one per token: constant parts are rendered once, and only the new text passes through
+the JSON encoder.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from router.api.generation.completion import Chunk
+from router.api.generation.output.parts import Call, Part
+from router.api.generation.run import Run, Usage
+from router.api.generation.text.tokenizer import Tokenizer
+from router.api.openai.answers.logprobs import Entry, prompt_logprobs
+from router.api.openai.errors import error_event
+from router.api.openai.requests import GenerationBody, StreamedUsage
+from router.dispatch.waterfall import timings_json
+from router.errors import RouterError
+from rpc.baton.v1 import sampling_pb2
+
+_ENTRY_BYTES: Final = 64
+"""Bytes of an answer for each token, and for each alternative to it."""
+_DONE: Final = b"data: [DONE]\n\n"
+_FINISH_REASONS: Final[Mapping[int, str | None]] = {
+    sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+    sampling_pb2.FINISH_REASON_ABORT: "abort",
+}
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The fold of one completion's chunks."""
+
+    parts: list[Part] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
+    last: Chunk | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        self.parts += chunk.all_parts
+        self.token_ids += chunk.token_ids
+        self.logprobs += chunk.logprobs
+        self.prompt_logprobs += chunk.prompt_logprobs
+        self.last = chunk
+
+
+class AnswerWriter(ABC):
+    """Renders one run: `add` and `body`, or as events. Several events may be in one bytes object."""
+
+    whole_object: ClassVar[str]
+    """The `object` of a whole answer."""
+    event_object: ClassVar[str]
+    """The `object` of an event."""
+    before_text: ClassVar[bytes]
+    """JSON between the index of an event's choice and its text."""
+    after_text: ClassVar[bytes]
+    prompts_in_choices: ClassVar[bool]
+    """Whether vLLM's fields about a prompt are those of each choice, or of the answer."""
+
+    def __init__(self, run: Run, body: GenerationBody, tokenizer: Tokenizer) -> None:
+        self._run: Final = run
+        self._tokenizer: Final = tokenizer
+        self._usage: Final = body.streamed_usage
+        self._token_ids: Final = bool(body.return_token_ids)
+        self._reports_prompts: Final = body.prompt_logprobs is not None
+        self._gathered: Final = [Gathered() for _ in range(run.num_completions)]
+        self._calling: Final[set[int]] = set()
+        """Completions with a tool call."""
+        self._began: Final[set[int]] = set()
+        """Completions of which an event with token ids was sent."""
+        self._event_head: Final = self._head(self.event_object)
+        head = orjson.dumps(self._event_head)[:-1]
+        self._before: Final = [
+            b'data: %b,"choices":[{"index":%d,%b' % (head, index, self.before_text)
+            for index in range(run.num_completions)
+        ]
+        self._after: Final = self.after_text + b',"logprobs":null,"finish_reason":null}]%b}\n\n'
+        self._after_without_usage: Final = self._after % self._usage_field()
+
+    @abstractmethod
+    def _opening(self, index: int) -> dict[str, Any] | None:
+        """The content of an event's choice before the first token, if any."""
+
+    @abstractmethod
+    def _news(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The contents of the events of a chunk."""
+
+    @abstractmethod
+    def _content(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
+        """The content of a whole choice."""
+
+    @abstractmethod
+    def _logprobs(
+        self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
+    ) -> dict[str, Any]:
+        """The logprobs of tokens that follow those of previous calls."""
+
+    def opening(self) -> bytes:
+        """The events before the first token."""
+        prompt = {} if self.prompts_in_choices else self._prompt_ids(0)
+        choices = [
+            {"index": index, **content, "logprobs": None, "finish_reason": None}
+            for index in range(self._run.num_completions)
+            if (content := self._opening(index)) is not None
+        ]
+        return b"".join([self._rare([choice], self._usage_so_far() | prompt) for choice in choices])
+
+    def event(self, chunk: Chunk) -> bytes:
+        """Empty if a chunk has no visible text yet."""
+        if self._token_ids or chunk.finish or chunk.logprobs or chunk.parts is not None:
+            return self._rare_events(chunk)
+        if not chunk.text:
+            return b""
+        after = self._after_without_usage
+        if self._usage is StreamedUsage.EVERY_EVENT:
+            after = self._after % self._usage_field()
+        return self._before[chunk.index] + orjson.dumps(chunk.text) + after
+
+    def _rare_events(self, chunk: Chunk) -> bytes:
+        """The last event of a chunk has the fields that are not its text."""
+        self._note_calls(chunk)
+        news = self._news(chunk)
+        if not news:
+            return b""
+        more = self._usage_so_far()
+        choices = [
+            {"index": chunk.index, **content, "logprobs": None, "finish_reason": None} for content in news
+        ]
+        last = choices[-1]
+        if chunk.logprobs:
+            last["logprobs"] = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+        last |= self._ids(chunk)
+        events = [self._rare([choice], more) for choice in choices[:-1]]
+        if chunk.finish:
+            last["finish_reason"] = self._finish_reason(chunk)
+            last["stop_reason"] = chunk.stop
+            more |= _timings(chunk)
+        return b"".join([*events, self._rare([last], more)])
+
+    def closing(self) -> bytes:
+        """The events after the last token."""
+        if self._usage is StreamedUsage.NONE:
+            return _DONE
+        return self._rare([], {"usage": _usage(self._run.usage)}) + _DONE
+
+    def failure(self, error: RouterError) -> bytes:
+        """The last event of a stream that failed."""
+        return error_event(error, self._run.request.id)
+
+    def add(self, chunk: Chunk) -> None:
+        """Take the next chunk of a whole answer."""
+        self._note_calls(chunk)
+        self._gathered[chunk.index].add(chunk)
+
+    @property
+    def size(self) -> int:
+        """Bytes of `body`, roughly."""
+        entries = sum(len(one.token_ids) for one in self._gathered)
+        options = self._run.request.options
+        entries *= 1 + (options.logprobs or 0)
+        if options.prompt_logprobs is not None:
+            prompts = sum(len(self._run.prompt(index)) for index in range(self._run.num_completions))
+            entries += prompts * (1 + options.prompt_logprobs)
+        return entries * _ENTRY_BYTES
+
+    def body(self) -> bytes:
+        """The JSON, after the last chunk of every completion. Takes microseconds for each log-probability.
+
+        Encoded one choice at a time: the encoder holds the interpreter lock.
+        """
+        answer = self._head(self.whole_object)
+        answer["choices"] = [
+            orjson.Fragment(orjson.dumps(self._choice(index, gathered)))
+            for index, gathered in enumerate(self._gathered)
+        ]
+        answer["usage"] = _usage(self._run.usage)
+        if not self.prompts_in_choices:
+            answer |= self._prompt(0)
+        return orjson.dumps(answer | _timings(self._gathered[0].last))
+
+    def _choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
+        last, is_scored = gathered.last, self._run.request.options.logprobs is not None
+        assert last is not None, "the run has ended"
+        return {
+            "index": index,
+            **self._content(index, gathered.parts),
+            "logprobs": self._whole_logprobs(index, gathered) if is_scored else None,
+            "finish_reason": self._finish_reason(last),
+            "stop_reason": last.stop,
+            **({"token_ids": gathered.token_ids} if self._token_ids else {}),
+            **(self._prompt(index) if self.prompts_in_choices else {}),
+        }
+
+    def _whole_logprobs(self, index: int, gathered: Gathered) -> dict[str, Any]:
+        return self._logprobs(index, gathered.token_ids, gathered.logprobs)
+
+    def _finish_reason(self, last: Chunk) -> str | None:
+        """`tool_calls` if all calls of the answer are complete."""
+        complete = last.finish == sampling_pb2.FINISH_REASON_STOP and not last.cut_call
+        return "tool_calls" if complete and last.index in self._calling else _FINISH_REASONS[last.finish]
+
+    def _note_calls(self, chunk: Chunk) -> None:
+        if any(isinstance(part, Call) for part in chunk.parts or ()):
+            self._calling.add(chunk.index)
+
+    def _prompt(self, index: int) -> dict[str, Any]:
+        """vLLM's fields about a completion's prompt, if they were asked for."""
+        fields = self._prompt_ids(index)
+        if self._reports_prompts:
+            parts = self._gathered[index].prompt_logprobs
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, self._run.prompt(index), parts)
+        return fields
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        return {"prompt_token_ids": list(self._run.prompt(index))} if self._token_ids else {}
+
+    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+        """vLLM's `token_ids` of a streamed choice, and of the first one the prompt's."""
+        if not self._token_ids:
+            return {}
+        begins = chunk.index not in self._began
+        self._began.add(chunk.index)
+        prompt = self._prompt_ids(chunk.index) if begins and self.prompts_in_choices else {}
+        return {"token_ids": chunk.token_ids, **prompt}
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The field `usage` of an event that is not the last one."""
+        match self._usage:
+            case StreamedUsage.NONE:
+                return {}
+            case StreamedUsage.LAST_EVENT:
+                return {"usage": None}
+            case StreamedUsage.EVERY_EVENT:
+                return {"usage": _usage(self._run.usage)}
+
+    def _usage_field(self) -> bytes:
+        """The same as JSON, to follow another field."""
+        fields = self._usage_so_far()
+        return b"," + orjson.dumps(fields)[1:-1] if fields else b""
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        run = self._run
+        return {"id": run.request.id, "object": kind, "created": int(time.time()), "model": run.model}
+
+    def _rare(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        return b"data: %b\n\n" % orjson.dumps(self._event_head | {"choices": choices} | more)
+
+
+def _timings(last: Chunk | None) -> dict[str, Any]:
+    return {"timings": timings_json(last.timings)} if last is not None and last.timings is not None else {}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            "accepted_prediction_tokens": usage.accepted_predicted,
+            "rejected_prediction_tokens": usage.rejected_predicted,
+        },
+    }
