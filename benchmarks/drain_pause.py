@@ -28,7 +28,6 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -147,7 +146,7 @@ async def _follow(dispatcher: ClusterDispatcher, stream: _Stream, prompt: list[i
         stream.times.append(time.monotonic())
         return False
 
-    await dispatcher.generate(SequenceRequest(prompt, sampling), TokenStream(deliver))
+    await dispatcher.generate(worker_pb2.Work(prompt=prompt, sampling=sampling), TokenStream(deliver))
 
 
 def _prompt(options: argparse.Namespace, seed: int) -> list[int]:

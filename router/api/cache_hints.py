@@ -19,6 +19,25 @@ _TTL_S: Final = {"5m": 5 * _MINUTE_S, "1h": HOUR_S}
 _RETENTION_S: Final = {"24h": 24 * HOUR_S}
 
 
+class CacheHints(RequestModel):
+    prompt_cache_key: CacheKey | None = None
+    """Names the session whose KV is retained."""
+
+    @property
+    def retain_s(self) -> float:
+        """Seconds for which the KV of prompt and answer is retained; 0: it is evicted like any other."""
+        return 0.0
+
+
+class OpenAICacheHints(CacheHints):
+    prompt_cache_retention: CacheRetention | None = None
+    """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
+
+    @property
+    def retain_s(self) -> float:
+        return _RETENTION_S.get(self.prompt_cache_retention or "", 0.0)
+
+
 class CacheControl(RequestModel):
     """Anthropic's mark: retains the prompt up to the block that has it; at a request, prompt and answer."""
 
@@ -29,8 +48,3 @@ class CacheControl(RequestModel):
     @property
     def seconds(self) -> float:
         return _TTL_S[self.ttl or "5m"]
-
-
-def retained_s(retention: CacheRetention | None) -> float:
-    """Seconds for which KV is retained; 0: it is evicted like any other."""
-    return 0.0 if retention is None else _RETENTION_S.get(retention, 0.0)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.api.cache_hints import CacheKey
+from router.api.cache_hints import CacheHints
+from router.api.generation.envelope import envelope
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.params.bounds import Priority, Timeout
 from router.api.generation.params.sampling_options import SamplingOptions
-from router.api.generation.params.validation import RequestModel
 
 
-class ScheduledBody(RequestModel):
-    prompt_cache_key: CacheKey | None = None
-    """Names the session whose KV is retained."""
-
+class ScheduledBody(CacheHints):
     # Extensions of all APIs.
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
@@ -32,9 +29,12 @@ class ScheduledBody(RequestModel):
             id=request_id,
             prompts=prompts,
             options=SamplingOptions(**{name: value for name, value in options.items() if value is not None}),
-            priority=self.priority or 0,
-            ttft_deadline_s=self.ttft_deadline or 0.0,
-            timeout_s=self.timeout or 0.0,
-            cache_key=self.prompt_cache_key or "",
+            work=envelope(
+                priority=self.priority or 0,
+                ttft_deadline_s=self.ttft_deadline or 0.0,
+                timeout_s=self.timeout or 0.0,
+                cache_key=self.prompt_cache_key or "",
+                retain_s=self.retain_s,
+            ),
             **more,
         )

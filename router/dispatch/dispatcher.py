@@ -30,7 +30,7 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.request_status import HELD_BACK, NO_WORKER, PAUSED, RequestStatus
 from router.dispatch.routing.selector import MakePolicy, Pick, Route, Selector, configured_policy
 from router.dispatch.running_attempts import RunningAttempts
-from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceRequest, SequenceState
+from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.registry import Registry
@@ -143,7 +143,7 @@ class ClusterDispatcher:
         return self._running
 
     async def generate(
-        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
+        self, work: worker_pb2.Work, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
         """See `Dispatcher.generate`."""
         if self._draining:
@@ -152,7 +152,7 @@ class ClusterDispatcher:
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
         sequence = SequenceState(
-            request, waterfall, stream, id=sequence_id, trace=identity.trace, operation=identity.operation
+            work, waterfall, stream, id=sequence_id, trace=identity.trace, operation=identity.operation
         )
         self._refuse_poison_requests(sequence)
         self._check_queue(sequence)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 from router.dispatch.request_status import RequestStatus
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
 from rpc.baton.v1 import router_pb2, worker_pb2
 
@@ -22,7 +21,7 @@ class Dispatcher(Protocol):
     """Runs one sequence on the cluster, in any mode."""
 
     async def generate(
-        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
+        self, work: worker_pb2.Work, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
         """Deliver the tokens to `stream`; returns when the last one, with the finish reason, is delivered.
 

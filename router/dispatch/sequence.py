@@ -84,26 +84,10 @@ CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request
 """Set by the frontend for each call."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceRequest:
-    """One sequence to compute."""
-
-    prompt: Sequence[int]
-    sampling: sampling_pb2.SamplingParams
-    priority: int = 0
-    tenant: str = ""
-    """With fair queues, requests of one tenant share its turn."""
-    timeout_s: float = 0.0
-    """From its arrival; 0: no deadline."""
-    ttft_deadline_s: float = 0.0
-    """Deadline of the first token, in seconds from its arrival; 0: none."""
-    retention: worker_pb2.Retention | None = None
-    """How long its KV is to stay cached; None: it is evicted like any other."""
-
-
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    request: SequenceRequest
+    prototype: worker_pb2.Work
+    """What is asked for, copied for each attempt; its deadlines count from the arrival. Not changed."""
     waterfall: Waterfall
     """Its arrival is when deadlines begin."""
     stream: TokenStream = field(default_factory=TokenStream)
@@ -124,16 +108,16 @@ class SequenceState:
 
     @property
     def prompt(self) -> Sequence[int]:
-        return self.request.prompt
+        return self.prototype.prompt
 
     @property
     def sampling(self) -> sampling_pb2.SamplingParams:
-        return self.request.sampling
+        return self.prototype.sampling
 
     @property
     def deadline(self) -> float:
         """On time.monotonic(); math.inf: none."""
-        return self.waterfall.arrival + (self.request.timeout_s or math.inf)
+        return self.waterfall.arrival + (self.prototype.timeout_s or math.inf)
 
     @property
     def traceparent(self) -> str:
@@ -171,24 +155,21 @@ class SequenceState:
     def work(self, request_id: int) -> worker_pb2.Work:
         """The sequence with its output so far, for a command to a worker."""
         left = self.seconds_left()
-        return worker_pb2.Work(
+        work = worker_pb2.Work(
             request_id=request_id,
-            prompt=self.prompt,
             output=self.output,
             num_scored=len(self.prompt) - 1 if self.output else 0,
-            sampling=self.sampling,
-            priority=self.request.priority,
-            timeout_s=0.0 if left == math.inf else max(left, 1e-3),
             name=self.id,
             traceparent=self.traceparent,
-            tenant=self.request.tenant,
-            ttft_deadline_s=self._seconds_to_first_token(),
-            retention=self.request.retention,
         )
+        work.MergeFrom(self.prototype)
+        work.timeout_s = 0.0 if left == math.inf else max(left, 1e-3)
+        work.ttft_deadline_s = self._seconds_to_first_token()
+        return work
 
     def _seconds_to_first_token(self) -> float:
         """0 without a deadline, or once the client has a token."""
-        allowed_s = self.request.ttft_deadline_s
+        allowed_s = self.prototype.ttft_deadline_s
         if not allowed_s or self.output:
             return 0.0
         return max(self.waterfall.arrival + allowed_s - time.monotonic(), 1e-3)

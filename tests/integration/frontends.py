@@ -22,7 +22,6 @@ from router.api.grpc.server import GrpcConfig, GrpcServer
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
 from router.dispatch.interface import OnCut, ignore_cut
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
 from router.request_limits import RequestLimits
@@ -37,7 +36,7 @@ LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 class Call:
     """One sequence that the dispatcher was asked for."""
 
-    request: SequenceRequest
+    request: worker_pb2.Work
     deltas: int = 0
     """Asked for so far."""
     ended: bool = False
@@ -89,7 +88,7 @@ class ScriptedDispatcher:
         return int(self.is_ready and role == worker_pb2.ROLE_DECODE)
 
     async def generate(
-        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut = ignore_cut
+        self, request: worker_pb2.Work, stream: TokenStream, on_cut: OnCut = ignore_cut
     ) -> router_pb2.Timings:
         call = Call(request)
         self.calls.append(call)

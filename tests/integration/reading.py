@@ -8,9 +8,8 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from router.dispatch.interface import Dispatcher
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 
 async def deltas_of(
@@ -28,7 +27,7 @@ async def deltas_of(
 
     stream = TokenStream(deliver)
     generating = asyncio.create_task(
-        dispatcher.generate(SequenceRequest(prompt, sampling, **options), stream)
+        dispatcher.generate(worker_pb2.Work(prompt=prompt, sampling=sampling, **options), stream)
     )
     generating.add_done_callback(lambda _: news.set())
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import Any, Final
+from functools import cache
+from types import NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import Message
 
 from common.token_array import token_array
 from engine.core.events import EngineStats, StepMeasured
@@ -13,7 +16,6 @@ from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
-from engine.kv.cache.retention import Retention
 from engine.kv.manager.page_audit import GroupPages
 from engine.kv.tiers.stats import Tier, TierStats
 from engine.loop.pauses.slow_steps import SlowStep
@@ -69,24 +71,42 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
 
     Raises InvalidRequest for what this version of a worker does not know.
     """
-    return Request(
-        id=work.request_id,
-        prompt=token_array(work.prompt),
-        sampling=sampling_from_proto(work.sampling),
-        output=list(work.output),
-        num_scored=work.num_scored,
-        priority=work.priority,
-        tenant=work.tenant,
-        ttft_deadline_s=work.ttft_deadline_s or math.inf,
-        arrival=arrival,
-        hints=_hints(work.sampling),
-        retention=_retention(work.retention) if work.HasField("retention") else None,
-    )
+    given = _given(work, _OF_WORK)
+    special = {"prompt": work.prompt, "sampling": sampling_from_proto(work.sampling)}
+    return Request(id=work.request_id, arrival=arrival, hints=_hints(work.sampling), **given | special)
 
 
-def _retention(message: worker_pb2.Retention) -> Retention:
-    prefixes = tuple((prefix.tokens, prefix.seconds) for prefix in message.prefixes)
-    return Retention(message.key, message.seconds, prefixes)
+def _given(message: Message, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `kinds` that are set. Messages become dataclasses with fields of equal names."""
+    return {
+        field.name: _converted(kinds[field.name], value)
+        for field, value in message.ListFields()
+        if field.name in kinds
+    }
+
+
+def _converted(kind: Any, value: Any) -> Any:
+    """`value` as a field of type `kind` has it."""
+    inner = next((arg for arg in get_args(kind) if arg is not NoneType), kind)
+    if isinstance(value, Message):
+        return inner(**_given(value, _kinds(inner)))
+    if get_origin(kind) is tuple:
+        return tuple(_converted(inner, item) for item in value)
+    return list(value) if get_origin(kind) is list else value
+
+
+@cache
+def _kinds(kind: type) -> Mapping[str, Any]:
+    """Types of a dataclass's fields."""
+    return get_type_hints(kind)
+
+
+_OF_WORK: Final = {
+    name: kind
+    for name, kind in get_type_hints(Request).items()
+    if name in worker_pb2.Work.DESCRIPTOR.fields_by_name and name not in ("prompt", "sampling")
+}
+"""Fields that a request has under the names of `Work`; absent ones have the dataclass's defaults."""
 
 
 def _hints(message: sampling_pb2.SamplingParams) -> DraftHints:

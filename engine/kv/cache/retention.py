@@ -22,22 +22,28 @@ for each of them: the accounts take memory for each block of a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
+class RetainedPrefix:
+    tokens: int
+    """Length of the beginning of the prompt."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Retention:
     """What a client asks for."""
 
-    key: str
+    key: str = ""
     """Session key within its tenant; may be empty."""
-    seconds: float
+    seconds: float = 0.0
     """For the whole sequence, from the end of the request; 0: it is not retained as a whole."""
-    prefixes: Sequence[tuple[int, float]] = ()
-    """Tokens of beginnings of the prompt, and the seconds for these."""
+    prefixes: tuple[RetainedPrefix, ...] = ()
 
     def parts(
         self, blocks: Sequence[BlockHash], page_size: int
     ) -> Iterator[tuple[Sequence[BlockHash], float]]:
         """What to retain of a sequence of blocks, and for how many seconds."""
-        for tokens, seconds in self.prefixes:
-            yield blocks[: tokens // page_size], seconds
+        for prefix in self.prefixes:
+            yield blocks[: prefix.tokens // page_size], prefix.seconds
         yield blocks, self.seconds
 
 

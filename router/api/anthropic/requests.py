@@ -165,6 +165,10 @@ class MessagesBody(CountTokensBody, ScheduledBody):
     def _chats(self, variants: Iterable[Fields]) -> Iterator[Chat]:
         return (self.model_copy(update=dict(fields)).to_chat() for fields in variants)
 
+    @property
+    def retain_s(self) -> float:
+        return 0.0 if self.cache_control is None else self.cache_control.seconds
+
     def to_request(self, request_id: str) -> GenerationRequest:
         chat = self.to_chat()
         options = {
@@ -177,6 +181,5 @@ class MessagesBody(CountTokensBody, ScheduledBody):
             # A format is that of the answer's text, and a forced call has none.
             "constraint": None if chat.tool_use.forced else self._constraint(),
         }
-        retain_s = 0.0 if self.cache_control is None else self.cache_control.seconds
         prompt = replace(chat, breakpoints=self._breakpoints())
-        return self._request(request_id, [prompt], options, retain_s=retain_s)
+        return self._request(request_id, [prompt], options)

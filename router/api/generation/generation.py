@@ -13,6 +13,7 @@ from typing import Final
 
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.api.generation.completion import Completion
+from router.api.generation.envelope import check, filled
 from router.api.generation.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
 from router.api.generation.history import History
 from router.api.generation.output.formats import OutputFormats
@@ -21,7 +22,7 @@ from router.api.generation.output.reasoning import ReasoningCounter
 from router.api.generation.params.bounds import ServedBounds
 from router.api.generation.params.constraint import Constraint, ConstraintChecks
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
-from router.api.generation.run import Run, Running, SequencePlan
+from router.api.generation.run import Run, Running
 from router.api.generation.served_model import ServedModel
 from router.api.generation.tenants import CURRENT_TENANT
 from router.api.generation.text.breakpoints import block_end
@@ -29,9 +30,8 @@ from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.generation.tools import NO_TOOLS, ToolUse, forced_schema
 from router.dispatch.interface import Dispatcher
-from router.dispatch.sequence import SequenceRequest
 from router.errors import InvalidRequest, ShuttingDown
-from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
+from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 
@@ -108,15 +108,16 @@ class Generation:
         """
         model, options = self.model, request.options
         self._check_counts(request)
+        check(request.work, self.limits)
         options.check(self.bounds)
         # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
         with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
             sequences = await self._sequences(request)
         return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
 
-    async def _sequences(self, request: GenerationRequest) -> list[SequencePlan]:
+    async def _sequences(self, request: GenerationRequest) -> list[tuple[worker_pb2.Work, Completion]]:
         model, drafts = self.model, await self._drafts(request)
-        sequences: list[SequencePlan] = []
+        sequences: list[tuple[worker_pb2.Work, Completion]] = []
         for prompt in request.prompts:
             await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
             prepared = await self.prepare(prompt)
@@ -127,7 +128,7 @@ class Generation:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids)
-            retention = self._retention(request, prepared)
+            prototype = filled(request.work, token_ids, prepared.prefixes, self.limits)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
                 sampling = options.resolve(
@@ -149,25 +150,10 @@ class Generation:
                     parser=prepared.parser(),
                     counter=prepared.counter(),
                 )
-                sequence = SequenceRequest(
-                    token_ids,
-                    sampling,
-                    priority=request.priority,
-                    tenant=CURRENT_TENANT.get().name,
-                    timeout_s=request.timeout_s,
-                    ttft_deadline_s=request.ttft_deadline_s,
-                    retention=retention,
-                )
-                sequences.append(SequencePlan(sequence, completion))
+                work = worker_pb2.Work(sampling=sampling)
+                work.MergeFrom(prototype)
+                sequences.append((work, completion))
         return sequences
-
-    def _retention(self, request: GenerationRequest, prepared: PreparedPrompt) -> worker_pb2.Retention | None:
-        if not self.limits.retention or not (request.retain_s or prepared.prefixes):
-            return None
-        prefixes = [
-            worker_pb2.RetainedPrefix(tokens=tokens, seconds=seconds) for tokens, seconds in prepared.prefixes
-        ]
-        return worker_pb2.Retention(key=request.cache_key, seconds=request.retain_s, prefixes=prefixes)
 
     async def _drafts(self, request: GenerationRequest) -> sampling_pb2.DraftHints | None:
         """What the request says about drafts; None: nothing. Raises InvalidRequest."""
@@ -303,29 +289,3 @@ class Generation:
                 f"at most {limits.max_completions} are possible.",
                 param="prompt" if request.n == 1 else "n",
             )
-        if not request.timeout_s >= 0.0:
-            raise InvalidRequest(f"timeout must not be negative: {request.timeout_s}.", param="timeout")
-        if request.priority and not limits.priorities:
-            raise InvalidRequest(
-                "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
-                " out, or send 0.",
-                param="priority",
-                code="unsupported_parameter",
-            )
-        if abs(request.priority) > MAX_PRIORITY:
-            raise InvalidRequest(
-                f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority"
-            )
-        CURRENT_TENANT.get().require_priority(request.priority)
-        if request.ttft_deadline_s and not limits.ttft_deadlines:
-            raise InvalidRequest(
-                "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",
-                param="ttft_deadline",
-                code="unsupported_parameter",
-            )
-        if len(request.cache_key) > MAX_CACHE_KEY:
-            raise InvalidRequest(f"cache_key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
-        if not 0.0 <= request.retain_s <= MAX_RETENTION_S:
-            raise InvalidRequest(f"retain_s must be from 0 to {MAX_RETENTION_S:.0f}.", param="retain_s")
-        if not request.ttft_deadline_s >= 0.0:
-            raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")

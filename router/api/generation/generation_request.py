@@ -10,6 +10,7 @@ from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.system_messages import Message
 from router.api.generation.tools import NO_TOOLS, ToolUse
+from rpc.baton.v1 import worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,11 @@ class GenerationRequest:
     options: SamplingOptions
     n: int = 1
     """Completions of every prompt."""
-    priority: int = 0
-    """Non-zero only if the scheduling policy uses it, and within the limit of the client's key."""
-    ttft_deadline_s: float = 0.0
-    """Deadline of the first token; 0: none. Only if the scheduling policy uses it."""
-    timeout_s: float = 0.0
-    """0: no deadline."""
+    work: worker_pb2.Work = field(default_factory=worker_pb2.Work)
+    """What workers are told besides prompt and sampling: see `envelope`."""
     prediction: str | Sequence[int] = ""
     """Text or tokens of the answer as the client expects it. It changes no token, only how fast they come."""
     speculative: bool = True
     """False: no tokens are drafted."""
-    cache_key: str = ""
-    """Key of the session within the client's sessions."""
-    retain_s: float = 0.0
-    """For how long the KV of prompt and answer is to stay cached after the end; 0: it is evicted like any
-    other, but for the breakpoints of a `Chat`."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""

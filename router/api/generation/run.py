@@ -16,11 +16,11 @@ from router.api.generation.history import CompletionRecord, History, RequestReco
 from router.api.generation.tenants import ANYBODY, CURRENT_TENANT, Tenant
 from router.dispatch.interface import Dispatcher
 from router.dispatch.request_status import RequestStatus
-from router.dispatch.sequence import CURRENT_REQUEST, SequenceRequest
+from router.dispatch.sequence import CURRENT_REQUEST
 from router.dispatch.token_stream import Delta, Interrupt, TokenStream
 from router.dispatch.waterfall import without_workers
 from router.errors import Internal, InvalidRequest, RouterError
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,6 @@ class Usage:
     """And those that were drafted and wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequencePlan:
-    """One completion: the dispatcher's input, and the processing of its tokens."""
-
-    request: SequenceRequest
-    completion: Completion
-
-
 class Run:
     """One running request."""
 
@@ -51,19 +43,22 @@ class Run:
         self,
         model: str,
         request: GenerationRequest,
-        sequences: Sequence[SequencePlan],
+        sequences: Sequence[tuple[worker_pb2.Work, Completion]],
         dispatcher: Dispatcher,
         running: Running,
         history: History | None = None,
     ) -> None:
-        """The run is in `running` while it runs, and in `history` when it has ended.
+        """`sequences`: what each completion asks the dispatcher for, and the processing of its tokens.
+
+        The run is in `running` while it runs, and in `history` when it has ended.
 
         It belongs to the current tenant.
         """
         self.model: Final = model
         """The served model's name."""
         self.request: Final = request
-        self._sequences: Final = sequences
+        self._works: Final = [work for work, _ in sequences]
+        self._completions: Final = [completion for _, completion in sequences]
         self._dispatcher: Final = dispatcher
         self._running: Final = running
         self._history: Final = history
@@ -82,40 +77,34 @@ class Run:
 
     @property
     def num_completions(self) -> int:
-        return len(self._sequences)
+        return len(self._completions)
 
     def prompt(self, index: int) -> Sequence[int]:
         """Token ids of the prompt that completion `index` continues."""
-        return self._sequences[index].request.prompt
+        return self._works[index].prompt
 
-    def retained(self, index: int) -> list[tuple[int, float]]:
-        """Tokens of beginnings of a prompt that are retained, and for how many seconds."""
-        request = self._sequences[index].request
-        if (retention := request.retention) is None:
-            return []
-        prefixes = [(prefix.tokens, prefix.seconds) for prefix in retention.prefixes]
-        whole = [(len(request.prompt), retention.seconds)] if retention.seconds else []
-        return prefixes + whole
+    def work(self, index: int) -> worker_pb2.Work:
+        """What completion `index` asks the workers for."""
+        return self._works[index]
 
     @property
     def usage(self) -> Usage:
         """Usage so far. A prompt counts once, independent of its number of completions."""
-        firsts = self._sequences[:: self.request.n]
+        completions, n = self._completions, self.request.n
         return Usage(
-            prompt_tokens=sum(len(sequence.request.prompt) for sequence in firsts),
-            completion_tokens=sum(sequence.completion.num_tokens for sequence in self._sequences),
-            cached_tokens=sum(sequence.completion.cached_tokens for sequence in firsts),
-            reasoning_tokens=sum(sequence.completion.reasoning_tokens for sequence in self._sequences),
-            accepted_predicted=sum(sequence.completion.accepted_predicted for sequence in self._sequences),
-            rejected_predicted=sum(sequence.completion.rejected_predicted for sequence in self._sequences),
+            prompt_tokens=sum(len(work.prompt) for work in self._works[::n]),
+            completion_tokens=sum(completion.num_tokens for completion in completions),
+            cached_tokens=sum(completion.cached_tokens for completion in completions[::n]),
+            reasoning_tokens=sum(completion.reasoning_tokens for completion in completions),
+            accepted_predicted=sum(completion.accepted_predicted for completion in completions),
+            rejected_predicted=sum(completion.rejected_predicted for completion in completions),
         )
 
     def usage_of(self, index: int) -> Usage:
         """Usage of one completion, with its prompt."""
-        sequence = self._sequences[index]
-        completion = sequence.completion
+        completion = self._completions[index]
         return Usage(
-            len(sequence.request.prompt),
+            len(self._works[index].prompt),
             completion.num_tokens,
             completion.cached_tokens,
             completion.reasoning_tokens,
@@ -132,9 +121,9 @@ class Run:
                 await self._interrupt.wait(self._complete_all(deliver))
             except _Aborted:
                 self._was_aborted = True
-                for sequence in self._sequences:
-                    if sequence.completion.index not in self._ended:
-                        deliver(sequence.completion.abort())
+                for completion in self._completions:
+                    if completion.index not in self._ended:
+                        deliver(completion.abort())
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
         """What `serve` delivers; text is merged while the caller does not ask for the next chunk."""
@@ -222,7 +211,7 @@ class Run:
             outcome=outcome,
             message=message,
             seconds=time.monotonic() - self._began,
-            priority=self.request.priority,
+            priority=self.request.work.priority,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completions=[self._completion(index) for index in range(self.num_completions)],
@@ -231,16 +220,17 @@ class Run:
     def _completion(self, index: int) -> CompletionRecord:
         finish, timings = self._ended.get(index, (sampling_pb2.FINISH_REASON_UNSPECIFIED, None))
         name = sampling_pb2.FinishReason.Name(finish)
-        tokens = self._sequences[index].completion.num_tokens
+        tokens = self._completions[index].num_tokens
         status = None
         if index in self._cut:
             status, timings = self._cut[index]
         return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, status)
 
     async def _complete_all(self, deliver: Callable[[Chunk], object]) -> None:
-        if len(self._sequences) == 1:
-            return await self._complete(self._sequences[0], deliver)
-        tasks = [asyncio.create_task(self._complete(sequence, deliver)) for sequence in self._sequences]
+        pairs = zip(self._works, self._completions, strict=True)
+        if self.num_completions == 1:
+            return await self._complete(*next(pairs), deliver)
+        tasks = [asyncio.create_task(self._complete(*pair, deliver)) for pair in pairs]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -248,8 +238,9 @@ class Run:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _complete(self, sequence: SequencePlan, deliver: Callable[[Chunk], object]) -> None:
-        completion = sequence.completion
+    async def _complete(
+        self, work: worker_pb2.Work, completion: Completion, deliver: Callable[[Chunk], object]
+    ) -> None:
         last: Chunk | None = None
 
         def on_delta(delta: Delta) -> bool:
@@ -268,7 +259,7 @@ class Run:
         self._streams.append(stream)
         if self._is_paused:
             stream.pause()
-        timings = await self._dispatcher.generate(sequence.request, stream, on_cut)
+        timings = await self._dispatcher.generate(work, stream, on_cut)
         if last is None:
             raise Internal("The completion ended without a finish reason.")
         self._ended[completion.index] = (last.finish, timings)

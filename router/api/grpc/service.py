@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.api.disclosure import as_router_error, disclosed
 from router.api.generation.completion import Chunk
+from router.api.generation.envelope import of_grpc
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.models import Models
@@ -208,14 +209,10 @@ def _request(
         prompts=[prompt_of(request)],
         options=_options(request.sampling),
         n=request.n or 1,
-        priority=request.priority,
-        ttft_deadline_s=request.ttft_deadline_s,
-        timeout_s=time_remaining or 0.0,
+        work=of_grpc(request, timeout_s=time_remaining or 0.0),
         prediction=drafts.prediction,
         speculative=not drafts.off,
         timings=request.return_timings,
-        cache_key=request.cache_key,
-        retain_s=request.retain_s,
     )
 
 

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from engine.core.sampling_params import MinP, MinTokens, Penalty, RepetitionPenalty, Temperature, TopK, TopP
-from router.api.cache_hints import CacheRetention, retained_s
+from router.api.cache_hints import OpenAICacheHints
 from router.api.fields import Refused, WithoutEffect
 from router.api.generation.generation_request import Chat, GenerationRequest, Prompt
 from router.api.generation.params.bounds import (
@@ -99,7 +99,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
+class GenerationBody(ConstrainedBody, ScheduledBody, OpenAICacheHints, ForeignFields):
     """Fields of both endpoints."""
 
     model: ModelName | None = None
@@ -154,8 +154,6 @@ class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
     """OpenAI's Predicted Outputs: the answer as expected, which makes a similar one faster."""
     speculative: bool | None = None
     """False: draft no tokens for this request, whatever --speculative says."""
-    prompt_cache_retention: CacheRetention | None = None
-    """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
 
     metadata: _Bookkeeping = None
     safety_identifier: _Bookkeeping = None
@@ -202,7 +200,6 @@ class GenerationBody(ConstrainedBody, ScheduledBody, ForeignFields):
             timings=bool(self.timings),
             prediction="" if self.prediction is None else self.prediction.text,
             speculative=self.speculative is not False,
-            retain_s=retained_s(self.prompt_cache_retention),
         )
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.probes.worker_probe import MakeAttempt
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession, request_pages
@@ -121,7 +121,9 @@ class _LinkCheck:
         def pick(role: worker_pb2.Role) -> WorkerSession:
             return prefill if role == ROLE_PREFILL else decode
 
-        sequence = SequenceState(SequenceRequest(prompt, _SAMPLING), Waterfall(time.monotonic()))
+        sequence = SequenceState(
+            worker_pb2.Work(prompt=prompt, sampling=_SAMPLING), Waterfall(time.monotonic())
+        )
         attempt = self.make_attempt(sequence, pick)
         try:
             async with asyncio.timeout(self.timeout_s):

@@ -18,7 +18,7 @@ from common.background import cancelled, repeat, supervised
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Pick
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.liveness import CircuitState
 from router.dispatch.workers.member import Member, WorkerState
@@ -105,7 +105,9 @@ class WorkerProbe:
         def pick(role: worker_pb2.Role) -> WorkerSession:
             return session if role == session.role else self._companion(role, session)
 
-        sequence = SequenceState(SequenceRequest(_PROMPT, _SAMPLING), Waterfall(time.monotonic()))
+        sequence = SequenceState(
+            worker_pb2.Work(prompt=_PROMPT, sampling=_SAMPLING), Waterfall(time.monotonic())
+        )
         attempt = self._make_attempt(sequence, pick)
         step, failures = session.step, member.breaker.failures
         try:

@@ -10,9 +10,8 @@ import httpx
 import openai
 import pytest
 
-from router.dispatch.sequence import SequenceRequest
 from router.request_limits import RequestLimits
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.router_client import RouterClient
 from tests.integration.apis.tool_answers import ASK, reason
 from tests.integration.frontends import Call, Frontends, open_frontends
@@ -80,7 +79,7 @@ async def test_every_api_reports_the_number_of_reasoning_tokens(
 ) -> None:
     reason(frontends)
     script = frontends.dispatcher.script(
-        Call(SequenceRequest([], sampling_pb2.SamplingParams(max_tokens=200)))
+        Call(worker_pb2.Work(prompt=[], sampling=sampling_pb2.SamplingParams(max_tokens=200)))
     )
     tokens = [token for delta in script for token in delta.token_ids]
     decode = frontends.generation.tokenizer.decode

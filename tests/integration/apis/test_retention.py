@@ -31,7 +31,8 @@ async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def retention(frontends: Frontends) -> worker_pb2.Retention | None:
-    return frontends.dispatcher.calls[-1].request.retention
+    work = frontends.dispatcher.calls[-1].request
+    return work.retention if work.HasField("retention") else None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ async def test_anthropics_marks_retain_the_prompt_up_to_them_and_are_in_the_usag
         body = {"model": "small", "max_tokens": 5, "messages": HI} | fields
         usage = (await http.post("/v1/messages", json=body)).json()["usage"]
         decode, call = frontends.generation.tokenizer.decode, frontends.dispatcher.calls[-1]
-        assert call.request.retention is not None
+        assert call.request.HasField("retention")
         prefixes = [(decode(call.prompt[: p.tokens]), p.seconds) for p in call.request.retention.prefixes]
         sizes = [prefix.tokens for prefix in call.request.retention.prefixes] or [len(call.prompt)]
         read, created = usage["cache_read_input_tokens"], sum(usage["cache_creation"].values())

@@ -8,7 +8,6 @@ from contextlib import aclosing
 import pytest
 
 from router.config.choices import Routing
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
 from router.errors import DeadlineExceeded, Internal, InvalidRequest, Overloaded, Unavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -32,7 +31,7 @@ async def test_prefill_and_decode_workers_answer_together_as_one() -> None:
         seen: list[int] = []
         stream = TokenStream(lambda delta: seen.extend(delta.token_ids) is not None)
         answering = asyncio.create_task(
-            served.dispatcher.generate(SequenceRequest(PROMPT, sampling(8)), stream)
+            served.dispatcher.generate(worker_pb2.Work(prompt=PROMPT, sampling=sampling(8)), stream)
         )
         async with asyncio.timeout(5):
             # The end of the handoff arrives on another stream than the tokens.

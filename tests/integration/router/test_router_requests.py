@@ -7,11 +7,10 @@ from contextlib import aclosing
 
 import pytest
 
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from router.dispatch.workers.member import WorkerBroken
 from router.errors import DeadlineExceeded, Overloaded, Unavailable
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.integration.fake_cluster import PROMPT, pair, sampling, service
 from tests.integration.fake_worker import answer, decode_worker
@@ -94,7 +93,7 @@ async def test_a_sequence_that_its_reader_ends_at_a_stop_string_has_timings_and_
             return True
 
         timings = await served.dispatcher.generate(
-            SequenceRequest(PROMPT, sampling(1000)), TokenStream(deliver)
+            worker_pb2.Work(prompt=PROMPT, sampling=sampling(1000)), TokenStream(deliver)
         )
         assert [delta.finish for delta in deltas] == [sampling_pb2.FINISH_REASON_UNSPECIFIED]
         assert 0 < timings.ttft_s <= timings.e2e_s
@@ -116,7 +115,7 @@ async def test_an_error_of_the_reader_ends_the_sequence_and_nobody_else(state: s
         if state == "waiting":
             stream.pause()
         generating = asyncio.create_task(
-            served.dispatcher.generate(SequenceRequest(PROMPT, sampling(1000)), stream)
+            served.dispatcher.generate(worker_pb2.Work(prompt=PROMPT, sampling=sampling(1000)), stream)
         )
         if state == "waiting":
             while not stream.delta.token_ids:  # noqa: ASYNC110

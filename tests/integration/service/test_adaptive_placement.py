@@ -15,11 +15,10 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.workers.registry import Registry
 from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
@@ -65,7 +64,9 @@ class Cluster:
         )
         answer: list[int] = []
         stream = TokenStream(lambda delta: answer.extend(delta.token_ids) is not None)
-        return answer, await self.dispatcher.generate(SequenceRequest(tokens, sampling), stream)
+        return answer, await self.dispatcher.generate(
+            worker_pb2.Work(prompt=tokens, sampling=sampling), stream
+        )
 
     async def all_pages_back(self) -> None:
         for link in self.links.values():

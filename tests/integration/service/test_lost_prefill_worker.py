@@ -16,7 +16,6 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -86,7 +85,9 @@ async def peer_tokens_after_a_loss(folder: Path, oracle: Oracle, transport: str)
             max_tokens=8, top_p=1.0, repetition_penalty=1.0, ignore_eos=True, seed=7
         )
         stream = TokenStream(lambda delta: answer.extend(delta.token_ids) is not None)
-        asked = asyncio.create_task(dispatcher.generate(SequenceRequest(PROMPT, sampling), stream))
+        asked = asyncio.create_task(
+            dispatcher.generate(worker_pb2.Work(prompt=PROMPT, sampling=sampling), stream)
+        )
         async with asyncio.timeout(PATIENCE_S):
             while not (begun := [n for n in ROLES if await computed(n) >= 6 * CHUNK]):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

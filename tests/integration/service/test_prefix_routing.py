@@ -15,11 +15,10 @@ from router.config.choices import Mode, Routing
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta, TokenStream
 from router.dispatch.workers.registry import Registry
 from router.placement import Link
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.conftest import Oracle
@@ -52,7 +51,9 @@ class Served:
             cached = max(cached, delta.cached_tokens or 0)
             return False
 
-        timings = await self.dispatcher.generate(SequenceRequest(tokens, sampling), TokenStream(deliver))
+        timings = await self.dispatcher.generate(
+            worker_pb2.Work(prompt=tokens, sampling=sampling), TokenStream(deliver)
+        )
         return answer, timings.decode_worker, cached
 
     async def reported(self, name: str, pages: int) -> None:

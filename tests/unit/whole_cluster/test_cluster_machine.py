@@ -23,7 +23,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import CachedElsewhere, Route
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -66,7 +66,9 @@ class Question:
             max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
-        request = SequenceRequest(self.prompt, sampling, priority=self.priority, retention=kept)
+        request = worker_pb2.Work(
+            prompt=self.prompt, sampling=sampling, priority=self.priority, retention=kept
+        )
         return SequenceState(request, Waterfall(0.0)), reference(self.prompt, self.length, ignore_eos=True)
 
 

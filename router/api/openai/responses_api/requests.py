@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from engine.core.sampling_params import Temperature, TopP
-from router.api.cache_hints import CacheRetention, retained_s
+from router.api.cache_hints import OpenAICacheHints
 from router.api.fields import TEXT_OR_LIST, TEXT_OR_OBJECT, Refused, WithoutEffect
 from router.api.generation.generation_request import Chat, GenerationRequest
 from router.api.generation.params.bounds import (
@@ -100,7 +100,7 @@ _ToolChoice: TypeAlias = Annotated[
 _Include: TypeAlias = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 
 
-class ResponsesBody(ScheduledBody):
+class ResponsesBody(ScheduledBody, OpenAICacheHints):
     """POST /v1/responses."""
 
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
@@ -137,9 +137,6 @@ class ResponsesBody(ScheduledBody):
     metadata: Annotated[dict[str, str], Field(max_length=_MAX_METADATA), at_most(_MAX_METADATA)] | None = None
     """Repeated in the response."""
 
-    prompt_cache_retention: CacheRetention | None = None
-    """`24h`: evict the KV of prompt and answer after all other, within the budget of the API key."""
-
     store: Annotated[Any, Refused("nothing is kept between requests; send store: false", (False,))] = None
     previous_response_id: _Stateful = None
     conversation: _Stateful = None
@@ -174,7 +171,7 @@ class ResponsesBody(ScheduledBody):
             "constraint": None if tool_use.forced else self._constraint(),
         }
         chat = Chat(as_messages(self.input, self.instructions), with_effort(self.effort), tool_use)
-        return self._request(request_id, [chat], options, retain_s=retained_s(self.prompt_cache_retention))
+        return self._request(request_id, [chat], options)
 
     @property
     def effort(self) -> ReasoningEffort | None:

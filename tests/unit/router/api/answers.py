@@ -13,16 +13,15 @@ from router.api.generation.completion import Chunk, Completion
 from router.api.generation.generation_request import Chat, GenerationRequest
 from router.api.generation.output.formats import OutputFormats
 from router.api.generation.params.sampling_options import SamplingOptions
-from router.api.generation.run import Run, SequencePlan
+from router.api.generation.run import Run
 from router.api.generation.text.detokenizer import ByteDetokenizer
 from router.api.generation.tools import ToolUse
 from router.api.openai.answers.chat_writer import ChatWriter
 from router.api.openai.requests import ChatCompletionBody
 from router.api.openai.responses_api.requests import ResponsesBody
 from router.api.openai.responses_api.writer import ResponseWriter
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import Delta
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 TABLE: Final = [bytes([i]) for i in range(256)]
 """A token for each byte."""
@@ -49,7 +48,7 @@ class ModelAnswer:
         request = GenerationRequest(
             id="r", prompts=[Chat([{"role": "user", "content": "hi"}])], options=SamplingOptions()
         )
-        plan = SequencePlan(SequenceRequest([1], sampling_pb2.SamplingParams()), completion)
+        plan = (worker_pb2.Work(prompt=[1]), completion)
         run = Run("small", request, [plan], None, {})  # type: ignore[arg-type]
         return run, list(self._chunks(completion))
 

@@ -11,7 +11,7 @@ import pytest
 from common.block_hash import block_hashes
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route, Selector
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.liveness import Liveness
 from router.errors import Unavailable
@@ -88,7 +88,8 @@ class Served:
 
     def route(self, *avoid: str) -> Route:
         sequence = SequenceState(
-            SequenceRequest([1] * 40, sampling_pb2.SamplingParams(max_tokens=8)), Waterfall(0.0)
+            worker_pb2.Work(prompt=[1] * 40, sampling=sampling_pb2.SamplingParams(max_tokens=8)),
+            Waterfall(0.0),
         )
         route = self.selector.route(sequence, set(avoid))
         assert route is not None
@@ -237,7 +238,8 @@ def test_only_completed_answers_tell_how_long_answers_are() -> None:
     placed = served.policy.place
     served.policy.place = lambda request, view: (requests.append(request), placed(request, view))[1]
     sequence = SequenceState(
-        SequenceRequest([1] * 40, sampling_pb2.SamplingParams(max_tokens=1000)), Waterfall(0.0)
+        worker_pb2.Work(prompt=[1] * 40, sampling=sampling_pb2.SamplingParams(max_tokens=1000)),
+        Waterfall(0.0),
     )
     served.selector.route(sequence, set())
     for _ in range(500):

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from router.dispatch.sequence import RequestIdentity, SequenceRequest, SequenceState, TraceContext
+from router.dispatch.sequence import RequestIdentity, SequenceState, TraceContext
 from router.dispatch.tracing.otlp import TraceExporter, export_request, headers_of
 from router.dispatch.tracing.spans import spans_of
 from router.dispatch.waterfall import Waterfall
@@ -33,7 +33,7 @@ def ended_sequence(trace: TraceContext) -> SequenceState:
     marks.tokens(1, 101.5)
     sampling = sampling_pb2.SamplingParams(max_tokens=9, temperature=0.5, top_p=1.0)
     return SequenceState(
-        SequenceRequest([1, 2, 3], sampling),
+        worker_pb2.Work(prompt=[1, 2, 3], sampling=sampling),
         marks,
         id="chatcmpl-1",
         trace=trace,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
 from engine.grammar.grammar import Grammar, GrammarKind
+from engine.kv.cache.retention import RetainedPrefix, Retention
 from kv_transfer import Peer, Ticket
 from router.api.generation.params.constraint import Constraint
 from router.api.generation.params.sampling_options import SamplingOptions
@@ -114,6 +116,36 @@ def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
     request = request_from_proto(work, arrival=1.5)
     assert (request.id, list(request.prompt), request.output) == (7, [1, 2], [3])
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
+
+
+_OF_JOBS = {"request_id", "name", "traceparent", "timeout_s"}
+"""Fields of Work that a job has, and its request has not, or under another name."""
+
+
+def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
+    work = worker_pb2.Work(
+        request_id=7,
+        prompt=[1, 2],
+        output=[3],
+        sampling=sampling_pb2.SamplingParams(max_tokens=3),
+        num_scored=1,
+        priority=-2,
+        tenant="key-1",
+        ttft_deadline_s=2.5,
+        timeout_s=9.0,
+        name="cmpl-1",
+        traceparent="00-1",
+        retention=worker_pb2.Retention(
+            key="chat", seconds=5.0, prefixes=[worker_pb2.RetainedPrefix(tokens=1, seconds=2.0)]
+        ),
+    )
+    assert {field.name for field, _ in work.ListFields()} == set(work.DESCRIPTOR.fields_by_name)
+    request, blank = request_from_proto(work, 0.0), request_from_proto(worker_pb2.Work(prompt=[1]), 0.0)
+    for name in set(work.DESCRIPTOR.fields_by_name) - _OF_JOBS:
+        assert getattr(request, name) != getattr(blank, name), name
+    assert request.retention == Retention("chat", 5.0, (RetainedPrefix(1, 2.0),))
+    assert (request.priority, request.tenant, request.ttft_deadline_s) == (-2, "key-1", 2.5)
+    assert (blank.retention, blank.ttft_deadline_s) == (None, math.inf)
 
 
 def test_logprobs_keep_the_order_of_the_most_likely() -> None:

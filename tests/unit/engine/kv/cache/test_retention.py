@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.block_hash import BlockHash
 from engine.kv.cache.radix import RadixCache
-from engine.kv.cache.retention import Retention, Retentions
+from engine.kv.cache.retention import RetainedPrefix, Retention, Retentions
 from engine.kv.tiers.level import Level
 
 TURN = list(range(1, 7))
@@ -37,7 +37,10 @@ def test_a_later_turn_takes_the_place_of_what_it_continues() -> None:
 
 
 def test_what_is_retained_for_longer_than_a_later_turn_stays() -> None:
-    retentions, retention = Retentions(10), Retention("chat", 0.0, ((7, 60.0), (12, 5.0)))
+    retentions, retention = (
+        Retentions(10),
+        Retention("chat", prefixes=(RetainedPrefix(7, 60.0), RetainedPrefix(12, 5.0))),
+    )
     for blocks, seconds in retention.parts(TURN, page_size=3):
         retentions.retain("a", "chat", blocks, seconds, now=0.0)
     assert sorted((len(r.blocks), r.until) for r in retentions.sequences()) == [(2, 60.0), (4, 5.0)]

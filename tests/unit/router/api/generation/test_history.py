@@ -20,10 +20,9 @@ from router.api.generation.served_model import ServedModel
 from router.command.admin.endpoint import ManagedModel, admin_app
 from router.command.admin.explain import explained
 from router.dispatch.interface import OnCut
-from router.dispatch.sequence import SequenceRequest
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.errors import Overloaded
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
 TIMINGS = router_pb2.Timings(
@@ -42,7 +41,7 @@ TIMINGS = router_pb2.Timings(
 
 class FakeDispatcher:
     async def generate(
-        self, request: SequenceRequest, stream: TokenStream, on_cut: OnCut
+        self, request: worker_pb2.Work, stream: TokenStream, on_cut: OnCut
     ) -> router_pb2.Timings:
         if request.prompt[0] == 99:
             raise Overloaded("the queue is full")

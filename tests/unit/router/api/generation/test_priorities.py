@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, Mock
 import grpc
 import pytest
 
+from router.api.generation.envelope import envelope
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest
 from router.api.generation.params.sampling_options import SamplingOptions
@@ -21,7 +22,9 @@ MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len
 
 
 def make_request(priority: int) -> GenerationRequest:
-    return GenerationRequest(id="a", prompts=[[1, 2, 3]], options=SamplingOptions(), priority=priority)
+    return GenerationRequest(
+        id="a", prompts=[[1, 2, 3]], options=SamplingOptions(), work=envelope(priority=priority)
+    )
 
 
 def make_generation(limits: RequestLimits = RequestLimits()) -> Generation:  # noqa: B008 (frozen)
@@ -30,7 +33,7 @@ def make_generation(limits: RequestLimits = RequestLimits()) -> Generation:  # n
     return Generation(MODEL, tokenizer, Mock(), limits)
 
 
-@pytest.mark.parametrize("priority", [1, -1, 1 << 40])
+@pytest.mark.parametrize("priority", [1, -1, (1 << 31) - 1])
 async def test_a_priority_is_refused_by_name(priority: int) -> None:
     with pytest.raises(InvalidRequest, match="priority is not supported") as refusal:
         await make_generation().start(make_request(priority))
@@ -74,7 +77,7 @@ async def test_a_key_may_set_priorities_up_to_its_limit(
 
 
 async def test_a_deadline_for_the_first_token_needs_a_scheduler_that_goes_by_it() -> None:
-    request = replace(make_request(0), ttft_deadline_s=2.0)
+    request = replace(make_request(0), work=envelope(ttft_deadline_s=2.0))
     await make_generation(RequestLimits(ttft_deadlines=True)).start(request)
     with pytest.raises(InvalidRequest, match="--schedule-policy deadline"):
         await make_generation().start(request)

@@ -15,11 +15,11 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import Phase
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 from tests.unit.router.dispatch.attempts.played_workers import Handoff, Job, PlayedWorker, Stage, token_at
@@ -40,7 +40,8 @@ class AttemptMachine(RuleBasedStateMachine):
         self.gone: list[PlayedWorker] = []
         self.disagg = disagg
         self.sequence = SequenceState(
-            SequenceRequest(PROMPT, sampling_pb2.SamplingParams(max_tokens=LENGTH)), Waterfall(0.0)
+            worker_pb2.Work(prompt=PROMPT, sampling=sampling_pb2.SamplingParams(max_tokens=LENGTH)),
+            Waterfall(0.0),
         )
         self.answer: list[int] = []
         self.stream = self.sequence.stream = TokenStream(self.hear)

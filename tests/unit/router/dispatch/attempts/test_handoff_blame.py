@@ -9,7 +9,7 @@ from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
@@ -24,7 +24,8 @@ class Cluster:
 
     def sequence(self, max_tokens: int = 8) -> SequenceState:
         return SequenceState(
-            SequenceRequest([1] * 10, sampling_pb2.SamplingParams(max_tokens=max_tokens)), Waterfall(0.0)
+            worker_pb2.Work(prompt=[1] * 10, sampling=sampling_pb2.SamplingParams(max_tokens=max_tokens)),
+            Waterfall(0.0),
         )
 
     def disagg(self, max_tokens: int = 8) -> DisaggAttempt:

@@ -7,7 +7,7 @@ import asyncio
 from router.dispatch.attempts.attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.selector import Route
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.router.dispatch.attempts.played_workers import PlayedWorker
@@ -16,7 +16,7 @@ from tests.unit.router.dispatch.attempts.played_workers import PlayedWorker
 def test_a_retry_keeps_those_that_a_slow_reader_has_not_read_yet() -> None:
     async def compute_on_two_workers() -> None:
         sampling = sampling_pb2.SamplingParams(max_tokens=2, prompt_logprobs=0)
-        sequence = SequenceState(SequenceRequest([1] * 10, sampling), Waterfall(0.0))
+        sequence = SequenceState(worker_pb2.Work(prompt=[1] * 10, sampling=sampling), Waterfall(0.0))
         logprobs = sampling_pb2.PromptLogprobs(logprobs=[-1.0] * 9)
         first, second = PlayedWorker("first", {}), PlayedWorker("second", {})
 

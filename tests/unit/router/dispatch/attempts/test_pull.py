@@ -6,7 +6,7 @@ from typing import Any
 
 from router.dispatch.attempts.attempt import MixedAttempt
 from router.dispatch.routing.selector import CachedElsewhere, Route
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
@@ -26,7 +26,7 @@ class Pulling:
         self.a, self.b = session("a"), session("b")
         self.transfers: list[tuple[Any, ...]] = []
         sequence = SequenceState(
-            SequenceRequest(PROMPT, sampling_pb2.SamplingParams(max_tokens=8)), Waterfall(0.0)
+            worker_pb2.Work(prompt=PROMPT, sampling=sampling_pb2.SamplingParams(max_tokens=8)), Waterfall(0.0)
         )
         self.attempt = MixedAttempt(
             sequence,

@@ -19,10 +19,10 @@ from common.kv_groups import RequestPages
 from router.dispatch.kv_events.blocks import BlocksRemoved, BlocksStored
 from router.dispatch.kv_events.feed import KVEventFeed
 from router.dispatch.kv_events.publisher import Publisher, encoded
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import WorkerLoad
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import worker_pb2
 
 TOPIC = "kv@host@model"
 
@@ -153,7 +153,7 @@ async def test_the_feed_follows_workers_and_requests(tmp_path: Path, subscriber:
         marks = Waterfall(arrival=0.0, observer=None)  # type: ignore[arg-type]
         ended = feed.before(lambda _sequence, outcome, _at: outcomes.append(outcome))
         ended(
-            SequenceState(SequenceRequest(prompt, sampling_pb2.SamplingParams()), marks, output=output),
+            SequenceState(worker_pb2.Work(prompt=prompt), marks, output=output),
             "stop",
             1.0,
         )

@@ -12,7 +12,7 @@ from common.kv_groups import RequestPages
 from common.metric_export import MetricNames, Source, exported
 from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.sequence import SequenceRequest, SequenceState
+from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -29,7 +29,10 @@ def ended(metrics: RouterMetrics) -> SequenceState:
     for at in (11.5, 12.0, 12.5, 13.0):
         marks.tokens(1, at)
     return SequenceState(
-        SequenceRequest([1, 2, 3], sampling_pb2.SamplingParams()), marks, id="r", output=[4, 5, 6, 7, 8]
+        worker_pb2.Work(prompt=[1, 2, 3], sampling=sampling_pb2.SamplingParams()),
+        marks,
+        id="r",
+        output=[4, 5, 6, 7, 8],
     )
 
 
@@ -58,7 +61,8 @@ def test_a_handoffs_bandwidth_is_over_the_time_with_writes_in_flight() -> None:
 def test_a_sequence_without_a_token_has_no_lengths() -> None:
     metrics = RouterMetrics()
     sequence = SequenceState(
-        SequenceRequest([1], sampling_pb2.SamplingParams()), Waterfall(arrival=0.0, observer=metrics)
+        worker_pb2.Work(prompt=[1], sampling=sampling_pb2.SamplingParams()),
+        Waterfall(arrival=0.0, observer=metrics),
     )
     metrics.finished(sequence, "unavailable", 1.0)
     assert metrics.registry.get_sample_value("baton_request_output_tokens_count") == 0

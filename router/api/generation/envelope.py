@@ -1,0 +1,88 @@
+"""What a request tells the workers besides its prompt and its sampling parameters.
+
+A `worker_pb2.Work` is filled here once from the fields of any API, and checked; generation adds prompt and
+sampling parameters, and the dispatcher sends a copy with every attempt.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from router.api.generation.tenants import CURRENT_TENANT
+from router.errors import InvalidRequest
+from router.request_limits import MAX_CACHE_KEY, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
+from rpc.baton.v1 import router_pb2, worker_pb2
+
+
+def envelope(
+    *,
+    priority: int = 0,
+    ttft_deadline_s: float = 0.0,
+    timeout_s: float = 0.0,
+    cache_key: str = "",
+    retain_s: float = 0.0,
+) -> worker_pb2.Work:
+    """A request without its prompt; 0 and "" mean none. Raises InvalidRequest for an impossible priority."""
+    if abs(priority) > MAX_PRIORITY:
+        raise InvalidRequest(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority")
+    return worker_pb2.Work(
+        priority=priority,
+        ttft_deadline_s=ttft_deadline_s,
+        timeout_s=timeout_s,
+        retention=worker_pb2.Retention(key=cache_key, seconds=retain_s),
+    )
+
+
+_OF_GRPC: Final = inspect.signature(envelope).parameters.keys() & set(
+    router_pb2.GenerateRequest.DESCRIPTOR.fields_by_name
+)
+
+
+def of_grpc(request: router_pb2.GenerateRequest, **more: Any) -> worker_pb2.Work:
+    """`envelope` with the fields of equal names, and with `more`."""
+    given: Mapping[str, Any] = {name: getattr(request, name) for name in _OF_GRPC}
+    return envelope(**given, **more)
+
+
+def check(work: worker_pb2.Work, limits: RequestLimits) -> None:
+    """Raise InvalidRequest for what the server, or the client's API key, does not allow."""
+    if not work.timeout_s >= 0.0:
+        raise InvalidRequest(f"timeout must not be negative: {work.timeout_s}.", param="timeout")
+    if work.priority and not limits.priorities:
+        raise InvalidRequest(
+            "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
+            " out, or send 0.",
+            param="priority",
+            code="unsupported_parameter",
+        )
+    CURRENT_TENANT.get().require_priority(work.priority)
+    if work.ttft_deadline_s and not limits.ttft_deadlines:
+        raise InvalidRequest(
+            "ttft_deadline is not supported by this server (--schedule-policy deadline goes by it).",
+            param="ttft_deadline",
+            code="unsupported_parameter",
+        )
+    if not work.ttft_deadline_s >= 0.0:
+        raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")
+    if len(work.retention.key) > MAX_CACHE_KEY:
+        raise InvalidRequest(f"cache_key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
+    if not 0.0 <= work.retention.seconds <= MAX_RETENTION_S:
+        raise InvalidRequest(f"retain_s must be from 0 to {MAX_RETENTION_S:.0f}.", param="retain_s")
+
+
+def filled(
+    work: worker_pb2.Work,
+    prompt: Sequence[int],
+    prefixes: Iterable[tuple[int, float]],
+    limits: RequestLimits,
+) -> worker_pb2.Work:
+    """A copy with the prompt, for the current tenant. `prefixes`: see `PreparedPrompt.prefixes`."""
+    copy = worker_pb2.Work(prompt=prompt, tenant=CURRENT_TENANT.get().name)
+    copy.MergeFrom(work)
+    for tokens, seconds in prefixes:
+        copy.retention.prefixes.add(tokens=tokens, seconds=seconds)
+    if not limits.retention or not (copy.retention.seconds or copy.retention.prefixes):
+        copy.ClearField("retention")
+    return copy
