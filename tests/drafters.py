@@ -31,7 +31,7 @@ class RandomModel:
     """
 
     answer_of: Callable[[Sequence[TokenId], int], list[TokenId]]
-    """Of a prompt, and a number of tokens."""
+    """Answer to a prompt, of a number of tokens."""
     rng: random.Random
     known: set[RequestId] = field(default_factory=set)
 

@@ -46,7 +46,7 @@ class Job:
 
     id: int
     num_tokens: int
-    """That the receiver knows."""
+    """Tokens that the receiver knows."""
     first_token: int
     place: int
     """Which of the two workers computes the prompt."""
@@ -81,7 +81,7 @@ class Job:
         return self.token(self.num_tokens)
 
     def final(self, wrong: int = 0) -> HandoffState:
-        """Of a prompt; `wrong`: added to what the receiver can check."""
+        """State of a prompt at the end; `wrong`: added to what the receiver can check."""
         return HandoffState((self.answer + wrong,), self.num_tokens, 0, self.id + wrong)
 
     def token(self, index: int) -> int:

@@ -24,9 +24,9 @@ SHAPE = {
     "initializer_range": 0.175,
 }
 MARGIN = 3e-4
-"""Of logits up to 13. Two ways to compute them differ by less than 1e-4."""
+"""Margin of logits up to 13. Two ways to compute them differ by less than 1e-4."""
 TOKEN_BYTES = 2 * 4 * 256 * 4
-"""Of KV in float32."""
+"""Bytes of a token's KV in float32."""
 TIMEOUT_S, GRACE_S, ROUTER_TIMEOUT_S = 1.0, 3.0, 20.0
 PORTS = PortRange(11000, 11031)
 SETTINGS: Mapping[str, object] = {

@@ -31,7 +31,7 @@ class Secured:
     service: RouterProcess
     authority: Authority
     folder: Path
-    """Of the certificate, its key, and the keys of clients."""
+    """Folder of the certificate, its key, and the keys of clients."""
 
     def client(self, key: str = "") -> httpx.Client:
         context = ssl.create_default_context(cadata=self.authority.pem.decode())
@@ -39,7 +39,7 @@ class Secured:
         return httpx.Client(base_url=self.service.url, verify=context, timeout=60, headers=headers)
 
     def serial(self) -> int:
-        """Of the certificate that a new connection gets."""
+        """Serial number of the certificate that a new connection gets."""
         host, _, port = self.service.url.removeprefix("https://").partition(":")
         return load_pem_x509_certificate(ssl.get_server_certificate((host, int(port))).encode()).serial_number
 

@@ -74,7 +74,7 @@ class Cluster:
         self._decode = decode
 
     async def preemptions(self) -> int:
-        """Of the worker that decodes."""
+        """Preemptions of the worker that decodes."""
         stats = await self._decode.stub.GetStats(worker_pb2.GetStatsRequest())
         return int(stats.preemptions)
 

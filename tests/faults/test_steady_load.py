@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.alone]
 CLIENTS = 8
 SAMPLES = 100
 WARM_UP = 0.3
-"""Of the whole time: caches fill, allocators find their size."""
+"""Share of the whole time: caches fill, allocators find their size."""
 LOUDEST_MIB = 24.0
 """What a process may grow in a short run, where a slope says little."""
 STEEPEST_MIB_PER_HOUR = 32.0

@@ -27,7 +27,9 @@ MODELS = [
 
 
 def deviation(predicted: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of the median row, relative: where attention is nearly a tie, rounding may swing a single row far."""
+    """Relative deviation of the median row: where attention is nearly a tie, rounding may swing a single row
+    far.
+    """
     return float(((predicted - expected).norm(dim=-1) / expected.norm(dim=-1)).median())
 
 

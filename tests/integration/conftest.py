@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
 
 @pytest.fixture(scope="module")
 def folder(tiny: tuple[Path, Oracle]) -> Path:
-    """Of the model; a test module with another one defines `tiny` anew."""
+    """Folder of the model; a test module with another one defines `tiny` anew."""
     return tiny[0]
 
 

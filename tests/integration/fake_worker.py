@@ -92,7 +92,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._address = ""
         self._attached: dict[int, asyncio.Event] = {}
         self._outboxes: list[asyncio.Queue[worker_pb2.EventBatch | None]] = []
-        """Of open sessions."""
+        """Outboxes of open sessions."""
 
     async def start(self) -> FakeWorker:
         self._server = grpc.aio.server()

@@ -73,7 +73,7 @@ class ScriptedDispatcher:
             queue_s=0.25, ttft_s=0.5, chunks=[router_pb2.TimingSpan(begin_s=0.25, end_s=0.5)]
         )
     )
-    """Of sequences that come to their end."""
+    """Timings of sequences that come to their end."""
     calls: list[Call] = field(default_factory=list)
     released: list[tuple[str, str]] = field(default_factory=list)
     """Sessions, by tenant and key."""

@@ -239,7 +239,9 @@ async def test_a_stream_of_a_killed_router_breaks_and_its_retry_hits_the_prefix_
 
 
 async def statuses(service: Service, key: str, bodies: list[dict[str, object]]) -> list[int]:
-    """Of streamed requests that are asked at once, each of which is read to its end if it is accepted."""
+    """Statuses of streamed requests that are asked at once, each of which is read to its end if it is
+    accepted.
+    """
 
     async def ask(client: httpx.AsyncClient, body: dict[str, object]) -> int:
         async with client.stream("POST", f"{service.url}/v1/completions", json=body) as stream:

@@ -25,7 +25,7 @@ class Corruption:
     draw: random.Random = field(default_factory=lambda: random.Random(0))
     flipped: int = 0
     written: dict[bytes, tuple[Copy, ...]] = field(default_factory=dict)
-    """By the message that follows them: what was written and the receiver has not heard of."""
+    """Writes by the message that follows them: what was written and the receiver has not heard of."""
 
     def assemble(self, parts: Parts) -> RequestHandler:
         """As `worker.assembly.assemble`, with the worker's transport wrapped."""

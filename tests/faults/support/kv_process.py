@@ -120,7 +120,7 @@ class Remote:
         return self._take("event", timeout_s)
 
     def digests(self, pages: list[int]) -> list[bytes]:
-        """Of what each of these pages holds now."""
+        """Digest of what each of these pages holds now."""
         self.call("read", pages)
         found: list[bytes] = self._take("digests", 10)
         return found

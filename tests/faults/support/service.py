@@ -65,7 +65,7 @@ class Service:
         return [frontends[i % 2] for i in range(count)]
 
     def workers(self, role: str) -> list[psutil.Process]:
-        """Of "prefill" or "decode"."""
+        """Worker processes of a role, "prefill" or "decode"."""
         return self.running.workers(f"{role.capitalize()}Worker")
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -130,7 +130,7 @@ class Service:
 
 
 async def _scrape(url: str, name: str) -> list[Sample]:
-    """Of one metric, with all its labels."""
+    """Samples of one metric, with all its labels."""
     async with httpx.AsyncClient(timeout=10) as http:
         families = text_string_to_metric_families((await http.get(url)).text)
     return [sample for family in families for sample in family.samples if sample.name == name]

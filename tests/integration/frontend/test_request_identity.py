@@ -21,7 +21,7 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 
 
 def identities(dispatcher: ScriptedDispatcher) -> list[RequestIdentity]:
-    """Of the calls from now on."""
+    """Identities of the calls from now on."""
     seen: list[RequestIdentity] = []
     script = dispatcher.script
 

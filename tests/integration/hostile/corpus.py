@@ -202,7 +202,7 @@ def answers() -> Iterator[Hostile]:
 
 
 def messages() -> Iterator[Hostile]:
-    """Of gRPC."""
+    """Hostile messages of gRPC."""
     yield Hostile("200,000 messages", "Generate", lambda: GenerateRequest(chat=_chat(200_000)))
     yield Hostile("200,000 messages", "Tokenize", lambda: TokenizeRequest(chat=_chat(200_000)))
     yield Hostile("90,000 messages", "Generate", lambda: GenerateRequest(chat=_chat(90_000)))

@@ -27,9 +27,9 @@ from tests.integration.frontends import load_tokenizer
 
 TOKENS = 5_000
 SOCKET_BYTES = 4096
-"""Of the kernel's buffers on both sides, so that they hold a small part of the answer."""
+"""Size of the kernel's buffers on both sides, so that they hold a small part of the answer."""
 WRITE_BUFFER_BYTES = 128 << 10
-"""Of asyncio, for each connection, before it asks for a pause; and what else a connection costs."""
+"""Buffer of asyncio for each connection, before it asks for a pause; and what else a connection costs."""
 
 
 @dataclass

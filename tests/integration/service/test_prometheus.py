@@ -28,13 +28,15 @@ REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, 
 PATIENCE_S = 90.0
 VARIABLES = {"__rate_interval": "1m", "cluster": "baton", "model": "small", "role": "prefill|decode"}
 DRAFTING = SpeculationConfig(num_draft_tokens=4, adaptive=False)
-"""Of the answer that the same request got before."""
+"""Drafts come from the answer that the same request got before."""
 
 pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="apt-get install prometheus")
 
 
 def expressions() -> dict[str, str]:
-    """Of all panels, by dashboard, title and legend; with variables at a value, over a window to wait for."""
+    """Expressions of all panels, by dashboard, title and legend; with variables at a value, over a window to
+    wait for.
+    """
     found = {}
     for file in (DEPLOY / "grafana").glob("*.json"):
         for panel in json.loads(file.read_text())["panels"]:

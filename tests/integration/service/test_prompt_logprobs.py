@@ -19,7 +19,7 @@ from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
 
 TOLERANCE = 1e-4
-"""Of float32, of logits up to 20."""
+"""Tolerance of float32, of logits up to 20."""
 LENGTHS = (1, 2, 17, 129, 300)
 """A chunk has up to 128 tokens."""
 
@@ -33,7 +33,7 @@ class Oracle:
             self.rows = small.model(torch.tensor([self.prompt])).logits[0].log_softmax(-1)
 
     def logprobs(self, tokens: Sequence[int] = ()) -> list[float]:
-        """Of the prompt's tokens, and of the first of an answer."""
+        """Log-probabilities of the prompt's tokens, and of the first of an answer."""
         known = [*self.prompt, *tokens][1 : 1 + len(self.rows)]
         return [float(row[token]) for row, token in zip(self.rows, known, strict=False)]
 

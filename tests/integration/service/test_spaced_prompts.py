@@ -21,7 +21,9 @@ from worker.config import WorkerRole
 
 CHUNK = 100
 SMALLEST = 64
-"""Of a worker whose decodes by themselves are slower than the target, whatever they and prompts take."""
+"""Smallest chunk of a worker whose decodes by themselves are slower than the target, whatever they and
+prompts take.
+"""
 
 
 def submit_while_decoding(link: Link, job: worker_pb2.Work, *, step: int) -> None:

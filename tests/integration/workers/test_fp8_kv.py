@@ -36,7 +36,7 @@ from tests.unit.tiny import save_tiny_llama
 from worker.kv_pool_access import layout_of
 
 SCALES = ((0.011, 0.0013), (0.0078125, 0.002))
-"""Of keys and values of both layers; some keys are cut."""
+"""Scales of keys and values of both layers; some keys are cut."""
 FP8: dict[str, Any] = {"fp8_kv": True}
 
 

@@ -39,7 +39,7 @@ def test_every_table_is_in_the_document(tables: ModuleType) -> None:
 
 
 def test_the_flags_of_the_document_are_known() -> None:
-    """Of the text; `--FLAG.FIELD` stands for any."""
+    """Flags of the text; `--FLAG.FIELD` stands for any."""
     text = DOCUMENT.partition("## Commands")[0]
     named = set(re.findall(r"--[a-z][a-z-]+", text))
     assert named <= {setting.flag for setting in SETTINGS.values()} | TRANSLATIONS.keys()

@@ -22,6 +22,7 @@ PACKAGES = (
     "rpc",
     "scripts",
     "simulator",
+    "tests",
     "worker",
 )
 HEADLESS = re.compile(r"(Of|By|Those|That|Who)\b")

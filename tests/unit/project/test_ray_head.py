@@ -55,11 +55,11 @@ class Head:
         )
 
     def pids(self, part: str) -> list[int]:
-        """Of all its processes so far."""
+        """Process ids that the part had so far."""
         return [int(pid) for pid in (self._home / f"{part}.pids").read_text().split()]
 
     def starts(self) -> int:
-        """Of Ray, as its state knows."""
+        """Starts of Ray, as its state knows."""
         return (self.state / "starts").read_text().count("start")
 
     def until_supervised(self, times: int) -> None:

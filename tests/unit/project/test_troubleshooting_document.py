@@ -16,7 +16,9 @@ GAP = "…"
 
 
 def quoted() -> list[str]:
-    """Of each row, the text in backticks of the column "error", "message" or "symptom" that has spaces."""
+    """Quotations of each row: the text in backticks of the column "error", "message" or "symptom" that has
+    spaces.
+    """
     document = (ROOT / "docs" / "troubleshooting.md").read_text()
     found, column = [], 0
     for line in document.splitlines():

@@ -85,7 +85,7 @@ LLAMA_8B_AWQ = replace(LLAMA_8B, quantization=read_quantization({"quantization_c
 def test_decodes_in_each_format_take_what_was_measured(
     model: ModelSpec, rows: int, context: int, milliseconds: float
 ) -> None:
-    """By benchmarks.gpu.decode; the 70B in a chat at 4 requests/s, TPOT."""
+    """Milliseconds are those of benchmarks.gpu.decode; the 70B in a chat at 4 requests/s, TPOT."""
     decodes = StepWork(0, 0.0, rows, float(rows * context))
     assert 1e3 * costs_of(model, H200, 1).device.seconds(decodes) == pytest.approx(milliseconds, rel=0.03)
 

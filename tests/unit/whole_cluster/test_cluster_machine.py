@@ -105,7 +105,7 @@ def pick(items: Any, index: int) -> Any:
 class Client:
     sequence: SequenceState
     places: list[int]
-    """Of the workers of its attempts, in turn."""
+    """Workers of its attempts, in turn."""
     right: list[int]
     pulled: int
     """Blocks that each attempt gets from another worker's cache first, if that has them."""

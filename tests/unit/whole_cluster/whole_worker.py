@@ -49,7 +49,7 @@ class Kind:
     """What a worker's KV is, where it goes, and whether its tokens are drafted."""
 
     windows: tuple[int | None, ...] = (None,)
-    """Of the groups of layers."""
+    """Windows of the groups of layers."""
     num_state_slots: int = 0
     host_slots: int = 0
     """Pages on the tier below the pool; 0: there is none."""
@@ -150,7 +150,7 @@ class WholeWorker(FakeSession):
         )
         self.endpoint = KVEndpoint(self.port, drain_timeout_s=2.0)
         self.inbox: deque[Callable[[], object]] = deque()
-        """Of the engine thread."""
+        """Inbox of the engine thread."""
         self.to_endpoint: deque[Callable[[float], None]] = deque()
         """For the transfer thread."""
         self._clock = clock

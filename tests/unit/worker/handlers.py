@@ -37,7 +37,7 @@ class Handled:
     transfer: Any = field(default_factory=Mock)
     clock: Any = field(default_factory=Clock)
     timeout_s: float = 60.0
-    """Of handoffs."""
+    """Timeout of handoffs."""
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:

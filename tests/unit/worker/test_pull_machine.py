@@ -153,7 +153,7 @@ class PullMachine(RuleBasedStateMachine):
         self.next_id = 0
         self.prompts: dict[int, list[int]] = {}
         self.tickets: dict[int, tuple[worker_pb2.Ticket, list[int]]] = {}
-        """By handoff, with the prompt."""
+        """Tickets by handoff, with the prompt."""
 
     prompts_of = st.tuples(st.sampled_from(PREFIXES), st.lists(st.integers(0, 1), min_size=1, max_size=4))
 

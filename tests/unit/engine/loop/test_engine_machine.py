@@ -29,7 +29,7 @@ PARTIAL_PREFILLS: list[dict[str, Any]] = [
 ]
 
 WINDOWS: list[list[int | None]] = [[None], [None, 3], [5], [2, None, 9]]
-"""Of the groups of layers."""
+"""Windows of the groups of layers."""
 
 
 @st.composite

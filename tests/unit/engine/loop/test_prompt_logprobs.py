@@ -55,7 +55,7 @@ def expected(oracle: LlamaForCausalLM, prompt: Sequence[int], top: int = TOP) ->
 
 
 def rows_of(parts: Sequence[PromptLogprobs]) -> list[Row]:
-    """Of parts that follow each other without gaps."""
+    """Rows of parts that follow each other without gaps."""
     rows: list[Row] = []
     for part in parts:
         assert part.position == 1 + len(rows)

@@ -1,4 +1,4 @@
-"""Who is admitted, who is preempted for whom, and what requests are told about their waiting."""
+"""Order of admission, choice of preemption, and what requests are told about their waiting."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def engine_with(target: Path, draft: Path | None, **changes: Any) -> Engine:
 
 
 def answers(engine: Engine, requests: list[Request]) -> dict[int, list[Any]]:
-    """By request, what each token came with; log-probabilities as far as rounding cannot show."""
+    """What each token of a request came with; log-probabilities as far as rounding cannot show."""
     told: dict[int, list[Any]] = {request.id: [] for request in requests}
     for request in requests:
         engine.submit(request)

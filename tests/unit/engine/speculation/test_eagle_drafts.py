@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
 
 @pytest.fixture(scope="module")
 def head(model: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainableHead, Path]:
-    """Of random weights, so large that no two logits are nearly alike."""
+    """Head of random weights, so large that no two logits are nearly alike."""
     config = model.model.config
     torch.manual_seed(1)
     ids = torch.randperm(config.vocab_size)[:150].sort().values

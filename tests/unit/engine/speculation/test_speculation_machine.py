@@ -18,7 +18,7 @@ from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.loop.test_engine_machine import EngineMachine
 
 RIGHT = {"wrong": [0.0], "sometimes": [0.6], "right": [1.0], "several": [0.3, 0.9]}
-"""By drafters, how often each of them is right."""
+"""How often each of the drafters is right."""
 
 
 class SpeculationMachine(EngineMachine):

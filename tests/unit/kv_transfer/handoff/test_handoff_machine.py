@@ -98,7 +98,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self._bring_along(job, steps, piece)
 
     def _bring_along(self, job: Job, steps: str, piece: int) -> None:
-        """Those of `steps` that are possible."""
+        """Run what is possible of `steps`."""
         for step in steps.split():
             match step:
                 case "start" if not job.opened:
@@ -123,7 +123,7 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.world.deliver_all()
 
     def _flip_a_bit(self, piece: int) -> None:
-        """Of what the newest write brings."""
+        """Flip a bit of what the newest write brings."""
         writes = self.world.network.writes
         if writes and writes[-1].copies and writes[-1].target not in self.world.network.closed:
             self.world.network.land(writes[-1], piece, flip_bit=True)
@@ -342,7 +342,7 @@ class HandoffMachine(RuleBasedStateMachine):
                 self._expect_pages(job)
 
     def _expect_pages(self, job: Job) -> None:
-        """Of the tokens that one from the last handed one on sees."""
+        """Expect the pages of the tokens that a token from the last handed one on sees."""
         assert job.target is not None
         size = self.layout.page_size
         blocks = range(job.order.first_block, self.layout.num_blocks(job.handed))

@@ -44,7 +44,7 @@ class Worker:
     digester: ShardedDigester
     peer: Peer
     pools: list[np.ndarray]
-    """Of each rank: [page, kind, head, bytes]."""
+    """Pool of each rank: [page, kind, head, bytes]."""
     network: LoopbackNetwork
     events: list[TransportEvent]
 
@@ -67,7 +67,7 @@ class Worker:
         return whole
 
     def states(self, page: int, kv_heads: int) -> list[np.ndarray]:
-        """Of each rank the part of a state that begins at that page."""
+        """Each rank's part of a state that begins at that page."""
         ranks = enumerate(self.pools)
         return [
             pool.reshape(-1)[page * 4 * 48 * part.heads_per_shard :][: part.state_bytes]

@@ -295,7 +295,7 @@ def test_reasoning_that_was_cut_off_is_not_lost() -> None:
 @pytest.mark.parametrize("stop", ['"ab', "cd"])
 @pytest.mark.parametrize("finish", [FINISH_REASON_STOP, FINISH_REASON_LENGTH])
 def test_a_call_that_is_cut_off_is_not_announced(stop: str, finish: int) -> None:
-    """By a stop string, or by an early end of sequence."""
+    """A call is cut by a stop string, or by an early end of sequence."""
     text = _hermes("f", '{"x": "abcd"}')
     for answer in (
         ModelAnswer(text, HERMES, USE, finish, (stop,)),

@@ -62,7 +62,7 @@ def interpret(
 def test_every_request_gets_its_attention(
     contexts: list[int], page_size: int, missing: int, spare: int
 ) -> None:
-    """Of a batch padded for a graph, in a grid with room to spare."""
+    """The batch is padded for a graph, in a grid with room to spare."""
     rng = np.random.default_rng(0)
     used = [-(-context // page_size) for context in contexts]
     pages = 1 + rng.permutation(sum(used))

@@ -109,7 +109,7 @@ class RadixMachine(RuleBasedStateMachine):
         """The pages of each cached block, NO_PAGE where one is missing."""
         self.locks: list[Prefix] = []
         self.readers: Counter[int] = Counter()
-        """Of pages of windows."""
+        """Readers of pages of windows."""
         self.checkpoints: set[Prefix] = set()
 
     def known(self, tokens: list[int]) -> int:
@@ -250,7 +250,7 @@ class RadixMachine(RuleBasedStateMachine):
         }
 
     def _content(self) -> dict[Prefix, list[int]]:
-        """Of the tree."""
+        """Content of the tree."""
         content: dict[Prefix, list[int]] = {}
         ends: dict[RadixNode, Prefix] = {self.cache.root: ()}
         stride = len(self.groups)

@@ -46,7 +46,7 @@ class FakeCopier:
     files: dict[PageKey, tuple[int, list[int]]] = field(default_factory=dict)
     """Digest and content."""
     hashes: dict[PageKey, BlockHash] = field(default_factory=dict)
-    """Of all that were ever saved."""
+    """Hashes of all pages that were ever saved."""
     disk_full: bool = False
     late: bool = False
     """The store of files does not answer."""
@@ -54,7 +54,7 @@ class FakeCopier:
     disk_jobs: deque[Any] = field(default_factory=deque)
     dones: list[Done] = field(default_factory=list)
     under_way: dict[int, tuple[set[Place], set[Place]]] = field(default_factory=dict)
-    """By job, what it reads and what it writes."""
+    """For each job, what it reads and what it writes."""
 
     def submit(self, job: Job) -> None:
         if not isinstance(job, Remove | Forget):

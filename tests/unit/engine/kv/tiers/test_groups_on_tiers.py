@@ -95,7 +95,7 @@ def test_windows_and_states_come_up_from_disk(model: type[Tiered]) -> None:
 
 
 def test_a_window_that_was_evicted_alone_comes_up_to_its_cached_pages() -> None:
-    """Of the prefix, only the pages lacking are copied."""
+    """Only the missing pages of the prefix are copied."""
     tiered = Tiered(groups=WINDOW, num_pages=40)
     tiered.answer(make_request(1, FIRST, 2))
     kv = tiered.engine.kv

@@ -74,7 +74,7 @@ def test_a_request_whose_kv_is_under_way_is_not_searched_for_at_every_copy(searc
 def test_tiers_are_searched_once_for_a_prefix_that_they_cannot_continue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a window, they have only the pages at the end of the whole prompt."""
+    """Tiers have only the pages of a window at the end of the whole prompt."""
     tiered = windowed()
     tiered.answer(make_request(1, FIRST, 2))
     evict(tiered)

@@ -27,7 +27,7 @@ SHAPE = Shape(page_size=8, kv_heads=1, group=HEADS, head_dim=(RANK + ROTATED) //
 
 
 def attended(pool: KVPool, batch: Batch, rows: torch.Tensor, multiprocessors: int) -> torch.Tensor:
-    """By the kernels, over rows that are stored."""
+    """Attention by the kernels, over rows that are stored."""
     from engine.kernels.attention.decode_attention import DecodeWorkspace
     from engine.mixers.attention.latent_kernels import _Chunks, _Decodes, latent_shape
     from engine.mixers.attention.paged_decodes import DecodeAttention

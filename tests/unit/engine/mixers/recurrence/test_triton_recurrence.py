@@ -35,8 +35,9 @@ def pool(seed: int) -> StatePool:
 
 
 def batch_of(requests: list[tuple[int, ...]]) -> Batch:
-    """Of each request: its rows, the slots read and written, the slot saved and the rows until then; and as
-    `StateBatch.runs` has it, if that is not 1."""
+    """Batch of requests, each given by its rows, the slots read and written, the slot saved and the rows
+    until then; and as `StateBatch.runs` has it, if that is not 1.
+    """
     lengths, *states = np.array([(*r, 1)[:6] for r in requests], dtype=np.int64).T
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     unused: Any = None

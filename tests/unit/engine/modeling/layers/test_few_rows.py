@@ -68,7 +68,7 @@ def test_a_vector_of_8_bit_values_equals_their_product(
 
 
 def scales(x: torch.Tensor, weight: torch.Tensor, blocks: bool) -> tuple[torch.Tensor, ...]:
-    """Of rows or blocks: of `x` and of `weight`, and the same for each value."""
+    """Scales of rows or blocks: of `x` and of `weight`, and the same for each value."""
     if not blocks:
         scale, weight_scale = torch.rand(len(x)) * 1e-2, torch.rand(len(weight)) * 1e-2
         return scale, weight_scale, scale.unsqueeze(1), weight_scale.unsqueeze(1)

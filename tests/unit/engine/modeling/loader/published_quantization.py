@@ -8,7 +8,9 @@ from tests.unit.engine.modeling.loader.published_shapes import Config
 
 
 def arguments(bits: int, kind: str, strategy: str, **others: Any) -> Config:
-    """Of weights or activations, with the fields that llm-compressor writes whether they are used or not."""
+    """Arguments of weights or activations, with the fields that llm-compressor writes whether they are used
+    or not.
+    """
     unset = dict.fromkeys(("actorder", "block_structure", "group_size"))
     fixed = {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "symmetric": True}
     return unset | fixed | {"num_bits": bits, "strategy": strategy, "type": kind} | others

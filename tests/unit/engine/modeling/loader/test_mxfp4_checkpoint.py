@@ -97,7 +97,7 @@ def test_ranks_hold_the_blocks_of_their_part(folder: Path, expected: Tensor, gro
 
 
 def test_every_stored_value_is_the_nearest_of_its_block() -> None:
-    """Of the quantizer above: what it writes is near what it was given."""
+    """The quantizer above is checked: what it writes is near what it was given."""
     torch.manual_seed(0)
     weight = torch.randn(2, 8, 64)
     blocks, scales = quantized(weight)

@@ -33,7 +33,7 @@ TENSORS: Final = {
     "nvfp4": {"weight_packed", "weight_scale", "weight_global_scale"},
     "mxfp4": {"blocks", "scales"},
 }
-"""That a module has in a checkpoint."""
+"""Tensors that a module has in a checkpoint."""
 BIASES: Final = {"bias", "e_score_correction_bias"}
 
 

@@ -353,7 +353,9 @@ LIKE_OTHERS = [
 
 
 def tolerance(name: str) -> float:
-    """Of logits. With delta nets, transformers' recurrent and chunked forms differ by up to 6e-5 here."""
+    """Tolerance of logits. With delta nets, transformers' recurrent and chunked forms differ by up to 6e-5
+    here.
+    """
     return 1e-4 if name in RECURRENT else 1e-5
 
 

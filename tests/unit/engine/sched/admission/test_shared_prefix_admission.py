@@ -17,8 +17,9 @@ PREFIX = 62
 OWN = 2
 """Pages that the rest of a prompt takes."""
 PEAK = 232
-"""Of 64 requests, eight each that grow by 1, 3, .. 15 pages: at 7 pages, 40 are left and 24 have given back 2
-pages each: 40 * 7 - 24 * 2."""
+"""Most pages of 64 requests, eight each that grow by 1, 3, .. 15 pages: at 7 pages, 40 are left and 24 have
+given back 2 pages each: 40 * 7 - 24 * 2.
+"""
 
 
 def crowd() -> list[Request]:

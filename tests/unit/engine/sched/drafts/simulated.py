@@ -38,7 +38,7 @@ class Machine:
     noise: float
     """Standard deviation of a step's time, relative to it."""
     draft_token: float
-    """Of a draft model: each token, for all requests."""
+    """Time of a draft model's token, for all requests."""
     hiccups: float = 0.0
     """Share of steps that take twenty times as long, for no reason of their own."""
     rng: random.Random = field(default_factory=lambda: random.Random(3), compare=False)
@@ -139,10 +139,8 @@ def tokens_a_second(
     config: SpeculationConfig | None = None,
     itl_target_s: float | None = None,
 ) -> float:
-    """Of `batch` requests at a time, each of which is followed by another, over about `steps` steps without
-    drafts, from a start without any knowledge.
-
-    `acceptance` None: no drafts.
+    """Rate of `batch` requests at a time, each of which is followed by another, over about `steps` steps
+    without drafts, from a start without any knowledge. `acceptance` None: no drafts.
     """
     clock, rng = Clock(), random.Random(seed)
     engine = Engine(

@@ -29,7 +29,9 @@ class Device:
     def run(
         self, steps: Iterable[tuple[int, float]], host_s: float = HOST_S, host_prompts_s: float = 0.0
     ) -> None:
-        """Of each step, its prompt tokens and how long it takes; the host takes longer with prompts."""
+        """Run steps, each given by its prompt tokens and how long it takes; the host takes longer with
+        prompts.
+        """
         host_decodes_s = host_s
         for prompt_tokens, seconds in steps:
             host_s = host_decodes_s + (host_prompts_s if prompt_tokens else 0.0)

@@ -90,7 +90,7 @@ async def _check_as(name: str, checks: ConstraintChecks, text: str) -> None:
 
 
 def _pid(checks: ConstraintChecks) -> int | None:
-    """Of a process that checks, or did."""
+    """Id of a process that checks, or did."""
     return next((one.pid for one in checks.processes if one.pid is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""Who may set a priority or a deadline: refused where the scheduler does not go by them."""
+"""Priorities and deadlines: refused where the scheduler does not go by them."""
 
 from __future__ import annotations
 

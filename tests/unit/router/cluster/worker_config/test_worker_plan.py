@@ -100,7 +100,7 @@ def test_a_context_that_the_memory_cannot_hold_is_refused(checkpoint: Checkpoint
 
 
 def test_a_context_fits_if_it_does_with_what_windows_drop(windowed: Checkpoint) -> None:
-    """Of 2,048 tokens, the layers with windows keep 65 blocks, besides the 128 of the others."""
+    """Layers with windows keep 65 blocks of 2,048 tokens, besides the 128 of the others."""
     small = {"page_size": 16, "chunked_prefill_size": 256, "max_model_len": 2048}
     assert plan(windowed, kv_pool_tokens=1552, **small).engine.num_pages == 2 * 97
     with pytest.raises(PlanError, match=r"--max-model-len 2048 .* a request of"):

@@ -13,7 +13,7 @@ from router.dispatch.workers.registry import Registry
 
 
 class Session(SimpleNamespace):
-    """Of a worker that another router drains; it has one answer of this router."""
+    """Session of a worker that another router drains; it has one answer of this router."""
 
     __hash__ = object.__hash__
 

@@ -42,7 +42,7 @@ class Cluster:
         self.unanswered = 0
         """How often Ray does not answer."""
         self.restarted: list[list[str]] = []
-        """By turn: those that were out of service together."""
+        """Workers that were out of service together, by turn."""
         self._out: list[str] = []
 
     def members(self) -> tuple[Worker, ...]:

@@ -86,7 +86,7 @@ class Supply:
 
 
 class Following(Registry):
-    """Of a router that does not lead."""
+    """Registry of a router that does not lead."""
 
     leads = False  # type: ignore[assignment]
 

@@ -29,7 +29,7 @@ class Stage(Enum):
 
 @dataclass(eq=False, repr=False)
 class Handoff:
-    """By the id of the reservation."""
+    """A handoff, by the id of its reservation."""
 
     target: PlayedWorker
     work: worker_pb2.Work

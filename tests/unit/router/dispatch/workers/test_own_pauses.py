@@ -14,7 +14,7 @@ class Clock:
 
 
 def turns(pauses: OwnPauses, clock: Clock, seconds: float) -> None:
-    """Of an event loop that runs as it should."""
+    """Turns of an event loop that runs as it should."""
     for _ in range(round(seconds / 0.25)):
         clock.now += 0.25
         pauses.turned()

@@ -154,7 +154,7 @@ def test_the_wait_for_pages_counts_the_requests_that_wait_already() -> None:
 
 
 def test_kv_of_a_conversation_is_copied_only_for_a_gain() -> None:
-    """Of pairs that are equal otherwise, and although the decode worker prefers to decode."""
+    """The pairs are equal otherwise, and the decode worker prefers to decode."""
     policy = AdaptivePlacement(TARGETS)
     assert pair(policy.place(request(3000, p=2900), view(P, D))) == ("p", "p")
     assert pair(policy.place(request(3000, p=2900, d=2900), view(P, D))) == ("p", "d")
@@ -196,7 +196,7 @@ def test_demand_is_the_rate_of_what_has_to_be_computed() -> None:
 
 
 def test_prompts_wait_elsewhere_rather_than_slow_decodes_that_are_too_slow_already() -> None:
-    """Those that end make it faster again: none of the others is lost for certain."""
+    """Answers that end make it faster again: none of the others is lost for certain."""
     step_time = StepTime(step=0.5e-3, weights=3.9e-3, context=31e-9)
     targets = Targets(ttft_s=1.0, tpot_s=0.007)
     crowded = replace(D, step_time=step_time, decodes=24, context_tokens=24 * 4300, step_target_s=0.00672)
