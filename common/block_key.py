@@ -5,7 +5,7 @@ a cryptographic hash (BLAKE2b, 256 bits), of the block's tokens and of the key b
 follows one that stands for the model's weights and the layout of its pages.
 
 The KV of a block has parts of a page each, which a tier keeps and loses one by one: a page for every group of
-layers, and behind them the pages of the recurrent state after the block, if the model has one.
+layers, and after them the pages of the recurrent state after the block, if the model has one.
 """
 
 from __future__ import annotations

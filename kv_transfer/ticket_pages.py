@@ -33,7 +33,7 @@ class TicketPages:
         return len(self._groups) * blocks - sum(min(blocks, passed) for passed in self._passed)
 
     def end(self, num_pages: int) -> int:
-        """The block behind the last one that `num_pages` pages hold as a whole."""
+        """The block after the last one that `num_pages` pages hold as a whole."""
         return self.first_block + (num_pages + sum(self._passed)) // len(self._groups)
 
 

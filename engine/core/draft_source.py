@@ -11,7 +11,7 @@ from engine.core.sampling_params import SamplingParams
 
 
 class Wanted(NamedTuple):
-    """Guesses of the tokens behind the last known one of a request that has a slot."""
+    """Guesses of the tokens after the last known one of a request that has a slot."""
 
     request: Request
     limit: int

@@ -19,7 +19,7 @@ class ChunkKind(Enum):
     DECODE = "decode"
     """One token. The last token of a prompt, computed alone, is one too: it costs what a decode costs."""
     VERIFY = "verify"
-    """A decode and drafted tokens behind it, each of which samples the token that comes after it."""
+    """A decode and drafted tokens after it, each of which samples the token that comes after it."""
 
 
 class Chunk(NamedTuple):

@@ -119,7 +119,7 @@ def _pack(arrays: Sequence[Array], offsets: Sequence[int], into: Array) -> None:
 
 def _views(packed: torch.Tensor, arrays: Sequence[Array], offsets: Sequence[int]) -> list[torch.Tensor]:
     """The parts of `packed`, in the shapes of `arrays`. One operation, and one more for each with several
-    dimensions or with padding behind it."""
+    dimensions or with padding after it."""
     ends = [*offsets[1:], len(packed)]
     parts = torch.split(packed, [end - offset for offset, end in zip(offsets, ends, strict=True)])
     return [_shaped(part, array) for part, array in zip(parts, arrays, strict=True)]
@@ -132,7 +132,7 @@ def _shaped(part: torch.Tensor, array: Array) -> torch.Tensor:
 
 
 class Readback:
-    """Copies enqueued right behind the kernels that produce the data: later work does not delay them."""
+    """Copies enqueued right after the kernels that produce the data: later work does not delay them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], device: torch.device) -> None:
         """With no tensors, `wait` still waits for the work enqueued before."""

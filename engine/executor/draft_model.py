@@ -3,7 +3,7 @@
 Leviathan et al. 2022 (arXiv 2211.17192). It has a runner, a KV pool and page accounts of its own, and no
 scheduler: for every request that it drafts for there is a shadow, a request with the same tokens, whose KV
 follows them. Before each draft a shadow goes back to the last token that it had right and computes what came
-after it. That is one token or two behind a verify step, and all of them for a request that is new here: after
+after it. That is one token or two after a verify step, and all of them for a request that is new here: after
 a handoff, a migration or a failover, and where its pages were needed for others. So nothing is ever sent.
 
 Shadows are sampled with the parameters, the seed and the positions of their requests, and therefore with the
@@ -60,7 +60,7 @@ def draft_engine_config(config: EngineConfig) -> EngineConfig:
 class _Shadow:
     request: Request
     known: int
-    """Tokens of its output that the target has confirmed; those behind them are guesses."""
+    """Tokens of its output that the target has confirmed; those after them are guesses."""
 
 
 class DraftModel:
@@ -163,7 +163,7 @@ class DraftModel:
         right = _common(twin.output[before:], news)
         twin.output[before:] = news
         shadow.known = known
-        # The last token is computed in any case, for the logits behind it.
+        # The last token is computed in any case, for the logits after it.
         twin.num_computed = min(twin.num_computed, len(twin.prompt) + before + right, twin.num_tokens - 1)
         return True
 

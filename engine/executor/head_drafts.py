@@ -5,9 +5,9 @@ that of the target, at the same page ids. So the head has no page accounts, and 
 target with several groups of layers these are the pages of one that attends to the whole context.
 
 For each request there is a twin, a request whose tokens are those of the head's rows. It begins at the first
-page behind which all features are here: the prompt's first page; or, behind a handoff, a migration or a
+page after which all features are here: the prompt's first page; or, after a handoff, a migration or a
 promotion, the page in which this worker went on. Cached pages in front belong to it where their rows were
-computed for the same tokens. Before each draft its rows go on to the last known token; guesses behind that
+computed for the same tokens. Before each draft its rows go on to the last known token; guesses after that
 have rows in pages of the request's slot, so that they need no room in the pool.
 """
 

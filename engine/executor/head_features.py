@@ -63,7 +63,7 @@ class TargetFeatures:
 
 
 class HeadRows:
-    """Gives a head's rows the target's features, or behind a guess the head's own. A `HiddenStates`."""
+    """Gives a head's rows the target's features, or after a guess the head's own. A `HiddenStates`."""
 
     def __init__(self, head: DraftHead, features: torch.Tensor, *, num_requests: int) -> None:
         """`features`: see `TargetFeatures`."""

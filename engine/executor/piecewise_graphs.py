@@ -46,9 +46,9 @@ class _Buffers:
 
     rows: GraphRows
     queries: torch.Tensor
-    """[T, heads, features of a query]: from a graph to the attention behind it."""
+    """[T, heads, features of a query]: from a graph to the attention after it."""
     attended: torch.Tensor
-    """[T, heads, features of a value]: from the attention to the graph behind it."""
+    """[T, heads, features of a value]: from the attention to the graph after it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,7 +235,7 @@ class ModelRunner:
         self._take_tokens(batch, torch.empty_like(batch.sample_slots))
 
     def _take_tokens(self, batch: Batch, tokens: torch.Tensor) -> None:
-        """Keep what rank 0 has sampled for the next step, and the states behind right drafts."""
+        """Keep what rank 0 has sampled for the next step, and the states after right drafts."""
         self.communicator.broadcast(tokens)
         self._last_tokens[batch.sample_slots] = tokens
         if self._states is not None and batch.verified is not None:

@@ -58,8 +58,8 @@ def fill_masks(
 ) -> list[GrammarError | None]:
     """Write the tokens that each matcher allows next into its row of `masks` [N, words].
 
-    With `drafts`, a matcher has one row more for each drafted token: what it allows behind that, and nothing
-    behind a token that it forbids. The matchers do not move.
+    With `drafts`, a matcher has one row more for each drafted token: what it allows after that, and nothing
+    after a token that it forbids. The matchers do not move.
 
     Returns for each row why it allows nothing. About 20 us a row, over several threads without the
     interpreter lock; up to 15 ms (`engine.grammar.source.LIMITS`) for a hard grammar.

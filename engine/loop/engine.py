@@ -217,7 +217,7 @@ class Engine:
             self.laps.lap(self._launching)
 
     def _result_of(self, launched: Launched) -> StepResult:
-        """Wait for the result; meanwhile, enqueue the step behind it."""
+        """Wait for the result; meanwhile, enqueue the step after it."""
         behind = self._in_flight.launched
         while behind is not None and not launched.step.done() and behind.step.proceed_early():
             pass

@@ -23,7 +23,7 @@ class Launched:
 class InFlight:
     def __init__(self, needs: PageNeeds, pages_of_slot: Callable[[int], Sequence[int]]) -> None:
         self.launched: Launched | None = None
-        """With overlap: the step behind which the next one is planned."""
+        """With overlap: the step after which the next one is planned."""
         self._needs = needs
         self._pages_of_slot = pages_of_slot
 

@@ -29,7 +29,7 @@ class MtpSpec:
     norm: str
     """Before the LM head."""
     normalized: bool
-    """Whether a guess behind a guess starts from the hidden state behind that norm, or before it."""
+    """Whether a guess after a guess starts from the hidden state after that norm, or before it."""
     quantized_projection: bool
     """Whether the projection is quantized as other linear layers are."""
     unused: tuple[str, ...] = ()

@@ -92,7 +92,7 @@ class Quantization:
     targets: tuple[str, ...] = ()
     """The only modules that are quantized; if empty, all are. See `left_out`."""
     left_out: tuple[str, ...] = ()
-    """Modules that are not quantized: names, or regular expressions behind "re:"."""
+    """Modules that are not quantized: names, or regular expressions after "re:"."""
 
     @property
     def bytes_per_weight(self) -> float:

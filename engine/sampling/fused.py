@@ -49,7 +49,7 @@ class FusedSampling:
     """Sampling parameters of every slot on the device, and intermediate results of the kernels.
 
     A step uploads 16 bytes per row, parameters of slots with a new request, and masks. A slot has one mask
-    and one table of counts, so rows behind a draft get slots of their own for the step if they need other
+    and one table of counts, so rows after a draft get slots of their own for the step if they need other
     ones: see `_own_slots`.
     """
 
@@ -64,7 +64,7 @@ class FusedSampling:
         device: torch.device,
     ) -> None:
         """`max_rows`: sampled at once; several of one request if it has drafts. None: `max_requests`.
-        `max_edited_drafts`: most rows behind a draft under penalties or a grammar."""
+        `max_edited_drafts`: most rows after a draft under penalties or a grammar."""
         max_rows = max_rows or max_requests
         self._device = device
         self._vocab_size = vocab_size
@@ -228,7 +228,7 @@ class FusedSampling:
         return sent[: 4 * len(chunks)], sent[4 * len(chunks) :], int(np.bitwise_or.reduce(flags))
 
     def _own_slots(self, chunks: Sequence[Chunk], slots: Ints, flags: npt.NDArray[np.int32]) -> None:
-        """Change `slots` [S] of rows behind drafts under penalties or a grammar, and `flags` [S] of all rows
+        """Change `slots` [S] of rows after drafts under penalties or a grammar, and `flags` [S] of all rows
         of verify chunks, whose tokens are counted later, as far as they are right."""
         verified = [row for row, chunk in enumerate(chunks) if chunk.kind is ChunkKind.VERIFY]
         edited = _FLAGS["RECORDED"] | _FLAGS["MASKED"]

@@ -24,7 +24,7 @@ class TokenMarks:
 
     A slot is written when it gets a new request, or when its request produced tokens on another worker. After
     that the kernels count on the device, where a token is known one step earlier than on the host; but tokens
-    of verify chunks when it is known which are right. Slots behind those of requests are copies for a step.
+    of verify chunks when it is known which are right. Slots after those of requests are copies for a step.
     Memory: 4 bytes * vocabulary * slots.
     """
 

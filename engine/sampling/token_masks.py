@@ -30,7 +30,7 @@ def constrained_rows(chunks: Sequence[Chunk]) -> list[int]:
 
 def masks_of(chunks: Sequence[Chunk], rows: list[int], vocab_size: int) -> TokenMasks:
     """Masks of the tokens that the grammars of `rows` allow after the output so far, which the host must
-    have, and after the drafts of those that have any. A row behind a draft that its grammar forbids has
+    have, and after the drafts of those that have any. A row after a draft that its grammar forbids has
     an error, and is never reached.
 
     A row whose request has ended meanwhile allows everything. About 20 us per row, over several threads.

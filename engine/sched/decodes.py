@@ -1,4 +1,4 @@
-"""Plans the decodes of a step: pages for the next token of every running request, and drafts behind it."""
+"""Plans the decodes of a step: pages for the next token of every running request, and drafts after it."""
 
 from __future__ import annotations
 

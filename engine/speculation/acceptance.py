@@ -33,7 +33,7 @@ class Acceptance:
         return yes / (self._yes + self._no + _PRIOR_WEIGHT)
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Tokens behind the first wrong one say nothing."""
+        """Tokens after the first wrong one say nothing."""
         wrong, level = accepted < drafted, self
         while True:
             level._yes = level._memory * level._yes + accepted

@@ -97,7 +97,7 @@ class Predicted:
     """Follows the client's prediction; after a divergence, from where the answer joins it again.
 
     The answer joins where its last tokens are in the prediction, among its first `_MOST_PREDICTED` tokens: at
-    the first such place behind the last token that was right, else at the last one before it.
+    the first such place after the last token that was right, else at the last one before it.
     """
 
     kind: Final = DrafterKind.PREDICTION
@@ -109,7 +109,7 @@ class Predicted:
         self._at: int | None = 0
         """Where the answer is in the prediction; None: nowhere."""
         self._joined = 0
-        """Position behind the last token of the prediction that was right."""
+        """Position after the last token of the prediction that was right."""
         self._seen = 0
         """Tokens of the answer that were compared."""
 

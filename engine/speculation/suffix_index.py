@@ -55,7 +55,7 @@ class SuffixIndex:
                     del found[0]
 
     def places(self, tail: Sequence[TokenId]) -> list[int]:
-        """Positions behind occurrences of the last ORDER tokens of `tail`, oldest first."""
+        """Positions after occurrences of the last ORDER tokens of `tail`, oldest first."""
         return self._places.get(tuple(tail[-ORDER:]), []) if len(tail) >= ORDER else []
 
     def continuation(self, tail: Sequence[TokenId], limit: int) -> Continuation | None:

@@ -89,7 +89,7 @@ class KVReceiver:
         state: Sequence[int] = (),
     ) -> Ticket:
         """Let `sender` write `pages`, which will hold tokens from `first_token` on, and `state`, which will
-        hold the recurrent state behind them.
+        hold the recurrent state after them.
 
         The receiver has `num_tokens` tokens of the request; `pages` may have room for more, which the sender
         samples before the handoff is complete.

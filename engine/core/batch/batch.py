@@ -37,7 +37,7 @@ class StateBatch:
     """[R]"""
     runs: Ints
     """[R]: of a verify chunk, which is as many decodes here, their number at the first one and 0 at the
-    others; 1 for any other request. The state that is left is the one behind the drafts that were right."""
+    others; 1 for any other request. The state that is left is the one after the drafts that were right."""
 
     @classmethod
     def of(cls, states: Ints) -> StateBatch | None:
@@ -187,7 +187,7 @@ class BatchBuilder:
         self._tables = np.full(shape, scratch_page, dtype=np.int64)
 
     def build(self, inputs: StepInputs, into: torch.Tensor | None = None) -> Batch:
-        """`into` [2 + G, W], on the device: where `Batch.rows` go. The W - T columns behind them become
+        """`into` [2 + G, W], on the device: where `Batch.rows` go. The W - T columns after them become
         padding, which writes to the scratch page. None: in memory of their own."""
         shape, starts = self._shape_of(inputs), inputs.starts
         indptr, context_lens = shape.indptr, starts + inputs.lengths

@@ -68,7 +68,7 @@ class StepInputs:
 
     @staticmethod
     def payload_ints(header: Ints) -> int:
-        """Numbers in the payload behind `header`."""
+        """Numbers in the payload after `header`."""
         return sum(_lengths(header))
 
     @classmethod

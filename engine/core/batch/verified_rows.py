@@ -20,7 +20,7 @@ class VerifiedRows:
     sampled: torch.Tensor
     """Place of the row before each of them among the rows that sample."""
     exists: torch.Tensor
-    """1, or 0 behind the last drafted token of a chunk."""
+    """1, or 0 after the last drafted token of a chunk."""
 
     @classmethod
     def of(cls, firsts: Ints, runs: Ints, samples: Ints, device: torch.device) -> VerifiedRows | None:

@@ -46,7 +46,7 @@ class DecodeWorkspace:
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Keys and values of the tokens that attend, behind their queries: [R, heads + 2 * kv_heads, dim]."""
+    """Keys and values of the tokens that attend, after their queries: [R, heads + 2 * kv_heads, dim]."""
 
     angles: tuple[torch.Tensor, torch.Tensor] | None
     """See `rotate_store`."""
@@ -72,7 +72,7 @@ def attend(
 
     Tokens of q and `out` may have any stride; dim is a power of two. With a `window`, every part of the plan
     has tokens in it. `sinks` are [heads] float32. Pages may be e4m3: `scale` then includes that of keys.
-    `new`: `rotate_store` as well, from behind `q`, which it leaves as it is. Each row is of its own request.
+    `new`: `rotate_store` as well, from after `q`, which it leaves as it is. Each row is of its own request.
     """
     _, num_heads, dim = q.shape
     _, _, kv_heads, page_size, _ = pages.shape

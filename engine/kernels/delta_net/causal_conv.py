@@ -99,7 +99,7 @@ def keep_windows(
     is negative. The first may have fewer rows than a window, so it reads the one in `sources` too.
 
     `mixed` is [T, F], or [L, T, F] for L layers at once: `windows` are then those of the first, and those of
-    the next one are `layer_values` numbers behind them.
+    the next one are `layer_values` numbers after them.
     """
     features, size = windows.shape[1:]
     layers = len(mixed) if mixed.dim() == 3 else 1

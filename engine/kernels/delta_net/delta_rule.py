@@ -48,7 +48,7 @@ class Stretches(NamedTuple):
     sources: torch.Tensor
     """[N]: slots of the states before their requests; negative: none."""
     slots: torch.Tensor
-    """[N, 2]: up to two places where the state behind a stretch goes; negative: none."""
+    """[N, 2]: up to two places where the state after a stretch goes; negative: none."""
     indptr: torch.Tensor
     """[R + 1]: request r has stretches indptr[r] to indptr[r + 1]."""
 
@@ -89,7 +89,7 @@ def delta_again(
 ) -> None:
     """The states of L layers at once, from kept `rows` [L, capacity, F] and `gates` [L, 2, capacity, heads].
 
-    `states`: of the first layer; those of the next one are `layer_values` numbers behind them.
+    `states`: of the first layer; those of the next one are `layer_values` numbers after them.
     """
     _launch_decode(rows, gates[0, 0], gates[0, 1], states, layer_values, decodes, None, shape, None)
 

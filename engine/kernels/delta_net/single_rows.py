@@ -13,7 +13,7 @@ class SingleRows(NamedTuple):
     sources: torch.Tensor
     """Slots of the states before the first row of a request; negative: none."""
     slots: torch.Tensor
-    """Where the state behind its last row goes; negative: nowhere."""
+    """Where the state after its last row goes; negative: nowhere."""
     counts: torch.Tensor
     """Rows of a request at its first row, 0 at the others."""
     places: torch.Tensor

@@ -33,7 +33,7 @@ class Routing(NamedTuple):
     weights: torch.Tensor
     """[T, k] float32"""
     order: torch.Tensor
-    """[P] int32: pairs t * k + j in order of experts; undefined behind starts[E]."""
+    """[P] int32: pairs t * k + j in order of experts; undefined after starts[E]."""
     starts: torch.Tensor
     """[E + 1] int32"""
     places: torch.Tensor

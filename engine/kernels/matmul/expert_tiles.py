@@ -1,7 +1,7 @@
 """Tiles of a grouped product: rows ordered by expert, each tile of rows within one expert's.
 
 A program finds its tile by counting the tiles of the experts before. The grid is the largest that any
-distribution of the rows needs, and programs behind the last tile end at once, so a launch does not depend on
+distribution of the rows needs, and programs after the last tile end at once, so a launch does not depend on
 the routes and can be captured in a graph. A plain product is the case of one expert. (The idea of tiles per
 expert is vLLM's fused_moe.)
 """

@@ -44,7 +44,7 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def quantize_groups(x: torch.Tensor, *, for_cublas: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """The same with a scale for each 128 features: values [T, n] and scales [T, ceil(n / 128)].
 
-    `for_cublas`: T is rounded up to a multiple of 4, undefined rows behind, and scales are stored by group.
+    `for_cublas`: T is rounded up to a multiple of 4, undefined rows after, and scales are stored by group.
     """
     num_rows, size = x.shape
     stored_rows = (num_rows + 3) // 4 * 4 if for_cublas else num_rows

@@ -47,7 +47,7 @@ def grouped_matmul(
 ) -> torch.Tensor:
     """`x` [R, K] times the transposed `weight` [E, N, K] of each row's expert: [P, N] in `dtype`.
 
-    `starts` [E + 1] int32: rows starts[e] to starts[e + 1] of the result are of expert e, and those behind
+    `starts` [E + 1] int32: rows starts[e] to starts[e + 1] of the result are of expert e, and those after
     starts[E] undefined; None for one expert. `order` [P]: the result's row i is computed from row
     order[i] // per_token of `x`; None: from row i. Scales are float32: of `x` [R] or [R, K / 128],
     of `weight` [E, N] or [E, N / 128, K / 128]. Sums are in float32.

@@ -9,7 +9,7 @@ from engine.model_config.parts.delta_spec import DeltaSpec
 
 
 class StatePool:
-    """Views of `num_slots` slots, and of one more behind them, which padding of CUDA graphs reads and writes.
+    """Views of `num_slots` slots, and of one more after them, which padding of CUDA graphs reads and writes.
 
     A slot is one contiguous block of memory, so that handing a state to another worker is one copy: first the
     matrices of all layers `[layer, value_head, key_dim, value_dim]` in float32, then the windows of their

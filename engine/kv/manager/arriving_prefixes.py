@@ -45,7 +45,7 @@ def patience_s(num_tokens: int, prefill_rate: float) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrivingPrefix:
-    """Pages for KV that arrives, and a slot for the state behind it."""
+    """Pages for KV that arrives, and a slot for the state after it."""
 
     owner: int
     request: Request
@@ -103,7 +103,7 @@ class ArrivingPrefixes:
         tokens = request.tokens(0, what.end * size)
         before = self._cache.match(tokens[: what.first * size], resume=WHATEVER_IS_THERE).node
         known = self._cache.match(tokens[what.first * size :], after=before, resume=WHATEVER_IS_THERE).node
-        assert before.depth == what.first, "it begins behind what is cached"
+        assert before.depth == what.first, "it begins after what is cached"
         hold = self._holds.hold(known, position)
         slot = NO_SLOT
         if what.state:
@@ -124,7 +124,7 @@ class ArrivingPrefixes:
     def arrived(self, prefix: ArrivingPrefix, end: int, *, with_state: bool) -> RadixNode:
         """The pages of blocks before `end` are verified; no write to any page is still under way.
 
-        `with_state`: so is the state behind block `end` - 1. Returns the end of what is cached now.
+        `with_state`: so is the state after block `end` - 1. Returns the end of what is cached now.
         """
         first, stride, owner = prefix.first, self._stride, prefix.owner
         with_state = with_state and first <= end
@@ -148,7 +148,7 @@ class ArrivingPrefixes:
     def insert(self, request: Request, before: RadixNode, table: list[int], owner: int) -> RadixNode:
         """The cache takes those pages of `table` that it lacks, and the others are free.
 
-        `table`: of a request's blocks behind `before`; its pages are verified, and no write is under way.
+        `table`: of a request's blocks after `before`; its pages are verified, and no write is under way.
         Returns the end of what is cached now.
         """
         size, first = self._cache.page_size, before.depth

@@ -32,7 +32,7 @@ class BlockTables:
         self._windows = windows
         self._take = take
         self._passed: dict[RequestId, int] = {}
-        """Tokens behind which pages of windows were given back, by request."""
+        """Tokens after which pages of windows were given back, by request."""
 
     def extend(self, request: Request, blocks: int, places: Sequence[int], fresh: list[int]) -> None:
         """Make the table of a request as long as `blocks`, with `fresh` pages at `places`."""

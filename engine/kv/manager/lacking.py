@@ -1,6 +1,6 @@
 """What a request lacks in the pool of a prefix that it could continue from. Pure.
 
-A prefix can be continued where every group can serve it: all pages of full groups, those of windows behind
+A prefix can be continued where every group can serve it: all pages of full groups, those of windows after
 its end, and the state at its end, if the model has one.
 """
 
@@ -46,7 +46,7 @@ def lacking(
     as much.
 
     `table`: pages that the cache has, of which the first `usable` blocks can be continued. `checkpoints`:
-    blocks behind which it has the state; None: the model has no state. `limit`: blocks of the longest prefix
+    blocks after which it has the state; None: the model has no state. `limit`: blocks of the longest prefix
     wanted. `has`: whether a tier has a part of a block.
 
     O(blocks of the prefix): `has` is asked about each part of a block once at most.

@@ -105,7 +105,7 @@ class PageTiers:
         pages_of_slot: Callable[[int], Sequence[int]],
     ) -> None:
         """`root`: the key before a sequence's first block. `pages_of_slot`: those of a slot for states, whose
-        numbers are behind the pool's. The cache must be empty."""
+        numbers are after the pool's. The cache must be empty."""
         cache.keep_journal()
         arriving.on_adopted = self.stored
         self.tiers = tiers

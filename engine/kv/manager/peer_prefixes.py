@@ -55,7 +55,7 @@ class PeerPrefixes:
     # ------------------------------------------------------------------------------ the receiver
 
     def expect(self, request: Request, num_tokens: int, headroom: int, owner: int) -> ArrivingPrefix | None:
-        """Set pages aside for KV of the first `num_tokens` tokens of a new request, behind what is cached.
+        """Set pages aside for KV of the first `num_tokens` tokens of a new request, after what is cached.
 
         None if all of it is cached, or if the pool has no room for the whole request beside `headroom` pages.
         """

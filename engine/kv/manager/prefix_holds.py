@@ -1,6 +1,6 @@
 """Cached prefixes that are kept for something else than a running request.
 
-A waiting request for which they arrived, an arrival behind them, or a sender that reads them.
+A waiting request for which they arrived, an arrival after them, or a sender that reads them.
 """
 
 from __future__ import annotations

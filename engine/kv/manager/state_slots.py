@@ -178,7 +178,7 @@ class StateSlots:
         return NO_SLOT if self.pool.num_pages < 2 else self.take(owner, PageState.IN_FLIGHT)
 
     def depths(self, found: Match) -> set[int]:
-        """Blocks of a match in the whole tree behind which there is a checkpoint."""
+        """Blocks of a match in the whole tree after which there is a checkpoint."""
         depths, node = set[int](), found.node
         while node.parent is not None:
             if node in self._checkpoints and node.depth <= found.blocks:

@@ -70,7 +70,7 @@ def recurrent_delta_rule(state: Tensor, inputs: DeltaInputs) -> Tensor:
 
 
 def chunked_delta_rule(state: Tensor, inputs: DeltaInputs) -> tuple[Tensor, Tensor]:
-    """T tokens of one sequence from `state` [H, key_dim, value_dim]: ([T, H, value_dim], the state behind).
+    """T tokens of one sequence from `state` [H, key_dim, value_dim]: ([T, H, value_dim], the state after).
 
     The tokens of a chunk are computed together. What they write follows from a triangular system (the UT
     transform of the delta rule); the chunks follow one another.

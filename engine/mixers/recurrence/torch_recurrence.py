@@ -2,8 +2,8 @@
 
 A verify chunk writes no state while it runs. Its rows' inputs are kept until the sampler has told how many of
 its drafts are right; then the delta rule, and nothing else of the model, runs over those rows again and
-writes the state behind them. The inputs take about 32 kB a row and layer with 32 value heads of 128 features
-in 16 bits. To keep the state behind every row instead would take 2 MB for each of them.
+writes the state after them. The inputs take about 32 kB a row and layer with 32 value heads of 128 features
+in 16 bits. To keep the state after every row instead would take 2 MB for each of them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Runs:
     def __init__(self, firsts: Ints, counts: Ints, sources: Ints, slots: Ints, device: torch.device) -> None:
         """[N] each: first rows, numbers of rows, and slots as in `StateBatch`.
 
-        The state behind the last row is written, unless the slot is NO_SLOT.
+        The state after the last row is written, unless the slot is NO_SLOT.
         """
         self.rounds: list[tuple[Tensor | slice, Tensor]] = []
         """The runs that have an n-th row, and this row."""
@@ -151,7 +151,7 @@ class TorchRecurrence:
         return torch.cat(outputs)
 
     def _follow(self, layer: int, inputs: _Inputs, runs: _Runs, out: Tensor | None = None) -> None:
-        """Compute the rows of runs, one of each at a time, and write the states behind their last ones."""
+        """Compute the rows of runs, one of each at a time, and write the states after their last ones."""
         matrices, windows = self._pool.layer(layer)
         states, window = matrices[runs.sources], windows[runs.sources]
         states[runs.fresh] = 0

@@ -1,6 +1,6 @@
 """Gated delta nets over a batch on GPUs; decodes and verify chunks can be captured in CUDA graphs.
 
-As in `TorchRecurrence`, the state behind the right drafts is computed from inputs that are kept until these
+As in `TorchRecurrence`, the state after the right drafts is computed from inputs that are kept until these
 are known, for all layers in two launches.
 """
 
@@ -128,7 +128,7 @@ class TritonRecurrence:
         )
 
     def _sent(self, arrays: Sequence[Ints], batch: Batch, n: int) -> list[Tensor]:
-        """Arrays on the device, as int32. Notes which rows behind the first `n` requests are verified."""
+        """Arrays on the device, as int32. Notes which rows after the first `n` requests are verified."""
         states, device = batch.states, batch.input_ids.device
         assert states is not None
         small, firsts = [array.astype(np.int32) for array in arrays], states.verified
@@ -172,7 +172,7 @@ class TritonRecurrence:
 
 
 def _single_rows(states: StateBatch, n: int) -> list[Ints]:
-    """The fields of `SingleRows` for the rows behind the first `n` requests."""
+    """The fields of `SingleRows` for the rows after the first `n` requests."""
     runs = states.runs[n:]
     firsts = np.flatnonzero(runs)
     run = np.repeat(firsts, runs[firsts])

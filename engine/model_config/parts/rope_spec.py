@@ -22,7 +22,7 @@ class RopeScaling(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     DYNAMIC = "dynamic"
-    """Scales behind max_position_embeddings only, which is the longest context here: behind it, angles, and
+    """Scales after max_position_embeddings only, which is the longest context here: after it, angles, and
     so cached keys, would depend on the length of the request."""
     YARN = "yarn"
     LONGROPE = "longrope"

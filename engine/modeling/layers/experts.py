@@ -17,7 +17,7 @@ from engine.parallel.communicator import Communicator
 
 
 class LiveRows:
-    """How many of a step's rows are tokens; those behind them pad a CUDA graph and go to no expert."""
+    """How many of a step's rows are tokens; those after them pad a CUDA graph and go to no expert."""
 
     def __init__(self) -> None:
         self.count = torch.zeros(1, dtype=torch.int32)

@@ -39,7 +39,7 @@ def projections(spec: ModelSpec) -> list[str]:
 
 
 def norm_table(spec: ModelSpec) -> dict[str, ParamSlice]:
-    """Which modules of a checkpoint's layer fill the norms before and behind attention and MLP."""
+    """Which modules of a checkpoint's layer fill the norms before and after attention and MLP."""
     names = _GLM4_NORMS if spec.architecture == "Glm4ForCausalLM" else _NORMS[spec.norms]
     return {source: ParamSlice(target) for source, target in names.items()}
 

@@ -104,7 +104,7 @@ class VerifyCosts:
     """From the times of steps without prompts, from the end of one step to the end of the next.
 
     A step beside one with drafts is not timed as one without: with overlapped steps the draft model runs in
-    the time of the step before, and the host plans in that of the step behind. What they take too long is
+    the time of the step before, and the host plans in that of the step after. What they take too long is
     counted as the drafts' cost.
     """
 
@@ -115,7 +115,7 @@ class VerifyCosts:
         self._before = 0.0
         """Seconds that the step before the next one with drafts took too long."""
         self._open: Verifying | None = None
-        """The last step with drafts, until the time of the step behind it is known."""
+        """The last step with drafts, until the time of the step after it is known."""
         self._untimed = True
         """The last step was not timed."""
 
