@@ -1,4 +1,4 @@
-"""What a model shows beside its tokens, and who takes it."""
+"""Hidden states that a model exposes to its draft head."""
 
 from __future__ import annotations
 

@@ -167,10 +167,9 @@ class Cluster:
             ) from None
 
     def _agree(self, counts: Mapping[WorkerRole, int]) -> Sequence[str]:
-        """The workers that the cluster is to have, and those that there are besides.
+        """Names of the wanted workers, and of others that exist.
 
-        Their number is what routers have agreed on, unless that of the settings is another one than then.
-        Blocks.
+        Their number is the one that routers have agreed on, unless the settings have changed since. Blocks.
         """
         names: set[str] = set(self._detached.actors())
         for role, number in counts.items():

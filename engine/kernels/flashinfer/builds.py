@@ -52,8 +52,8 @@ class KernelBuild(Protocol):
 
 
 def build_missing(builds: Mapping[str, KernelBuild], folder: Path, report: Report) -> None:
-    """Compile those of `builds`, by what they are for a reader, that are missing. `folder`: shared by the
-    processes of this machine.
+    """Compile the missing `builds` in parallel. Their keys are the names that the log shows. `folder`: shared
+    by the processes of this machine.
 
     Raises BuildFailed.
     """

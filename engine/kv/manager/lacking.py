@@ -1,4 +1,4 @@
-"""What a request lacks in the pool of a prefix that it could continue from. Pure.
+"""Computes which pages of a reusable prefix are missing from the pool. Pure.
 
 A prefix can be continued where every group can serve it: all pages of full groups, those of windows after
 its end, and the state at its end, if the model has one.

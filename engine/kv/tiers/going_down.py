@@ -20,7 +20,7 @@ class GoingDown:
     """Pages that are being copied down, and were evicted since."""
 
     def evicted(self, key: PageKey, page: int) -> bool:
-        """The cache has given up a page; whether it is LEAVING."""
+        """Call on eviction. Returns whether a copy still reads the page (LEAVING)."""
         self.fresh.pop(key, None)
         if page not in self.copying:
             return False

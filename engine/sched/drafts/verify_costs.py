@@ -101,11 +101,11 @@ class Verifying:
 
 
 class VerifyCosts:
-    """From the times of steps without prompts, from the end of one step to the end of the next.
+    """Cost of drafts, from the times of steps without prompts, each from the end of one step to the next.
 
-    A step beside one with drafts is not timed as one without: with overlapped steps the draft model runs in
-    the time of the step before, and the host plans in that of the step after. What they take too long is
-    counted as the drafts' cost.
+    Steps adjacent to one with drafts are left out of the baseline, and their extra time is charged to the
+    drafts: with overlapped steps the draft model runs in the time of the step before, and the host plans in
+    that of the step after.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ class Queues:
             self.start(self.waiting_for_slot.popleft())
 
     def drop_prefilled(self) -> None:
-        """Chunks were planned or cached pages found: forget prompts that are read completely."""
+        """Drop prompts without prefill left. Call after planning chunks or a cache hit."""
         self.prefilling = list(filter(self.is_prompt, self.prefilling))
 
     def remove(self, request: Request) -> None:

@@ -131,8 +131,8 @@ class Selector:
         measures: bool = False,
     ) -> None:
         """`make_policy` is called once, when the first worker is known. `pulls`: workers get cached KV from
-        each other; False: only that of attempts that failed. `measures`: step times are of use, whatever
-        the policy."""
+        each other; False: only that of attempts that failed. `measures`: collect step times even
+        if the policy makes no predictions."""
         self._measures = measures
         self._pulls = pulls
         self._registry = registry

@@ -20,7 +20,7 @@ _UNBOUNDED_UNCERTAINTY: Final = 0.15
 _DELAY_WEIGHT: Final = 0.02
 """What a delay of a whole target costs, in misses: prefers the faster of two choices that miss alike."""
 _LATE_WEIGHT: Final = 0.2
-"""What a TTFT costs, in misses, for each target's length beyond the target: who is late still waits."""
+"""Cost, in expected misses, of each further TTFT target by which a first token is late."""
 
 
 @dataclass(frozen=True, slots=True)
