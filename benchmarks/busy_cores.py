@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -24,9 +23,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.command import command, save_json
+from benchmarks.lib.command import command
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.provenance import provenance
 from benchmarks.lib.servers.server import BatonServer
 
 _SETTLE_S: Final = 3.0
@@ -46,7 +44,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def tokens_per_s(server: BatonServer, model: str, tokens: int) -> float:
-    """Of one answer, its prompt included."""
+    """Tokens per second of one answer, its prompt included."""
     body = {"model": model, "prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True}
     began = time.monotonic()
     httpx.post(
@@ -77,7 +75,7 @@ def measure(settings: list[list[str]], options: argparse.Namespace) -> dict[str,
 
 def main() -> None:
     options = make_parser().parse_args()
-    origin, used = provenance(), sum(psutil.cpu_percent(interval=2.0, percpu=True)) / 100
+    used = sum(psutil.cpu_percent(interval=2.0, percpu=True)) / 100
     settings = [shlex.split(flags) for flags in options.setting or ("", "--worker-cpus 1")]
     results = measure(settings, options)
     table = Table(
@@ -89,8 +87,6 @@ def main() -> None:
     for name, speeds in results.items():
         table.add_row(name, _row(speeds["alone"]), _row(speeds["busy"]))
     Console().print(table)
-    if options.out is not None:
-        save_json(options.out, {"provenance": origin, "cores_used": used, "tokens_per_s": results})
 
 
 def _row(speeds: list[float]) -> str:
@@ -105,7 +101,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--answers", type=int, default=3, help="measured in each round")
     parser.add_argument("--rounds", type=int, default=2, help="of alone and busy in turn")
     parser.add_argument("--setting", action="append", help="flags of router; may be given several times")
-    parser.add_argument("--out", type=Path, help="write JSON here")
     return parser
 
 

@@ -1,11 +1,10 @@
-"""Compare Baton in both modes, transformers and optionally vLLM on the same prompts, in one run.
+"""Compare Baton in both fixed modes with vLLM on the same prompts, in one run.
 
-    python -m benchmarks.compare --cpu
+    python -m benchmarks.compare --cpu --vllm-python /path/to/vllm/bin/python
 
 The systems run one after the other and answer the same requests: first all at once, then more of them one by
-one. All prompts have the same length, so that transformers' batch has no padding; so have all answers, which
-are greedy unless sampling flags are given for Baton. Baton is measured over HTTP, the others inside their
-processes.
+one. All prompts have the same length; so have all answers, which are greedy unless sampling flags are given
+for Baton. Baton is measured over HTTP, vLLM inside its process.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from benchmarks.lib.command import command, save_json
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
 from benchmarks.lib.load.workload import Fixed, Work, make_workload
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.plots import plot_comparison
 from benchmarks.lib.report import Summary, figures_table
-from benchmarks.lib.servers.systems import Comparison, Outcome, baton, transformers, vllm
+from benchmarks.lib.servers.systems import Comparison, Outcome, baton, vllm
 from engine.device.cpu_dtype import preferred_cpu_dtype
 
 _RESULTS = Path(__file__).parent / "results"
@@ -47,7 +45,6 @@ def main() -> None:
     systems = {
         "Baton mixed": partial(baton, comparison, "mixed", "--kv-pool-tokens", str(pool)),
         "Baton disagg": partial(baton, comparison, "disagg", "--kv-pool-tokens", str(pool)),
-        "transformers": partial(transformers, comparison),
     }
     if options.vllm_python:
         systems["vLLM"] = partial(vllm, comparison, options.vllm_python)
@@ -66,8 +63,11 @@ def main() -> None:
     )
     console.print(comparison_table(outcomes, options.concurrency, title))
     path = options.results / (options.name or f"compare-{comparison.device}")
-    _save(outcomes, title, path)
-    console.print(f"Written to {path}.json and .png")
+    save_json(
+        path.with_suffix(".json"),
+        {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]},
+    )
+    console.print(f"Written to {path}.json")
 
 
 def comparison_table(outcomes: Sequence[Outcome], concurrency: int, title: str) -> Table:
@@ -102,12 +102,6 @@ def _workload(options: argparse.Namespace, count: int, seed: int) -> list[Work]:
     )
 
 
-def _save(outcomes: Sequence[Outcome], title: str, path: Path) -> None:
-    results = {"title": title, "outcomes": [outcome.as_json() for outcome in outcomes]}
-    save_json(path.with_suffix(".json"), results)
-    plot_comparison(outcomes, title, path.with_suffix(".png"))
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = command("compare", __doc__)
     parser.add_argument("--cpu", action="store_true", help="on the CPU, in the dtype that is faster there")
@@ -127,12 +121,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         action="append",
-        choices=["Baton mixed", "Baton disagg", "transformers", "vLLM"],
+        choices=["Baton mixed", "Baton disagg", "vLLM"],
         metavar="SYSTEM",
         help="may be given more than once (default: all)",
     )
     parser.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
-    parser.add_argument("--name", metavar="NAME", help="NAME.json and NAME.png (compare-DEVICE)")
+    parser.add_argument("--name", metavar="NAME", help="NAME.json (compare-DEVICE)")
     return parser
 
 

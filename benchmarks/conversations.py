@@ -67,7 +67,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run. Times in seconds."""
+    """Figures of one run; times in seconds."""
 
     failed: int
     first_ttft: Percentiles
@@ -76,7 +76,7 @@ class Figures:
     prompt_tokens: int
     cached_tokens: int
     promoted_tokens: dict[str, int]
-    """Of the cached ones, by tier."""
+    """Cached tokens that came from tiers, by tier."""
     tokens_per_s: Percentiles
     """Output tokens of an answer divided by its end-to-end latency."""
     good: float
@@ -203,7 +203,7 @@ def _paired(options: argparse.Namespace, sessions: Sequence[Session]) -> tuple[d
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a process and its descendants."""
+    """CPU seconds of a process and its descendants."""
     root = psutil.Process(pid)
     times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
     return sum(each.user + each.system for each in times)

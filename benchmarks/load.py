@@ -3,7 +3,8 @@
     python -m benchmarks.load --base-url http://127.0.0.1:30000 --rate 2 --requests 100
 
 Arrivals are open-loop: requests are sent at their arrival times, whether or not earlier ones were answered.
---max-concurrency makes it a closed loop.
+--max-concurrency makes it a closed loop. With --long, this share of the prompts has 8k to 32k tokens, and the
+other prompts have a table of their own.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from benchmarks.lib.command import command
 from benchmarks.lib.load.client import Api, Target, only_model
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.sampling_flags import body_of, sampling_arguments
-from benchmarks.lib.load.workload import make_workload, parse_lengths
+from benchmarks.lib.load.workload import (
+    Uniform,
+    are_long,
+    make_workload,
+    parse_lengths,
+    with_long_prompts,
+)
 from benchmarks.lib.report import Objective, summarize, summary_table
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console()
     target = Target(
         base_url=options.base_url,
@@ -37,19 +44,26 @@ def main() -> None:
         api_key=options.api_key,
         extra={**body_of(options), **({"ignore_eos": True} if options.ignore_eos else {})},
     )
-    workload = make_workload(
-        count=options.requests,
-        rate=options.rate,
-        input_lengths=options.input_length,
-        output_lengths=options.output_length,
-        seed=options.seed,
-        shared_prefix=options.shared_prefix,
-        as_text=target.api is Api.CHAT,
-    )
+    drawn = {
+        "count": options.requests,
+        "rate": options.rate,
+        "input_lengths": options.input_length,
+        "output_lengths": options.output_length,
+        "seed": options.seed,
+    }
+    if options.long:
+        workload = with_long_prompts(**drawn, share=options.long, long_lengths=Uniform(8192, 32768))
+    else:
+        text = target.api is Api.CHAT
+        workload = make_workload(**drawn, shared_prefix=options.shared_prefix, as_text=text)
     records = asyncio.run(offer(target, workload, max_concurrency=options.max_concurrency, console=console))
     objective = Objective(ttft_s=options.ttft_objective, tpot_s=options.tpot_objective)
     summary = summarize(records, objective)
     console.print(summary_table(summary, f"{target.model} at {target.base_url}, {options.rate:g} requests/s"))
+    if options.long:
+        long = are_long(options.requests, options.long, options.seed)
+        usual = [record for record, is_long in zip(records, long, strict=True) if not is_long]
+        console.print(summary_table(summarize(usual, objective), "without the long prompts"))
     for error, count in Counter(record.error for record in records if record.error).most_common(3):
         console.print(f"[red]{count} ×[/red] {error}", highlight=False)
     if options.output:
@@ -76,7 +90,7 @@ def _plain(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = command("load", __doc__)
     lengths = "N, uniform:LOW:HIGH or lognormal:MEDIAN:SIGMA:HIGH"
     parser.add_argument(
@@ -106,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="length of a prefix that all prompts share",
     )
+    parser.add_argument("--long", type=float, default=0.0, metavar="SHARE", help="of long prompts")
     sampling_arguments(parser)
     parser.add_argument(
         "--no-ignore-eos",

@@ -16,8 +16,7 @@ all modes. Arrivals are a Poisson process (open loop), and every run starts with
 --against measures OpenAI servers that are already running, also of other systems, with the same requests.
 
 Goodput counts answers that met the objective: first token within --ttft seconds, tokens after it every --tpot
-seconds on average, and none later than --pause seconds after the one before. --second-objective judges the
-same answers by other bounds, too, into NAME-2. "came" is the rate of the
+seconds on average, and none later than --pause seconds after the one before. "came" is the rate of the
 requests that were sent: a short draw of a Poisson process has another rate than its mean. Figures are means
 over the seeds, with the lowest and the highest in brackets.
 
@@ -55,7 +54,7 @@ from benchmarks.lib.servers.server import ServerFailed
 _RESULTS = Path(__file__).parent / "results"
 WARM_UP_SEED = 1_000_003
 _FILE_WIDTH = 160
-"""Of the output where it is no terminal's."""
+"""Width of the output in columns, where it is no terminal."""
 
 Offer = Callable[[Target, Sequence[Work]], list[Record]]
 
@@ -68,29 +67,21 @@ def main() -> None:
     objective = _bounds(options.ttft, options.tpot, options.pause)
     servers = ModeServers.of(options, objective)
     name = options.name or f"modes-{options.device}"
-    objectives = {name: objective}
-    if options.second_objective:
-        objectives[f"{name}-2"] = options.second_objective
     flags = {mode: servers.flags_for(mode) for mode in options.modes}
-    results = [
-        Results(options.results / file, _title(options, bounds), bounds, flags)
-        for file, bounds in objectives.items()
-    ]
+    results = Results(options.results / name, _title(options, objective), objective, flags)
     if options.append:
-        for each in results:
-            each.take_in_earlier()
+        results.take_in_earlier()
 
     def send(target: Target, workload: Sequence[Work]) -> list[Record]:
         return asyncio.run(offer(target, workload, console=console))
 
     measure_modes(options, servers, results, send, console)
-    for each in results:
-        if each.runs:
-            console.print(rates_table(points_of(each.runs), each.title))
-            console.print(f"Written to {each.path}.json and .png")
-    for mode, error in results[0].failures.items():
+    if results.runs:
+        console.print(rates_table(points_of(results.runs), results.title))
+        console.print(f"Written to {results.path}.json and .png")
+    for mode, error in results.failures.items():
         console.print(f"{mode} failed: {error}", markup=False)
-    if results[0].failures:
+    if results.failures:
         raise SystemExit(1)
 
 
@@ -103,7 +94,7 @@ class Results:
     title: str
     objective: Objective
     flags: dict[str, list[str]]
-    """Of each mode's server."""
+    """Flags of each mode's server."""
     runs: list[Run] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
 
@@ -143,14 +134,11 @@ class Results:
 def measure_modes(
     options: argparse.Namespace,
     servers: ModeServers,
-    results: Sequence[Results],
+    results: Results,
     send: Offer,
     console: Console,
 ) -> None:
-    """Every mode, one after the other, then the servers of --against.
-
-    Every run is added to each of `results`, judged by its objective; servers that fail are noted there.
-    """
+    """Every mode, one after the other, then the servers of --against. Runs and failures go to `results`."""
     for mode in options.modes:
         console.print(f"{mode}: starting {options.workers} workers")
         try:
@@ -165,10 +153,9 @@ def measure_modes(
             _note_failure(name, error, results, console)
 
 
-def _note_failure(name: str, error: Exception, results: Sequence[Results], console: Console) -> None:
-    for each in results:
-        each.failures[name] = str(error)
-        each.write()
+def _note_failure(name: str, error: Exception, results: Results, console: Console) -> None:
+    results.failures[name] = str(error)
+    results.write()
     console.print(f"{name} failed, continuing with the others: {error}", markup=False)
 
 
@@ -176,22 +163,20 @@ def _measure(
     mode: str,
     target: Target,
     options: argparse.Namespace,
-    results: Sequence[Results],
+    results: Results,
     send: Offer,
     console: Console,
 ) -> None:
     """All rates and seeds on one server. Raises ServerFailed."""
     for rate, seed, records in _sweep(options, replace(target, extra=_extra(options)), send):
         came = arrival_rate([record.sent for record in records])
-        runs = [Run(mode, rate, seed, came, summarize(records, each.objective)) for each in results]
-        for each, run in zip(results, runs, strict=True):
-            each.add(run)
-        good = ", ".join(f"{100 * run.share_good:.0f}%" for run in runs)
-        s = runs[0].summary
+        s = summarize(records, results.objective)
+        run = Run(mode, rate, seed, came, s)
+        results.add(run)
         console.print(
             f"{mode}, {rate:g} requests/s ({came:.2f} came), seed {seed}: "
-            f"{good} good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, "
-            f"{s.failed} failed"
+            f"{100 * run.share_good:.0f}% good, TTFT p50 {1e3 * s.ttft.p50:,.0f} ms, "
+            f"TPOT p50 {1e3 * s.tpot.p50:,.1f} ms, {s.failed} failed"
         )
 
 
@@ -262,11 +247,6 @@ def _bounds(ttft: float, tpot: float, pause: float) -> Objective:
     return Objective(ttft_s=ttft or None, tpot_s=tpot or None, pause_s=pause or None)
 
 
-def _objective(text: str) -> Objective:
-    ttft, tpot, pause = (float(bound) for bound in text.split(":"))
-    return _bounds(ttft, tpot, pause)
-
-
 def _named_url(text: str) -> tuple[str, str]:
     name, _, url = text.partition("=")
     if not name or not url.startswith("http"):
@@ -323,12 +303,6 @@ def make_parser() -> argparse.ArgumentParser:
     good.add_argument("--ttft", type=float, default=1.0, metavar="SECONDS")
     good.add_argument("--tpot", type=float, default=0.03, metavar="SECONDS")
     good.add_argument("--pause", type=float, default=0.1, metavar="SECONDS")
-    good.add_argument(
-        "--second-objective",
-        type=_objective,
-        metavar="TTFT:TPOT:PAUSE",
-        help="judge every answer by these bounds too, in seconds; 0: any",
-    )
     output = parser.add_argument_group("results")
     output.add_argument("--results", type=Path, default=_RESULTS, metavar="FOLDER")
     output.add_argument("--name", metavar="NAME", help="NAME.json and NAME.png (modes-DEVICE)")

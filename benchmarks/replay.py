@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
@@ -24,10 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.command import command, save_json
+from benchmarks.lib.command import command
 from benchmarks.lib.load.workload import Lengths, Work, make_workload, parse_lengths
 from benchmarks.lib.outcomes import Run
-from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import figures_table
 from benchmarks.modes import WARM_UP_SEED
 from router.config.choices import Mode
@@ -44,7 +43,7 @@ _PAUSE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one run; times in seconds."""
+    """Figures of one run; times in seconds."""
 
     good: float
     ttft_p50: float
@@ -79,10 +78,6 @@ def main() -> None:
         replayed.append(replay(run, deployment, warm_up, load, objective))
     title = f"measured → simulated, the same requests: {options.file.name}, {content['title']}"
     Console().print(_table(replayed, title))
-    if options.name is not None:
-        path = _RESULTS / f"{options.name}.json"
-        found = {"title": title, "made_with": provenance(), "runs": [asdict(each) for each in replayed]}
-        save_json(path, found, indent=1)
 
 
 def deployment_of(mode: str, flags: Sequence[str], objective: Objective) -> Deployment:
@@ -184,7 +179,6 @@ def make_parser() -> argparse.ArgumentParser:
     _lengths(parser, "--output-length", "uniform:128:512")
     parser.add_argument("--ttft", type=float, default=0.5, metavar="SECONDS", help="of a good answer (0.5)")
     parser.add_argument("--tpot", type=float, default=0.015, metavar="SECONDS", help="the same (0.015)")
-    parser.add_argument("--name", metavar="NAME", help="write results/NAME.json")
     return parser
 
 

@@ -58,7 +58,7 @@ class Outcome:
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = make_parser().parse_args()
     console = Console()
     count = options.frontends
     routers = "The router on one" if count == 1 else f"{count} front ends, each on one"
@@ -205,7 +205,7 @@ def _table(outcomes: Sequence[Outcome], title: str) -> Table:
     return table
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = command("router_throughput", __doc__)
     parser.add_argument("--model", default="smollm2", help="whose tokenizer is used")
     parser.add_argument("--seconds", type=float, default=5.0, help="for each load")

@@ -1,10 +1,8 @@
 """Simulate the scheduling of a load on a modelled GPU, to predict before measuring.
 
     python -m benchmarks.simulate --rate 30 --itl-targets 14,20,30,0
-    python -m benchmarks.simulate --rate 30 --presets baton,sglang,vllm,roseinfer
     python -m benchmarks.simulate --flags "--preset vllm" --flags "--preset vllm --schedule-policy shortest"
     python -m benchmarks.simulate --load behind-long --output behind-long.json
-    python -m benchmarks.simulate --load alternating --output alternating.json
     python -m benchmarks.simulate --cluster --help
 
 The real engine plans the steps: scheduler, pages, ITL controller, planning ahead. A formula gives the time of
@@ -21,18 +19,17 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks import simulated_cluster
 from benchmarks.lib.command import command, save_json
-from benchmarks.lib.engines.chunk_engines import simulate
+from benchmarks.lib.engines.driven import simulate
 from benchmarks.lib.engines.simulated_gpu import FlagLineError, config_of_flags
 from benchmarks.lib.load.client import Record
 from benchmarks.lib.load.workload import Uniform, Work, parse_lengths, with_long_prompts
-from benchmarks.lib.plots import plot_schedulers
 from benchmarks.lib.provenance import provenance
 from benchmarks.lib.report import Percentiles, figures_table, summarize
 from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8, H200_QWEN3_30B_FP8, DeviceCosts
@@ -44,18 +41,7 @@ _LONG: Final = 100_000
 _DECODES: Final = 20
 _BEHIND: Final = 20
 _LONG_LENGTHS: Final = Uniform(8192, 32768)
-_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "alternating": {"rate": 8.0, "seconds": 60.0, "long": 0.08, "output_length": "lognormal:100:0.7:512"}
-}
-"""Defaults of options, by load."""
 _SCHEDULERS: Final = {
-    "alternating": (
-        "--preset roseinfer --long-prefill-token-threshold 0",
-        "--preset roseinfer",
-        "--preset roseinfer --batching mixed",
-        "--itl-target-ms 0 --chunked-prefill-size 2048",
-        "",
-    ),
     "behind-long": (
         "--preset vllm --chunked-prefill-size -1",
         "--preset sglang",
@@ -91,7 +77,7 @@ def main() -> None:
     if "--cluster" in sys.argv[1:]:
         simulated_cluster.main([argument for argument in sys.argv[1:] if argument != "--cluster"])
         return
-    options = _options()
+    options = make_parser().parse_args()
     found = provenance()
     costs = _costs(options.model)
     case = _behind_long() if options.load == "behind-long" else _poisson(options)
@@ -104,7 +90,7 @@ def main() -> None:
                 config = config_of_flags(line)
             except FlagLineError as error:
                 sys.exit(f"benchmarks.simulate: --flags {line!r}: {error}")
-            runs[line] = simulate(case.works, config, costs, early=options.early)
+            runs[line] = simulate(case.works, config, costs)
     rows = {line: case.row(records) for line, records in runs.items()}
     console.print(_table(rows, case.title))
     if options.output:
@@ -118,7 +104,6 @@ def main() -> None:
             ],
         }
         save_json(options.output, content)
-        plot_schedulers(rows, case.title, options.output.with_suffix(".png"))
 
 
 def _costs(model: str) -> DeviceCosts:
@@ -194,22 +179,9 @@ def _table(rows: Mapping[str, Mapping[str, float]], title: str) -> Table:
 
 
 def _lines(options: argparse.Namespace) -> list[str]:
-    """Other systems have no ITL target."""
     if lines := options.flags or _SCHEDULERS.get(options.load):
         return list(lines)
-    presets = options.presets.split(",")
-    targets = options.itl_targets.split(",") if "baton" in presets else []
-    return [
-        *(f"--itl-target-ms {target}" for target in targets),
-        *(f"--preset {name}" for name in presets if name != "baton"),
-    ]
-
-
-def _options() -> argparse.Namespace:
-    """The load changes defaults; what is given explicitly stands."""
-    parser = make_parser()
-    parser.set_defaults(**_DEFAULTS.get(parser.parse_args().load, {}))
-    return parser.parse_args()
+    return [f"--itl-target-ms {target}" for target in options.itl_targets.split(",")]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -234,14 +206,10 @@ def make_parser() -> argparse.ArgumentParser:
         "--flags", action="append", metavar="FLAGS", help="a scheduler, by flags of router; repeatable"
     )
     parser.add_argument(
-        "--presets", default="baton", metavar="NAME,…", help="each with its own step and page size"
+        "--itl-targets", default="14,20,30,0", metavar="MS,…", help="without --flags; 0: no target"
     )
-    parser.add_argument(
-        "--itl-targets", default="14,20,30,0", metavar="MS,…", help="of preset baton; 0: no target"
-    )
-    parser.add_argument("--early", action="store_true", help="plan each step as early as possible")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON; the figure goes beside it as .png")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="of the figures, as JSON")
     return parser
 
 

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from benchmarks.lib.command import command
 from benchmarks.lib.report import figures_table
-from engine.config import PATIENCE
 from router.config.choices import Mode
 from router.placement import Targets
 from simulator.deployment import Deployment
@@ -53,12 +52,12 @@ LOADS: Final[dict[str, Callable[[float, float, int], list[Arrival]]]] = {
     "bursts": lambda rate, seconds, seed: bursts(rate, seconds, *_TABLE, seed=seed),
     "chats": lambda rate, seconds, seed: chats(rate, seconds, LogNormal(128, 0.8, 2048), _CHAT[1], seed),
 }
-"""By name: (requests a second, seconds, seed) -> arrivals."""
+"""Functions (requests a second, seconds, seed) -> arrivals, by name."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = make_parser().parse_args(argv)
-    console = Console(width=options.width)
+    console = Console(width=150)
     targets = Targets(options.ttft_ms / 1e3, options.itl_ms / 1e3)
     for rate in options.rates if options.trace is None else [0.0]:
         load = f"{options.load}, {rate:g} requests/s" if options.trace is None else options.trace.name
@@ -93,11 +92,8 @@ def _deployments(options: argparse.Namespace, targets: Targets) -> list[Deployme
     ]
     adaptive = _deployment(Mode.ADAPTIVE, (options.prefill, options.decode), targets, cached)
     pauses = [replace(adaptive, pause_target_s=pause / 1e3) for pause in options.pause_ms]
-    return [
-        replace(found, patience=options.patience)
-        for found in (*mixed, *disagg, adaptive, *pauses)
-        if found.mode.value in options.modes
-    ]
+    every = (*mixed, *disagg, adaptive, *pauses)
+    return [found for found in every if found.mode.value in options.modes]
 
 
 def _deployment(
@@ -172,6 +168,4 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefill-chunk", type=int, metavar="TOKENS", help="step budget with disagg; -1: whole prompts"
     )
-    parser.add_argument("--patience", type=float, default=PATIENCE, help="prompt_patience of every engine")
-    parser.add_argument("--width", type=int, default=150, help=argparse.SUPPRESS)
     return parser

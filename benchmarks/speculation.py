@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.lib.command import command, save_json
-from benchmarks.lib.engines.oracle import speculate
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
@@ -31,13 +30,12 @@ from engine.core.request import Request, TokenId
 from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
-from engine.speculation.kinds import DraftHints, Speculation
+from engine.speculation.kinds import NO_HINTS, DraftHints, Speculation
 from router.api.generation.text.tokenizer import Tokenizer
-
-__all__ = ["Measured", "make_parser", "measure"]
 
 _SOURCE: Final = Path("engine/kv/cache/radix.py")
 _CHANGED: Final = 20
+_NO_DRAFTS: Final = DraftHints(drafters=frozenset())
 _QUESTION: Final = "Name five rivers of Europe, with the countries that they flow through."
 
 
@@ -54,17 +52,17 @@ def measure(
     engine: Engine,
     prompts: Sequence[Sequence[TokenId]],
     tokens: int,
-    speculation: SpeculationConfig | None,
-    predictions: Sequence[Sequence[TokenId]],
+    hints: Sequence[DraftHints],
     first_id: int,
 ) -> Measured:
     """Compute all prompts at once; tokens and time are those from the last first token to the end."""
-    speculate(engine, speculation)
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     requests = [
-        Request(first_id + i, prompt, sampling, hints=DraftHints(prediction=prediction))
-        for i, (prompt, prediction) in enumerate(zip(prompts, predictions, strict=True))
+        Request(first_id + i, prompt, sampling, hints=hint)
+        for i, (prompt, hint) in enumerate(zip(prompts, hints, strict=True))
     ]
+    before = engine.stats().drafts
+    drafted, accepted = before.drafted, before.accepted
     for request in requests:
         engine.submit(request)
     while any(request.num_known == len(request.prompt) for request in requests):
@@ -76,8 +74,8 @@ def measure(
     return Measured(
         tokens=sum(request.num_known for request in requests) - known,
         seconds=time.perf_counter() - began,
-        drafted=counts.drafted,
-        accepted=counts.accepted,
+        drafted=counts.drafted - drafted,
+        accepted=counts.accepted - accepted,
         answers=[request.output for request in requests],
     )
 
@@ -130,24 +128,23 @@ def main() -> None:
             ),
         )
     )
-    first = measure(engine, [chat(tokenizer, _QUESTION)], 96, None, [()], 1)
+    first = measure(engine, [chat(tokenizer, _QUESTION)], 96, [_NO_DRAFTS], 1)
     first_answer = tokenizer.decode(first.answers[0])
     results: list[dict[str, Any]] = []
     number = 1_000
     for name in options.texts.split(","):
         for count in (1, options.many):
             prompts = prompts_of(name, tokenizer, count, first_answer)
-            nothing: list[Sequence[TokenId]] = [()] * count
+            nothing, hints = [_NO_DRAFTS] * count, [NO_HINTS] * count
             seconds, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}
             drafted = accepted = 0
-            predictions = nothing
-            measure(engine, prompts, 1, None, nothing, number)  # cache the prompts
+            measure(engine, prompts, 1, nothing, number)  # cache the prompts
             number += count
             for _ in range(options.repeats):
-                plain = measure(engine, prompts, options.tokens, None, nothing, number)
+                plain = measure(engine, prompts, options.tokens, nothing, number)
                 if name == "edit":
-                    predictions = [edited(answer, tokenizer) for answer in plain.answers]
-                drafts = measure(engine, prompts, options.tokens, speculation, predictions, number + count)
+                    hints = [DraftHints(prediction=edited(answer, tokenizer)) for answer in plain.answers]
+                drafts = measure(engine, prompts, options.tokens, hints, number + count)
                 assert drafts.answers == plain.answers, "drafts have changed an answer"
                 number += 2 * count
                 for drafted_too, run in ((False, plain), (True, drafts)):

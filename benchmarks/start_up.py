@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final
 
@@ -29,8 +29,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.command import command, save_json
-from benchmarks.lib.provenance import provenance
+from benchmarks.lib.command import command
 
 _INTERVAL_S: Final = 0.02
 _READY: Final = re.compile(r" is ready after ")
@@ -140,7 +139,6 @@ def main() -> None:
     flags = options.flags[1:] if options.flags[:1] == ["--"] else options.flags
     if options.kill and "--ray-address" not in flags:
         sys.exit("--kill needs --ray-address: a router's own Ray ends with it, and so do its workers")
-    origin = provenance()
     try:
         if options.kill:
             measure(flags, kill=True)
@@ -152,9 +150,6 @@ def main() -> None:
     for at, line in starts[-1].lines:
         console.print(f"{at:6.2f} s  {line}", highlight=False, markup=False, soft_wrap=True)
     console.print(_table(starts))
-    if options.out is not None:
-        result = {"provenance": origin, "flags": flags, "starts": [asdict(start) for start in starts]}
-        save_json(options.out, result)
 
 
 def _table(starts: list[StartUp]) -> Table:
@@ -179,7 +174,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser = command("start_up", __doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kill", action="store_true", help="kill each router; the first one is not measured")
-    parser.add_argument("--out", type=Path, help="write JSON here")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="flags of router, after --")
     return parser
 

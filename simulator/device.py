@@ -202,5 +202,5 @@ H200_QWEN3_30B_FP8: Final = DeviceCosts(
     pair=0.55e-9,
     step=0.9e-3,
 )
-"""Qwen3-30B-A3B's shape in FP8 blocks on an H200: expert layers as measured (`benchmarks.micro.experts`), the
+"""Qwen3-30B-A3B's shape in FP8 blocks on an H200: expert layers as measured, the
 rest so that chat at 30 requests a second has the measured TPOT (17.5 ms) and TTFT (p50 47 ms, p99 328)."""

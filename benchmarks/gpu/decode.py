@@ -1,8 +1,6 @@
 """Time of a decode step through the whole engine, on the host and on the GPU.
 
-python -m benchmarks.gpu.decode --model FOLDER --points 1:1024,64:4096,256:1024,64:1024:512
-
-A third number adds this many prompt tokens to each step, of prompts of 2048 tokens.
+python -m benchmarks.gpu.decode --model FOLDER --points 1:1024,64:4096,256:1024
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +21,8 @@ from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts, submit
 from engine.loop.engine import Engine
 
-__all__ = ["Stopwatch", "measure", "profile"]
-
 _STEPS = 100
 _PROFILED = 12
-_PROMPT = 2048
 _SETTLING = 10
 
 
@@ -73,17 +67,6 @@ def fill(engine: Engine, batch: int, context: int, options: argparse.Namespace, 
 
 def mean_context(engine: Engine) -> float:
     return statistics.fmean(r.num_tokens for r in engine.scheduler.running if len(r.output) > 1)
-
-
-def mix_in(engine: Engine, batch: int, prompt_tokens: int, options: argparse.Namespace, vocab: int) -> None:
-    """Add this many prompt tokens to each of the following steps."""
-    scheduler = engine.scheduler
-    scheduler.config = replace(scheduler.config, chunk_budget=batch + prompt_tokens)
-    count = (_STEPS + _PROFILED + 20) * prompt_tokens // _PROMPT + 1
-    prompts = random_prompts(count, _PROMPT, f"mixed-{batch}-{prompt_tokens}", options.seed, vocab)
-    submit(engine, prompts, 1, options, first_id=engine.stats().steps * 10_000)
-    for _ in range(_SETTLING):
-        engine.step()
 
 
 def measure(engine: Engine) -> dict[str, float]:
@@ -139,20 +122,18 @@ def profile(engine: Engine) -> dict[str, Any]:
 
 def main() -> None:
     parser = command("gpu.decode", __doc__)
-    parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT[:PROMPT],...")
+    parser.add_argument("--points", default="1:1024,64:4096,256:1024", metavar="BATCH:CONTEXT,...")
     engine_arguments(parser)
     options = parser.parse_args()
     engine = build_engine(options)
-    settings, vocab = engine.scheduler.config, engine.runner.spec.vocab_size
+    vocab = engine.runner.spec.vocab_size
     results = []
     for point in options.points.split(","):
-        batch, context, prompt_tokens, *_ = [*map(int, point.split(":")), 0]
+        batch, context = map(int, point.split(":"))
         fill(engine, batch, context, options, vocab)
-        if prompt_tokens:
-            mix_in(engine, batch, prompt_tokens, options, vocab)
-        shape = {"batch": batch, "context": context, "prompt_tokens": prompt_tokens}
         before = mean_context(engine)
-        result = shape | measure(engine) | {"mean_context": round((before + mean_context(engine)) / 2)}
+        result = {"batch": batch, "context": context} | measure(engine)
+        result["mean_context"] = round((before + mean_context(engine)) / 2)
         result |= profile(engine)
         results.append(result)
         print(json.dumps(result, indent=1), flush=True)
@@ -160,7 +141,6 @@ def main() -> None:
             engine.abort(request.id)
         while engine.has_work:
             engine.step()
-        engine.scheduler.config = settings
         if options.output:
             save_json(options.output, results)
     engine.close()

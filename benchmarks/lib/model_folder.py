@@ -8,12 +8,9 @@ from pathlib import Path
 from engine.modeling.loader.checkpoint import CheckpointError, resolve
 
 
-def model_folder(name: str, *, keep_codes: bool = False) -> Path:
-    """As `router --model` takes it. Ends the process with one line if there is no such model.
-
-    `keep_codes`: weights of a GGUF file stay integers with scales.
-    """
+def model_folder(name: str) -> Path:
+    """As `router --model` takes it. Ends the process with one line if there is no such model."""
     try:
-        return resolve(name, keep_codes=keep_codes).path
+        return resolve(name).path
     except CheckpointError as error:
         sys.exit(f"--model {name}: {error}")

@@ -24,7 +24,7 @@ class Run:
 
     @property
     def share_good(self) -> float:
-        """Of all requests, failed ones too."""
+        """Share of all requests, failed ones too."""
         return self.summary.good / max(self.summary.succeeded + self.summary.failed, 1)
 
     def as_json(self) -> dict[str, Any]:

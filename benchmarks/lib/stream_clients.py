@@ -33,12 +33,12 @@ class Heard:
     began: float
     ended: float
     times: dict[int, list[float]]
-    """By number of the stream: when each token came."""
+    """Times at which the tokens came, by number of the stream."""
     num_events: int
 
 
 def first_token(stream: int) -> int:
-    """Of its prompt."""
+    """First token of the stream's prompt."""
     return 1000 + stream
 
 

@@ -1,20 +1,15 @@
 """Host time per step, before and after the device computes. Needs no model and no GPU.
 
     python -m benchmarks.micro.host_cost --running 256 --context 1024
-    python -m benchmarks.micro.host_cost --running 1 --drafts 4 --acceptance 0.7
 
 An engine plans steps in which every request decodes, writes and builds their batches, plans their attention,
-and takes in synthetic tokens. With `--drafts`, every step verifies this many drafted tokens of each request,
-each right with the probability `--acceptance`; steps without drafts are measured beside it. With `--apart`,
-the host sleeps before it takes in a step's tokens, as it waits for a GPU: code and data may have left its
-caches then. CUDA calls are not included; `benchmarks.gpu.decode` and `benchmarks.gpu.speculation` measure
-those. Times are CPU times of the thread.
+and takes in synthetic tokens. CUDA calls are not included; `benchmarks.gpu.decode` measures those. Times are
+CPU times of the thread.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,12 +23,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lib.command import command
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.report import Percentiles, figures_table
 from common.garbage_collection import tune_gc
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.batch.batch import BatchBuilder, padded_rows
 from engine.core.batch.decode_plan import Decodes, PlanLayout
 from engine.core.batch.step_inputs import StepWriter
@@ -43,7 +37,6 @@ from engine.core.sampling_params import SamplingParams
 from engine.executor.base import StepResult
 from engine.loop.engine import Engine
 from engine.mixers.attention.decode_planner import DecodePlanner
-from engine.speculation.drafters import Drafter
 
 _PAGE_SIZE: Final = 16
 _BUDGET: Final = 16384
@@ -52,8 +45,6 @@ _VOCAB: Final = 128_256
 _SETTLING: Final = 20
 _MULTIPROCESSORS: Final = 132
 _KV_HEADS: Final = 8
-_READ_AGAIN: Final = 32_768
-"""As in `ModelRunner`: longer contexts of verify chunks run through the kernels of prompts."""
 
 
 @dataclass(slots=True)
@@ -77,10 +68,9 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """A step whose tokens are known after a while. Implements `StepInFlight`."""
+    """A step whose tokens are known at once. Implements `StepInFlight`."""
 
     answer: StepResult
-    seconds: float
 
     def proceed(self) -> bool:
         return False
@@ -94,8 +84,6 @@ class _Done:
     def wait(self) -> None: ...
 
     def result(self) -> StepResult:
-        if self.seconds:
-            time.sleep(self.seconds)
         return self.answer
 
 
@@ -105,9 +93,8 @@ class _HostRunner:
     num_pages = num_state_slots = 0
     spec = _Model()
 
-    def __init__(self, running: int, longest: int, rows: int, num_pages: int, apart_s: float) -> None:
+    def __init__(self, running: int, longest: int, num_pages: int) -> None:
         self.cost = HostCost()
-        self._apart_s = apart_s
         self._scratch = num_pages
         self._writer = StepWriter(running)
         self._builder = BatchBuilder(
@@ -120,13 +107,12 @@ class _HostRunner:
         self._planner = DecodePlanner(
             multiprocessors=_MULTIPROCESSORS, num_kv_heads=_KV_HEADS, page_size=_PAGE_SIZE
         )
-        self._layout = PlanLayout(rows, self._planner.most_parts(rows))
-        self._rows = torch.zeros((3, padded_rows(rows)), dtype=torch.int64)
+        self._layout = PlanLayout(running, self._planner.most_parts(running))
+        self._rows = torch.zeros((3, padded_rows(running)), dtype=torch.int64)
 
     def prepare(self, plan: StepPlan) -> StepPlan:
-        long = sum(len(chunk.draft) * chunk.end for chunk in plan.chunks) > _READ_AGAIN
         with _timed(self.cost.write):
-            inputs = self._writer.write(plan, by_rows=not long)
+            inputs = self._writer.write(plan, by_rows=True)
         with _timed(self.cost.build):
             fits = len(inputs.input_ids) <= self._rows.shape[1]
             batch = self._builder.build(inputs, self._rows if fits else None)
@@ -139,8 +125,8 @@ class _HostRunner:
         return plan
 
     def launch(self, plan: StepPlan) -> _Done:
-        sampled = sum(1 + len(chunk.draft) for chunk in plan.chunks if chunk.samples)
-        return _Done(StepResult([_TOKEN] * sampled, [None] * sampled), self._apart_s)
+        sampled = sum(chunk.samples for chunk in plan.chunks)
+        return _Done(StepResult([_TOKEN] * sampled, [None] * sampled))
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return ()
@@ -148,19 +134,12 @@ class _HostRunner:
     def close(self) -> None: ...
 
 
-def measure(
-    running: int,
-    context: int,
-    steps: int,
-    drafts: int = 0,
-    acceptance: float = 0.0,
-    apart_s: float = 0.0,
-) -> HostCost:
+def measure(running: int, context: int, steps: int) -> HostCost:
     """`steps` steps in which `running` requests decode; their prompts had `context` tokens."""
-    output = (steps + _SETTLING) * (1 + drafts) + 1
+    output = steps + _SETTLING + 1
     longest = context + output + 1
     num_pages = (running + 1) * -(-longest // _PAGE_SIZE)
-    runner: Any = _HostRunner(running, longest, running * (1 + drafts), num_pages, apart_s)
+    runner: Any = _HostRunner(running, longest, num_pages)
     engine = Engine(
         EngineConfig(
             model_path=Path("none"),
@@ -171,13 +150,6 @@ def measure(
         ),
         runner=runner,
     )
-    if drafts:
-        rng, answer = random.Random(1), [_TOKEN] * output
-
-        def drafters_of(request: Request) -> list[Drafter]:
-            return [Oracle(answer, _VOCAB, acceptance, rng)]
-
-        speculate(engine, SpeculationConfig(num_draft_tokens=drafts, adaptive=False), drafters_of)
     for i in range(running):
         sampling = SamplingParams(max_tokens=output, ignore_eos=True)
         engine.submit(Request(id=i, prompt=[i] * context, sampling=sampling))
@@ -218,17 +190,12 @@ def main() -> None:
     options = _parser().parse_args()
     tune_gc()
     title = f"Host, {options.running} requests of {options.context} tokens, on {describe_machine()}"
-    shape = options.running, options.context, options.steps
-    apart_s = options.apart / 1e3
-    costs = {"decode": measure(*shape, apart_s=apart_s)}
-    if options.drafts:
-        costs[f"verify {options.drafts}"] = measure(*shape, options.drafts, options.acceptance, apart_s)
-    Console().print(_table(costs, title))
+    cost = measure(options.running, options.context, options.steps)
+    Console().print(_table(cost, title))
 
 
-def _table(costs: dict[str, HostCost], title: str) -> Table:
-    heads = [f"{name}, ms: {spread}" for name in costs for spread in ("p50", "p99")]
-    table = figures_table(title, "", *heads)
+def _table(cost: HostCost, title: str) -> Table:
+    table = figures_table(title, "", "p50, ms", "p99, ms")
     parts = {
         "plan the step": "plan",
         "write its inputs": "write",
@@ -238,8 +205,8 @@ def _table(costs: dict[str, HostCost], title: str) -> Table:
         "the whole step": "total",
     }
     for label, name in parts.items():
-        spreads = [Percentiles.of(getattr(cost, name)) for cost in costs.values()]
-        table.add_row(label, *(f"{value:.3f}" for spread in spreads for value in (spread.p50, spread.p99)))
+        spread = Percentiles.of(getattr(cost, name))
+        table.add_row(label, f"{spread.p50:.3f}", f"{spread.p99:.3f}")
     return table
 
 
@@ -248,9 +215,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--running", type=int, default=256, metavar="N", help="requests that decode")
     parser.add_argument("--context", type=int, default=1024, metavar="TOKENS", help="length of their prompts")
     parser.add_argument("--steps", type=int, default=500, metavar="N")
-    parser.add_argument("--drafts", type=int, default=0, metavar="N", help="drafted tokens per request")
-    parser.add_argument("--acceptance", type=float, default=0.7, metavar="P")
-    parser.add_argument("--apart", type=float, default=0.0, metavar="MS", help="pause in each step")
     return parser
 
 

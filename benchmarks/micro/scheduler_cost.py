@@ -1,15 +1,12 @@
 """Cost of planning a step with many requests, for every policy. Needs no model and no GPU.
 
     python -m benchmarks.micro.scheduler_cost --running 512 --waiting 2000
-    python -m benchmarks.micro.scheduler_cost --policies shortest --tpot-target-ms 20
 
 Two states of a loaded worker: "full", in which every slot is taken and nothing can be admitted, and
 "admitting", in which in every step a request ends, another takes its place and its prompt is computed, so
 that the prefix cache changes. Prompts have 2,048 tokens, of which `--cached` are in the prefix cache. Times
 are CPU times of the thread. Other processes still add to them through the caches that they share, so the same
-load is planned `--repeats` times, and the least time of each step counts. With `--tpot-target-ms`, the steps
-of adaptive workers are planned (`engine/sched/chunk_size/tpot_controller.py`); a simulated step takes 0.6 x
-the target, and with prompts 2.5 x the target.
+load is planned `--repeats` times, and the least time of each step counts.
 """
 
 from __future__ import annotations
@@ -41,26 +38,22 @@ _TOKEN: Final = 5
 _WARM_UP: Final = 20
 _GROUPS: Final = 16
 """Prefixes that prompts share."""
-_PLAIN_STEP: Final = 0.6
-"""Time of a simulated step without prompts, relative to the TPOT target."""
-_PROMPT_STEP: Final = 2.5
+_STEP_S: Final = 0.012
+"""Time of a simulated step without prompts."""
+_PROMPT_STEP_S: Final = 0.05
 
 
 class _Load:
-    def __init__(
-        self, policy: Policy, running: int, waiting: int, cached: int, tpot_target_s: float | None
-    ) -> None:
+    def __init__(self, policy: Policy, running: int, waiting: int, cached: int) -> None:
         config = SchedulerConfig(
             policy=policy,
             chunk_budget=_BUDGET + running,
             max_running_requests=running,
             max_waiting_requests=waiting + running + 1,
-            tpot_target_s=tpot_target_s,
         )
         kv = KVManager((running + _GROUPS) * (2 * _PROMPT // _PAGE_SIZE), _PAGE_SIZE)
         self.scheduler = Scheduler(config, kv, context=4 * _PROMPT)
         self._cached = cached
-        self._step_s = tpot_target_s or 0.02
         self._now = 0.0
         self._ids = count()
         for group in range(_GROUPS):
@@ -89,7 +82,7 @@ class _Load:
             self.scheduler.complete(chunk)
             if chunk.output_index is not None:
                 chunk.request.output[chunk.output_index] = _TOKEN
-        seconds = self._step_s * (_PROMPT_STEP if plan.prompt_tokens else _PLAIN_STEP)
+        seconds = _PROMPT_STEP_S if plan.prompt_tokens else _STEP_S
         self._now += seconds
         self.scheduler.observe(float(plan.prompt_tokens), seconds)
         return plan
@@ -107,27 +100,21 @@ class _Load:
 
 
 def measure(
-    policy: Policy,
-    running: int,
-    waiting: int,
-    cached: int,
-    steps: int,
-    repeats: int = 1,
-    tpot_target_s: float | None = None,
+    policy: Policy, running: int, waiting: int, cached: int, steps: int, repeats: int = 1
 ) -> dict[str, list[float]]:
     """Milliseconds of each call of `plan`, by state; the least of `repeats` equal ones."""
-    runs = [_measure_once(policy, running, waiting, cached, steps, tpot_target_s) for _ in range(repeats)]
+    runs = [_measure_once(policy, running, waiting, cached, steps) for _ in range(repeats)]
     return {
         state: [min(same) for same in zip(*(run[state] for run in runs), strict=True)] for state in runs[0]
     }
 
 
 def _measure_once(
-    policy: Policy, running: int, waiting: int, cached: int, steps: int, tpot_target_s: float | None
+    policy: Policy, running: int, waiting: int, cached: int, steps: int
 ) -> dict[str, list[float]]:
     gc.unfreeze()
     gc.collect()  # what the run before left
-    load = _Load(policy, running, waiting, cached, tpot_target_s)
+    load = _Load(policy, running, waiting, cached)
     tune_gc()  # as a worker does
     costs: dict[str, list[float]] = {"full": [], "admitting": []}
     for _ in range(_WARM_UP):
@@ -144,7 +131,7 @@ def main() -> None:
     options = _parser().parse_args()
     title = (
         f"Scheduler.plan, {options.running} running and {options.waiting} waiting, {_PROMPT} prompt tokens,"
-        f" {options.cached} cached, {_target(options)}on {describe_machine()}"
+        f" {options.cached} cached, on {describe_machine()}"
     )
     table = figures_table(title, "policy", "full p50, ms", "p99", "admitting p50, ms", "p99")
     for policy in options.policies:
@@ -152,13 +139,8 @@ def main() -> None:
     Console().print(table)
 
 
-def _target(options: argparse.Namespace) -> str:
-    return f"TPOT target {options.tpot_target_ms:g} ms, " if options.tpot_target_ms else ""
-
-
-def _sizes(options: argparse.Namespace) -> tuple[int, int, int, int, int, float | None]:
-    target_s = options.tpot_target_ms / 1e3 or None
-    return options.running, options.waiting, options.cached, options.steps, options.repeats, target_s
+def _sizes(options: argparse.Namespace) -> tuple[int, int, int, int, int]:
+    return options.running, options.waiting, options.cached, options.steps, options.repeats
 
 
 def _row(costs: dict[str, list[float]]) -> Iterator[str]:
@@ -179,9 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--waiting", type=int, default=2000, metavar="N", help="requests in the queue")
     parser.add_argument("--cached", type=int, default=1984, metavar="TOKENS", help="of each prompt")
     parser.add_argument("--steps", type=int, default=200, metavar="N", help="steps measured in each state")
-    parser.add_argument(
-        "--tpot-target-ms", type=float, default=0.0, metavar="MS", help="of adaptive workers; 0: none (0)"
-    )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs, of which the least counts")
     return parser
 

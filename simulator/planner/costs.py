@@ -50,9 +50,8 @@ _MXFP4_BYTES: Final = 0.5 + 1 / MXFP4_BLOCK
 _KERNEL_S: Final = 3e-6
 """Time of a small kernel between others: most of it is its start and its end."""
 _ROUTING_S: Final = 55e-6
-"""Time to route a layer's experts for any number of decodes, apart from reading them:
-`benchmarks.micro.experts` less its floor, for 1, 16 and 64 tokens of Qwen3-30B-A3B.
-"""
+"""Time to route a layer's experts for any number of decodes: measured on an H200 for 1, 16 and 64 tokens of
+Qwen3-30B-A3B, less the time to read the weights."""
 _WIDE_HEAD: Final = 128
 _OF_WIDE_HEADS: Final = 1.9
 """How much longer it takes to read wider heads' KV: decodes of Qwen3.5-9B, with heads of 256 features, and of

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
@@ -20,6 +19,7 @@ from engine.mixers.recurrence.torch_recurrence import TorchRecurrence
 from engine.model_config.parts.delta_spec import DeltaSpec
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.mixers.recurrence.test_triton_recurrence import batch_of, verified
 
 SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)

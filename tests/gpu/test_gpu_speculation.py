@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -15,6 +14,7 @@ from engine.loop.engine import Engine
 from tests.faults.support.small_model import save_small_model
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
 
 MOST = SpeculationConfig(num_draft_tokens=4, adaptive=False)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from common.garbage_collection import tune_gc
-from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
 from engine.executor.build import build_runner
@@ -34,7 +34,7 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.json")
 
 
-def build_engine(options: argparse.Namespace, speculation: SpeculationConfig | None = None) -> Engine:
+def build_engine(options: argparse.Namespace) -> Engine:
     """An engine in bfloat16 on the first GPU, whose pool takes what is left of 90% of its memory.
 
     Warmed up as a worker is: on a new machine a run would measure its compiler otherwise.
@@ -58,7 +58,6 @@ def build_engine(options: argparse.Namespace, speculation: SpeculationConfig | N
             max_running_requests=options.max_running_requests,
             max_waiting_requests=1_000_000,
             chunk_budget=suited.chunk_budget if chunk is None else chunk,
-            speculation=speculation,
         ),
         cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
         cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,

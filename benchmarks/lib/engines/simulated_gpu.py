@@ -20,7 +20,7 @@ FRONT_S: Final = 7e-3
 """Client, HTTP, router, gRPC and the worker's inbox, there and back, at 30 requests a second."""
 _POOL_TOKENS: Final = 960_000
 _CONTEXT: Final = 131_072
-"""Of a scheduler that flags give."""
+"""Context of a scheduler that flags give, in tokens."""
 
 
 def simulated_config(preset: Preset = Preset.BATON, itl_target_s: float | None = None) -> EngineConfig:

@@ -57,11 +57,11 @@ class Record:
     pieces: list[str] = field(default_factory=list)
     """The text of each."""
     token_ids: list[int] = field(default_factory=list)
-    """Of the answer, where the request asks for them (`return_token_ids`)."""
+    """Tokens of the answer, if the request asks for them (`return_token_ids`)."""
     ended: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt, where the server reports them."""
+    """Cached tokens of the prompt, if the server reports them."""
     output_tokens: int = 0
     """Counted by the server where it reports usage, else the number of pieces."""
     error: str | None = None

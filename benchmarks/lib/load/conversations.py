@@ -51,10 +51,10 @@ class Distribution:
     later: Lengths
     tool: Lengths
     tool_share: float
-    """Of the turns that are the output of a tool, with the length of `tool`."""
+    """Share of the turns that are the output of a tool, with the length of `tool`."""
     output: Lengths
     branch_share: float
-    """Of the turns from which a sub-agent branches."""
+    """Share of the turns from which a sub-agent branches."""
 
     @classmethod
     def read(cls, path: Path) -> Distribution:

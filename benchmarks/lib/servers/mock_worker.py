@@ -40,7 +40,7 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.by_prompt: dict[int, MockRequest] = {}
-        """By the first token of the prompt, which identifies a benchmark's request."""
+        """Requests by the first token of the prompt, which identifies them."""
 
     async def start(self) -> Endpoint:
         """Where it listens, on loopback and in plaintext."""

@@ -23,13 +23,13 @@ class ModeServers:
     device: str
     workers: int
     prefill_workers: int
-    """Of `workers`, with disagg and adaptive; mixed has no such."""
+    """Prefill workers among `workers`, with disagg and adaptive."""
     objective: Objective
     """Its targets for TTFT and TPOT become those of `--mode adaptive`."""
     flags: tuple[str, ...] = ()
     """For every mode."""
     mode_flags: Mapping[str, tuple[str, ...]]
-    """By mode; after all others, so that they win."""
+    """Flags by mode; they come last, so they override the others."""
 
     @classmethod
     def of(cls, options: argparse.Namespace, objective: Objective) -> Self:
@@ -51,7 +51,7 @@ class ModeServers:
         )
 
     def flags_for(self, mode: str) -> list[str]:
-        """Of the `router` command."""
+        """Flags of the `router` command."""
         flags = ["--mode", mode, "--model", self.model, "--served-model-name", MODEL_NAME]
         flags += ["--device", self.device, "--disable-radix-cache"]
         if mode == "mixed":
@@ -93,8 +93,7 @@ def modes_in(text: str) -> tuple[str, ...]:
     return modes
 
 
-def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> None:
-    """`workers`: with `--workers`, the number of them."""
+def mode_arguments(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--model", default="smollm2", help="as for `router --model` (smollm2)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument(
@@ -104,14 +103,9 @@ def mode_arguments(parser: argparse._ArgumentGroup, *, workers: bool = True) -> 
         metavar="MODE,…",
         help="mixed,disagg,adaptive, or none (all)",
     )
-    if workers:
-        parser.add_argument(
-            "--workers",
-            type=int,
-            default=2,
-            metavar="N",
-            help="number of workers, of both roles together (2)",
-        )
+    parser.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="number of workers, of both roles together (2)"
+    )
     parser.add_argument(
         "--prefill-workers",
         type=int,

@@ -49,7 +49,7 @@ class BatonServer:
 
     @property
     def pid(self) -> int:
-        """Of the router; its workers are below it in the process tree."""
+        """Process id of the router; its workers are below it in the process tree."""
         assert self._process is not None, "not started"
         return self._process.pid
 

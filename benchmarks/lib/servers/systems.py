@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks.lib.load.client import Record, Target
 from benchmarks.lib.load.offer import offer
 from benchmarks.lib.load.workload import Work
-from benchmarks.lib.memory.process_tree import PeakMemory
 from benchmarks.lib.model_folder import model_folder
+from benchmarks.lib.process_tree import PeakMemory
 from benchmarks.lib.report import Summary, summarize
 from benchmarks.lib.servers.server import BatonServer
 
@@ -35,7 +35,7 @@ class Comparison:
     """Sent one after the other."""
     warmup: Sequence[Work]
     asked: dict[str, float]
-    """Sampling, as fields of a request's body; transformers is always greedy."""
+    """Sampling, as fields of a request's body, for Baton."""
 
     @property
     def max_tokens(self) -> int:
@@ -48,7 +48,7 @@ class Outcome:
     together: Summary
     alone: Summary
     peak_bytes: int
-    """Of all its processes."""
+    """Peak memory of all its processes."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -69,22 +69,6 @@ def baton(comparison: Comparison, mode: str, *flags: str) -> Outcome:
         together = _answers(target, comparison.together, None)
         alone = _answers(target, comparison.alone, 1)
     return Outcome(f"Baton {mode}", together, alone, memory.peak_bytes)
-
-
-def transformers(comparison: Comparison) -> Outcome:
-    """transformers' `generate` from inside its process: all requests of a batch in one call."""
-    job = {**_job(comparison), "device": comparison.device}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.baselines.transformers_baseline"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with PeakMemory(process.pid) as memory:
-        output, _ = process.communicate(json.dumps(job))
-    if process.returncode != 0:
-        raise SystemExit(f"transformers failed with status {process.returncode}; its error is above")
-    return _outcome("transformers", json.loads(output), memory.peak_bytes)
 
 
 def vllm(comparison: Comparison, python: Path) -> Outcome:

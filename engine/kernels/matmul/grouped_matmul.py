@@ -94,7 +94,7 @@ def grouped_matmul(
 def _tiling(num_rows: int, num_experts: int, size: int) -> _Tiling:
     """Tiling by the average rows of an expert: few rows read weights, many are bound by arithmetic.
 
-    `size`: bytes of a value. Chosen on an H200 with the shape of Qwen3-30B-A3B (`benchmarks.micro.experts`).
+    `size`: bytes of a value. Chosen on an H200 with the shape of Qwen3-30B-A3B.
     """
     rows = num_rows / num_experts
     if rows <= 16:

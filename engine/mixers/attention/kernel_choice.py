@@ -19,7 +19,7 @@ def splits_contexts(lengths: Ints, context_lens: Ints, num_heads: int, multiproc
 
     Otherwise FA3 is faster. But the last tokens of a long prompt, or a small chunk of one, are one query tile
     per head, and 32 tiles keep only a quarter of the multiprocessors busy, for a long time. The constants are
-    fitted to an H200 (`python -m benchmarks.micro.gpu_chunks`).
+    fitted to an H200.
     """
     tiles = -(-lengths // _FA3_ROWS) * num_heads
     by_fa3 = max(float(tiles @ context_lens) / multiprocessors, float(context_lens.max()))

@@ -19,13 +19,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import Policy, SpeculationConfig
 from engine.core.request import Request
 from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DrafterKind
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.eagle_head import HeadShape, TrainableHead
 from tests.faults.support.small_model import _llama, save_small_model
 from tests.integration.models.kinds_of_kv import KINDS
 from tests.integration.tiny_cluster import PATIENCE_S, Link, work, worker

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.config import SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.speculation.kinds import DrafterKind
 from router.config.groups.scheduling import SchedulingSettings
 from rpc.baton.v1 import worker_pb2
+from tests.eagle_head import HeadShape, TrainableHead
 from tests.integration.conftest import Oracle
 from tests.integration.tiny_cluster import pair, slow_down, work, worker
 from tests.integration.workers.test_disagg_workers import prompt

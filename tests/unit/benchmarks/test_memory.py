@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-from benchmarks.lib.memory.process_tree import PeakMemory, tree_memory
+from benchmarks.lib.process_tree import PeakMemory, tree_memory
 
 MIB = 2**20
 HOLDS_100_MIB = "memory = bytearray(b'x') * (100 << 20); print(flush=True); input()"

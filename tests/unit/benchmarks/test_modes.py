@@ -149,7 +149,7 @@ def measured(path: Path, *arguments: str, sent: list[Sequence[Work]] | None = No
     results = Results(path / "modes", "a title", OBJECTIVE, {})
     if options.append:
         results.take_in_earlier()
-    measure_modes(options, ModeServers.of(options, OBJECTIVE), [results], send, Console(file=io.StringIO()))
+    measure_modes(options, ModeServers.of(options, OBJECTIVE), results, send, Console(file=io.StringIO()))
     return results
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_answers_no_warm_up_request_is_a_failure_of_its_mode(tmp_p
 
     options = make_parser().parse_args(["--modes", "mixed", "--warm-up", "2"])
     results = Results(tmp_path / "modes", "a title", OBJECTIVE, {})
-    measure_modes(options, ModeServers.of(options, OBJECTIVE), [results], refuse, Console(file=io.StringIO()))
+    measure_modes(options, ModeServers.of(options, OBJECTIVE), results, refuse, Console(file=io.StringIO()))
     assert "none of 2 requests was answered; the first: connection refused" in results.failures["mixed"]
     assert (tmp_path / "modes.json").exists()
 
@@ -214,20 +214,3 @@ def test_a_server_to_compare_with_that_is_not_there_is_noted(
     monkeypatch.setattr("benchmarks.modes.only_model", refuse)
     results = measured(tmp_path, "--modes", "none", "--against", "vllm=http://there")
     assert results.failures == {"vllm": "nobody listens at http://there"}
-
-
-def test_answers_are_judged_by_a_second_objective_too(tmp_path: Path) -> None:
-    options = make_parser().parse_args(["--modes", "mixed", "--second-objective", "0.1:0:0"])
-    assert options.second_objective == Objective(ttft_s=0.1)
-    first, second = (
-        Results(tmp_path / name, "a title", objective, {})
-        for name, objective in {"modes": OBJECTIVE, "modes-2": options.second_objective}.items()
-    )
-
-    def send(target: Target, workload: Sequence[Work]) -> list[Record]:
-        return [answered(0.5, sent=work.arrival_s) for work in workload]
-
-    servers = ModeServers.of(options, OBJECTIVE)
-    measure_modes(options, servers, [first, second], send, Console(file=io.StringIO()))
-    assert [run.share_good for run in first.runs] == [1.0] * len(options.rates)
-    assert [run.share_good for run in second.runs] == [0.0] * len(options.rates)

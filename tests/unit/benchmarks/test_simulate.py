@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.lib.engines.chunk_engines import simulate
+from benchmarks.lib.engines.driven import simulate
 from benchmarks.lib.engines.simulated_gpu import FRONT_S, simulated_config
 from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = (
     "baton",
+    "benchmarks",
     "common",
     "decode_worker",
     "engine",

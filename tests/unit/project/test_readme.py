@@ -10,18 +10,18 @@ import pytest
 
 from benchmarks import (
     busy_cores,
-    chunked,
     compare,
     conversations,
+    load,
     modes,
     offline,
+    replay,
+    router_throughput,
     simulate,
     speculation,
     start_up,
 )
 from benchmarks import simulated_cluster as cluster
-from benchmarks.checkpoints import perplexity, quantize, texts
-from benchmarks.frontier import __main__ as frontier
 from router.command import drain_node, plan
 from router.command.admin import client as admin
 from router.command.client import batch, chat, top
@@ -48,8 +48,8 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
-        *(chunked, cluster, simulate, compare, conversations, frontier, modes, offline),
-        *(busy_cores, perplexity, quantize, speculation, start_up, texts),
+        *(cluster, simulate, compare, conversations, load, modes, offline, replay),
+        *(busy_cores, router_throughput, speculation, start_up),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
@@ -57,6 +57,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
         for command in action.choices.values() if isinstance(action.choices, dict) else ():
             others |= {flag for action in command._actions for flag in action.option_strings}
     others |= TRANSLATIONS.keys()  # of other servers
+    others |= {"--points"}  # of benchmarks.gpu
     others |= {"--extra-index-url", "--local-dir", "--no-deps", "--shm-size"}  # of pip, hf and docker
     others |= {"--address", "--head", "--include-dashboard", "--num-cpus"}  # of ray
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", document.read_text()))
@@ -69,3 +70,20 @@ def test_every_link_within_the_repository_leads_somewhere(document: Path) -> Non
     inside = [link for link in links if "://" not in link]
     assert inside
     assert all((document.parent / link).exists() for link in inside)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_anchor_of_a_link_is_a_heading(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    missing = [
+        f"{page}#{anchor}"
+        for page, anchor in links
+        if anchor not in anchors(document.parent / page if page else document)
+    ]
+    assert not missing
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from common.block_key import root_key
 from common.kv_groups import full_group, group_layers
 from engine.config import SpeculationConfig
@@ -30,6 +29,7 @@ from kv_transfer.state_layout import StateLayout
 from rpc.baton.v1 import worker_pb2
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier

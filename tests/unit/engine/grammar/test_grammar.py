@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 from llguidance import LLParserLimits
 
-from benchmarks.lib.memory.allocated import CAN_COUNT, allocated_bytes
 from engine.errors import GrammarError
 from engine.grammar.compiler import GrammarCompiler
 from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from engine.grammar.matcher import Matcher, fill_masks
 from engine.grammar.source import check_grammar
 from engine.model_config.model_spec import ModelSpec
+from tests.allocated import CAN_COUNT, allocated_bytes
 from tests.faults.support.small_model import save_small_model
 
 EOS = 1

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedModel
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from benchmarks.lib.eagle_head import HeadShape, TrainableHead
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.model_config.errors import UnsupportedModel, WeightsError
+from tests.eagle_head import HeadShape, TrainableHead
 from tests.faults.support.small_model import SmallModel, save_small_model
 from tests.unit.engine.speculation.drafting import SCHEDULES, Watched, answers, engine_with, greedy, requests
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from benchmarks.lib.engines.oracle import speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.sched.drafts.speculator import _INDEXED_TOKENS
 from engine.speculation.drafters import _MOST_PREDICTED, EarlierAnswers, IndexBudget, NGram, Predicted
 from engine.speculation.kinds import DrafterKind, DraftHints
 from engine.speculation.suffix_index import SuffixIndex
+from tests.oracle import speculate
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel, Qwen3NextConfig, Qwen3NextForCausalLM
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -22,6 +21,7 @@ from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
 from tests.drafters import Random
 from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
 from tests.unit.engine.speculation.drafting import answers
 from tests.unit.tiny import make_config

@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.core.request import Request
 from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
 from tests.drafters import Random, RandomModel
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.loop.test_engine_machine import EngineMachine
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import SpeculationConfig
 from engine.kv.cache.journal import CacheChange
 from engine.kv.tiers.jobs import Load
 from engine.kv.tiers.stats import Fault, Tier
 from router.placement.account.cached_prefixes import CachedPrefixes
 from rpc.baton.v1 import worker_pb2
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.engines import make_request
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv.tiers.tiered import Tiered

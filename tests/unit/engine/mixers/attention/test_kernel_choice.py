@@ -10,7 +10,7 @@ import pytest
 
 from engine.mixers.attention.kernel_choice import splits_contexts
 
-MEASURED = Path(__file__).parents[5] / "benchmarks" / "results" / "gpu-chunks-h200.json"
+MEASURED = Path(__file__).parent / "gpu-chunks-h200.json"
 
 
 def test_on_the_gpu_that_was_measured_the_choice_is_never_far_from_the_better_kernel() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.lib.engines.oracle import speculate
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.draft_source import Wanted
 from engine.core.plan import StepPlan
@@ -18,6 +17,7 @@ from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DrafterKind
 from router.placement import EVERYTHING, Reach
 from simulator.runner import Clock, FormulaRunner
+from tests.oracle import speculate
 
 __all__ = ["Machine", "Model", "Sporadic", "a_cpu", "a_large_model", "an_h200", "tokens_a_second"]
 

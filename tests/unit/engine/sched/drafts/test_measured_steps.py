@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.engines.oracle import Oracle, speculate
 from engine.config import EngineConfig, SchedulerConfig, SpeculationConfig
 from engine.core.events import StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
 from simulator.runner import Clock, FormulaRunner
+from tests.oracle import Oracle, speculate
 from tests.unit.engine.sched.drafts.simulated import ANSWER, an_h200
 
 CONTEXT, DRAFTS = 100, 3

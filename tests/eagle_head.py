@@ -23,7 +23,7 @@ class HeadShape:
     num_kv_heads: int
     max_position: int
     layers: tuple[int, ...]
-    """Of the target, whose outputs it reads."""
+    """Layers of the target whose outputs it reads."""
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
 
@@ -110,7 +110,7 @@ class TrainableHead(nn.Module):
     def _layer(
         self, embedded: Tensor, features: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Of one step: normalised hidden states for the output layer, and features for the next rows."""
+        """Compute one step: normalised hidden states for the output layer, and features for the next rows."""
         step, rows = len(keys), len(features)
         x = torch.cat([self.input_norm(embedded), self.hidden_norm(features)], -1)
         positions = torch.arange(step, step + rows)

@@ -28,7 +28,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Of all threads, in the heap and mapped by the allocator."""
+    """Bytes that all threads hold, in the heap and mapped by the allocator."""
     _LIBC.mallinfo2.restype = _Mallinfo2
     info = _LIBC.mallinfo2()
     return int(info.uordblks + info.hblkhd)
