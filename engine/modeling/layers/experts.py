@@ -11,6 +11,7 @@ from torch.nn import functional
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import Activation
 from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod, Slot, weight
+from engine.modeling.layers.linear.packable import Packable
 from engine.modeling.layers.ops.ops import Ops
 from engine.modeling.layers.routing import Routes
 from engine.parallel.communicator import Communicator
@@ -27,7 +28,7 @@ class LiveRows:
         self.count.fill_(rows)
 
 
-class Router(nn.Module):
+class Router(Packable):
     """Scores in float32 whatever the model's dtype: a rounded score may choose another expert."""
 
     def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows) -> None:
@@ -50,6 +51,12 @@ class Router(nn.Module):
         if rounded.is_cuda and self._dtype != torch.float32 and torch.equal(rounded.float(), self.weight):
             self._rounded = rounded
 
+    def unpacked(self) -> Router:
+        return Router(self.weight.shape[1], self._spec, self._ops, self._live)
+
+    def packed(self) -> object:
+        return dict(self.named_parameters(recurse=False)), self._rounded
+
     def _logits(self, x: Tensor) -> Tensor:
         """[T, d] -> [T, E] float32"""
         if self._rounded is None:
@@ -66,7 +73,7 @@ class Router(nn.Module):
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
 
 
-class ExpertStack(nn.Module):
+class ExpertStack(Packable):
     """The same matrix of every expert that a rank holds: rows ordered by expert, [P, in] -> [P, out]."""
 
     def __init__(
@@ -80,6 +87,8 @@ class ExpertStack(nn.Module):
     ) -> None:
         """`adds_bias`: false on ranks whose products are added to those of a rank that adds it."""
         super().__init__()
+        self._spec = spec
+        self._sizes = in_features, out_features
         self.method = method
         method.create(self, in_features, out_features, stack=(len(spec.held),))
         self.bias = weight(len(spec.held), out_features) if spec.bias else None
@@ -100,8 +109,13 @@ class ExpertStack(nn.Module):
         return self.method.slots(self) + biases
 
     def pack(self) -> None:
-        """Repack the weights, once they are final, in the layout that the device multiplies fastest."""
         self._product = self.method.pack_stack(self)
+
+    def unpacked(self) -> ExpertStack:
+        return ExpertStack(self._spec, *self._sizes, self.method)
+
+    def packed(self) -> object:
+        return dict(self.named_parameters(recurse=False)), self._product
 
 
 class ExpertMLP(nn.Module):

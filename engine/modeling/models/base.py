@@ -14,10 +14,9 @@ from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.quantization import Packing
 from engine.model_config.shard import Cut
-from engine.modeling.layers.experts import ExpertStack, Router
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.layer_attention import LayerAttention
-from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.linear.packable import Packable
 from engine.modeling.layers.modules import Embedding
 from engine.modeling.layers.ops.ops import Rotation
 from engine.modeling.models.weight_table import ParamSlice, WeightTable
@@ -124,7 +123,7 @@ class CausalLM(nn.Module, ABC):
     def pack(self) -> None:
         """Pack all weights for speed, one at a time. A head tied to the embedding becomes a copy."""
         for module in self.modules():
-            if isinstance(module, Linear | ExpertStack | Router):
+            if isinstance(module, Packable):
                 module.pack()
 
     @abstractmethod

@@ -63,8 +63,12 @@ class _Expansion(Linear):
     def __init__(self, latent: LatentSpec, heads: int, method: LinearMethod) -> None:
         features = heads * (latent.unrotated + latent.value_dim)
         super().__init__(latent.rank, features, bias=False, method=method)
+        self._latent = latent
         self._sizes = [latent.unrotated, latent.value_dim]
         self._heads = heads
+
+    def unpacked(self) -> _Expansion:
+        return _Expansion(self._latent, self._heads, self.stored)
 
     def pack(self) -> None:
         if isinstance(self.method, QuantizedWeight):

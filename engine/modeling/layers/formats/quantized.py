@@ -82,7 +82,7 @@ class QuantizedWeight(LinearMethod):
         if product is not None:
             return product
         if panels := self._panels(stored):
-            return MatrixPerExpert([matrix.product for matrix in panels], panels[0].features)
+            return MatrixPerExpert(panels, panels[0].features)
         self._set_dense(layer, stored)
         return PLAIN.pack_stack(layer)
 

@@ -7,7 +7,7 @@ measured, once per process, dtype and width.
 from __future__ import annotations
 
 from ctypes import c_float
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Final
 
@@ -56,11 +56,14 @@ class CodePanels:
     """A weight [N, K] in the layout of quantized.h."""
 
     kernels: CpuKernels
-    weight: Quantized
     features: int
     """N"""
     memory: tuple[Tensor, ...]
-    """What `weight` points to."""
+    """Codes, scales, and offsets if there are any."""
+    values: tuple[float, ...] | None
+    """As in `Codes`."""
+    weight: Quantized = field(compare=False)
+    """For the kernels: points to `memory`."""
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, K], rows contiguous, times the weight transposed, plus `bias`: [T, N]."""
@@ -114,7 +117,7 @@ def _code_panels(weight: Codes, dtype: torch.dtype) -> CodePanels:
         offsets=None if offsets is None else offsets.data_ptr(),
         values=(c_float * 16)(*(weight.values or ())),
     )
-    return CodePanels(kernels, described, features, memory)
+    return CodePanels(kernels, features, memory, weight.values, described)
 
 
 def _of_groups(values: Tensor, parts: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine.modeling.layers.linear.onednn import onednn_product, packed
+from engine.modeling.layers.linear.packable import Packable
 from engine.modeling.layers.linear.panels import Panels, faster_panels
 from engine.modeling.layers.routing import Routes
 
@@ -62,8 +63,6 @@ def slots_of(module: nn.Module) -> list[Slot]:
     return [Slot(name, parameter) for name, parameter in module.named_parameters(recurse=False)]
 
 
-Product: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""x [T, in] and a bias [out], if any, to [T, out]."""
 GroupedProduct: TypeAlias = Callable[[Tensor, Routes, bool], Tensor]
 """Multiplies pairs ordered by experts: [P, in], or if the last is true tokens [T, in], to [P, out]."""
 
@@ -117,8 +116,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class PlainWeight(LinearMethod):
     """`weight` [out, in] in the dtype of the activations, as checkpoints store it until it is packed."""
 
-    panels: Panels | None = None
-    """How `weight` is packed, if it is packed for our kernel."""
+    panels: Panels | None = field(default=None, compare=False)
+    """`weight`, if it is packed for our kernel."""
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
@@ -142,7 +141,7 @@ class PlainWeight(LinearMethod):
 
             return GroupedWeight(stack)
         del layer.weight
-        return MatrixPerExpert([_product_with(*_packed(plain)) for plain in stack], stack.shape[1])
+        return MatrixPerExpert([_Matrix(*_packed(plain)) for plain in stack], stack.shape[1])
 
     def apply(self, layer: Linear, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias) if self.panels is None else self.panels.product(x, bias)
@@ -161,32 +160,45 @@ def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
     return (packed(plain), None) if panels is None else (panels.memory, panels)
 
 
-def _product_with(weight: Tensor, panels: Panels | None) -> Product:
-    return (lambda x, bias: linear(x, weight, bias)) if panels is None else panels.product
+class Matrix(Protocol):
+    """The packed weight of one expert."""
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, in] and a bias [out], if any, to [T, out]."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    weight: Tensor
+    panels: Panels | None = field(compare=False)
+    """`weight`, if it is packed for our kernel."""
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, self.weight, bias) if self.panels is None else self.panels.product(x, bias)
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixPerExpert:
     """A `GroupedProduct` that multiplies one expert's rows after the other's. Waits for the device."""
 
-    def __init__(self, products: Sequence[Product], features: int) -> None:
-        self._products = products
-        self._features = features
+    matrices: Sequence[Matrix]
+    features: int
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
         if by_token:
             x = x[routes.order // routes.per_token]
-        out = x.new_empty(len(x), self._features)
+        out = x.new_empty(len(x), self.features)
         starts = routes.starts.tolist()
-        for product, start, end in zip(self._products, starts, starts[1:], strict=False):
+        for matrix, start, end in zip(self.matrices, starts, starts[1:], strict=False):
             if start < end:
-                out[start:end] = product(x[start:end], None)
+                out[start:end] = matrix.product(x[start:end], None)
         return out
 
 
 PLAIN: Final = PlainWeight()
 
 
-class Linear(nn.Module):
+class Linear(Packable):
     """x [T, in] -> [T, out]. Its method says how the weight is stored and multiplied."""
 
     weight: Tensor
@@ -196,6 +208,10 @@ class Linear(nn.Module):
         self, in_features: int, out_features: int, *, bias: bool, method: LinearMethod = PLAIN
     ) -> None:
         super().__init__()
+        self.in_features = in_features
+        self.out_features = out_features
+        self.stored = method
+        """How a checkpoint has the weight."""
         self.method = method
         method.create(self, in_features, out_features)
         self.bias = weight(out_features) if bias else None
@@ -212,5 +228,11 @@ class Linear(nn.Module):
         return self.method.slots(self) + biases
 
     def pack(self) -> None:
-        """Repack the weight, once it is final, in the layout that the device multiplies fastest."""
         self.method = self.method.pack(self)
+
+    def unpacked(self) -> Linear:
+        has_bias = self.bias is not None
+        return Linear(self.in_features, self.out_features, bias=has_bias, method=self.stored)
+
+    def packed(self) -> object:
+        return dict(self.named_parameters(recurse=False)), self.method
