@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from threading import Lock
-from typing import Final
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ _NUMBERS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """What weights and scales in any floating-point type are converted to."""
 
 
+Parts: TypeAlias = Sequence[tuple[str, ParamSlice]]
+"""Modules of a checkpoint, and what they fill of one module of a model."""
+
+
 def places_of(model: CausalLM) -> dict[str, list[Place]]:
     """Every tensor that the checkpoint must contain, with the places that it fills.
 
@@ -32,9 +36,25 @@ def places_of(model: CausalLM) -> dict[str, list[Place]]:
         UnsupportedModel: a projection or a rank's part of one ends within an entry, such as a block's scale.
     """
     places: dict[str, list[Place]] = {}
+    for path, parts in parts_by_module(model).items():
+        places |= places_in(model.get_submodule(path), parts)
+    return places
+
+
+def parts_by_module(model: CausalLM) -> dict[str, Parts]:
+    """The model's weight table, by paths of its modules."""
+    found: dict[str, list[tuple[str, ParamSlice]]] = {}
     for source, part in model.weight_table().items():
-        module: nn.Module = model.get_submodule(part.module)
-        for slot in slots_of(module):
+        found.setdefault(part.module, []).append((source, part))
+    return {**found}
+
+
+def places_in(module: nn.Module, parts: Parts) -> dict[str, list[Place]]:
+    """As `places_of`, of one module."""
+    places: dict[str, list[Place]] = {}
+    slots = slots_of(module)
+    for source, part in parts:
+        for slot in slots:
             name = f"{source}.{slot.source}"
             places.setdefault(name, []).append(_place(name, part, slot))
     return places
@@ -57,12 +77,7 @@ class Place:
 
         Raises WeightsError if the tensor has another shape or kind of values than expected.
         """
-        self._require_kind(tensor, name)
-        value = tensor.t() if self.transposed else tensor
-        if self.slot.tile[0] is None:
-            value = tensor.unsqueeze(0)
-        value = self._repeated(value, name)
-        self._require_shape(value, name)
+        value = self.check(tensor, name)
         if self.slot.single:
             self.target.copy_(value.reshape(()))
             return
@@ -73,6 +88,16 @@ class Place:
                 _fill_once(target, part, name)
             else:
                 copy(target, part)
+
+    def check(self, tensor: Tensor, name: str) -> Tensor:
+        """The tensor with the dimensions of the target. Raises what `fill` raises."""
+        self._require_kind(tensor, name)
+        value = tensor.t() if self.transposed else tensor
+        if self.slot.tile[0] is None:
+            value = tensor.unsqueeze(0)
+        value = self._repeated(value, name)
+        self._require_shape(value, name)
+        return value
 
     def _parts(self, value: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Each stretch of the tensor, with the part of the target that it fills."""

@@ -126,6 +126,17 @@ class CausalLM(nn.Module, ABC):
             if isinstance(module, Packable):
                 module.pack()
 
+    def pack_tied_head(self) -> None:
+        """Pack the head again if it is tied, since the embedding has changed."""
+        if not self.spec.tied_embeddings:
+            return
+        with torch.device("meta"):
+            head = self.head.unpacked()
+        mine = self.shard.vocabulary(self.spec.vocab_size)
+        head.weight = nn.Parameter(self.embed.weight[mine.start : mine.stop], requires_grad=False)
+        head.pack()
+        self.head.refill(head)
+
     @abstractmethod
     def weight_table(self) -> WeightTable:
         """Which modules of the checkpoint fill which modules of this model."""

@@ -55,7 +55,7 @@ class Codes:
 class CodePanels:
     """A weight [N, K] in the layout of quantized.h."""
 
-    kernels: CpuKernels
+    kernels: CpuKernels = field(compare=False)
     features: int
     """N"""
     memory: tuple[Tensor, ...]

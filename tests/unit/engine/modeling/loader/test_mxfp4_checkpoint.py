@@ -33,7 +33,11 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpt-oss")
+    return save_mxfp4(tmp_path_factory.mktemp("gpt-oss"))
+
+
+def save_mxfp4(folder: Path) -> Path:
+    """A tiny gpt-oss with two layers."""
     torch.manual_seed(0)
     config = GptOssConfig(
         vocab_size=97,
