@@ -1,4 +1,4 @@
-"""Answers, events and errors of every route are as /openapi.json says."""
+"""Requests, answers, events and errors of every route are as /openapi.json says."""
 
 from __future__ import annotations
 
@@ -91,9 +91,11 @@ def responses(document: Any, path: str, method: str = "post") -> Any:
 
 
 @pytest.mark.parametrize(("path", "body"), [(path, body) for path in STREAMING for body in STREAMING[path]])
-async def test_answers_and_events_are_as_documented(
+async def test_requests_answers_and_events_are_as_documented(
     http: httpx.AsyncClient, document: Any, path: str, body: dict[str, Any]
 ) -> None:
+    [asked] = document["paths"][path]["post"]["requestBody"]["content"].values()
+    check(document, asked["schema"], body)
     content = responses(document, path)["200"]["content"]
     answer = await http.post(path, json=body)
     assert answer.status_code == 200, answer.text

@@ -52,7 +52,7 @@ class OtherTool(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    type: Annotated[str, Field(max_length=64)]
+    type: Annotated[str, Field(max_length=64, json_schema_extra={"not": {"const": "function"}})]
 
 
 class FunctionToolChoice(RequestModel):
