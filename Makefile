@@ -40,6 +40,8 @@ cluster-demo: machines setup  ## Cut the link of one of three nodes under load, 
 	@$(BIN)/python -m scripts.cluster_demo
 
 test test-all: export OMP_NUM_THREADS := 1
+# Some images forbid Python to keep bytecode: each of a hundred processes would compile all modules again.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 
 # Some files at a time, in order: the slow ones of tests/e2e first. xdist may wait forever after it replaces a worker.
 FILES_AT_ONCE := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
@@ -50,12 +52,15 @@ ENDED_IF_STUCK := -o faulthandler_timeout=720 -o faulthandler_exit_on_timeout=tr
 test: setup  ## Run the tests that every change must pass: some minutes, no GPU (ARGS=tests/unit: only those)
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone or thorough)" -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS)
 
+# Folders with tests that are marked alone.
+ALONE := tests/faults tests/integration/hostile tests/unit/worker/pauses
+
 # In two parts: the second has the machine for itself. ARGS may name tests of one part only: the other one's
 # status is 5.
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
-	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),tests/faults); second=$$?; \
+	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),$(ALONE)); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
 
 # Small models and many kernels: processes compile beside one another, and share what they compiled.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -17,9 +18,10 @@ import pytest
 from tests.integration.hostile.corpus import TEXT, Hostile, corpus
 
 LONGEST_PAUSE_S = 0.1
-PATIENCE_S = 20.0
-_AGAIN = 2
-"""Times that a request is repeated after a pause that is too long: those of a busy machine do not repeat."""
+PATIENCE_S = 60.0
+_ATTEMPTS = 6
+"""A request that occupies the event loop does so each time; a machine that runs something else does not."""
+_NO_ANSWER = "no answer"
 NOTHING = Hostile("nothing", TEXT, lambda: b'{"prompt":"a","max_tokens":5}')
 
 
@@ -34,12 +36,11 @@ class Router:
 
     async def follow(self) -> None:
         body = {"prompt": "a", "max_tokens": 90_000, "stream": True}
-        async with (
-            httpx.AsyncClient(timeout=None) as client,
-            client.stream("POST", self.url + TEXT, json=body) as response,
-        ):
-            async for _ in response.aiter_raw():
-                self.arrivals.append(asyncio.get_running_loop().time())
+        async with httpx.AsyncClient(timeout=None) as client:
+            while True:  # an answer ends after some minutes
+                async with client.stream("POST", self.url + TEXT, json=body) as response:
+                    async for _ in response.aiter_raw():
+                        self.arrivals.append(asyncio.get_running_loop().time())
 
     def longest_pause(self, since: float) -> float:
         times = [since, *(time for time in self.arrivals if time > since), asyncio.get_running_loop().time()]
@@ -106,32 +107,39 @@ async def pause_of(router: Router, hostile: Hostile, body: bytes) -> tuple[str, 
     pause = router.longest_pause(began)
     for task in sent:
         task.cancel()
-    return (sent[0].result() if len(done) == len(sent) else "no answer"), pause
+    return (sent[0].result() if len(done) == len(sent) else _NO_ANSWER), pause
+
+
+async def shortest_pause_of(router: Router, hostile: Hostile) -> tuple[str, float]:
+    """How the request ended, and the pause of the stream that it cannot do without: the shortest of some
+    attempts, beyond what a request for five tokens causes on this machine just then."""
+    body, shortest = hostile.content(), math.inf
+    for _ in range(_ATTEMPTS):
+        status, pause = await pause_of(router, hostile, body)
+        if status == _NO_ANSWER:
+            return status, pause
+        if pause > LONGEST_PAUSE_S:
+            pause -= max([(await pause_of(router, NOTHING, NOTHING.content()))[1] for _ in range(5)])
+        shortest = min(shortest, pause)
+        if shortest <= LONGEST_PAUSE_S:
+            break
+    return status, shortest
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(600)
 async def test_no_request_makes_another_stream_pause() -> None:
-    """A pause counts beyond the longest one that a request for five tokens causes on this machine."""
-    left, rows = corpus(), list[tuple[Hostile, str, float, float]]()
+    left, slow, unanswered = corpus(), list[str](), list[str]()
     while left:
         async with running_router() as router:
             while left:
                 hostile = left.pop(0)
-                body = hostile.content()
-                usual = max([(await pause_of(router, NOTHING, NOTHING.content()))[1] for _ in range(5)])
-                status, pause = await pause_of(router, hostile, body)
-                for _ in range(_AGAIN):
-                    if status != "no answer" and pause > usual + LONGEST_PAUSE_S:
-                        pause = min(pause, (await pause_of(router, hostile, body))[1])
-                rows.append((hostile, status, usual, pause))
-                times = f"{usual * 1e3:.0f} | {pause * 1e3:.0f}"
-                print(f"| {hostile.name} | {hostile.surface} | {status} | {times} |", flush=True)
-                if status == "no answer":
+                status, pause = await shortest_pause_of(router, hostile)
+                print(f"| {hostile.name} | {hostile.surface} | {status} | {pause * 1e3:.0f} |", flush=True)
+                if status == _NO_ANSWER:
+                    unanswered.append(hostile.name)
                     break
-    slow = [
-        f"{one.name} ({one.surface}): {pause:.3f} s"
-        for one, _, usual, pause in rows
-        if pause > usual + LONGEST_PAUSE_S
-    ]
+                if pause > LONGEST_PAUSE_S:
+                    slow.append(f"{hostile.name} ({hostile.surface}): {pause:.3f} s")
     assert not slow
-    assert not [one.name for one, status, _, _ in rows if status == "no answer"]
+    assert not unanswered

@@ -21,10 +21,12 @@ from worker.pauses.pulse import Late, Pulse
 _ROOT = Path(__file__).parents[4]
 _STOP_S = 0.4
 """Longer than what a busy machine does to a thread."""
+_ATTEMPTS = 5
+"""The machine may stop the thread for longer, once."""
 
 
-def longest(found: list[SlowStep]) -> SlowStep:
-    return max(found, key=lambda slow: slow.seconds)
+def cause_of_longest(found: list[SlowStep]) -> Cause:
+    return max(found, key=lambda slow: slow.seconds).cause
 
 
 def hold_the_interpreter(seconds: float) -> float:
@@ -39,26 +41,31 @@ def hold_the_interpreter(seconds: float) -> float:
 
 @pytest.mark.alone
 def test_a_full_collection_of_a_large_heap() -> None:
-    found: list[SlowStep] = []
-    heap = [[number] for number in range(3_000_000)]
-    with running_loop(found.append) as inbox:
-        gc.unfreeze()
-        inbox.ask(gc.collect).result()
-        time.sleep(0.1)
+    heap, causes = [[number] for number in range(3_000_000)], list[Cause]()
+    while Cause.GC not in causes and len(causes) < _ATTEMPTS:
+        found: list[SlowStep] = []
+        with running_loop(found.append) as inbox:
+            gc.unfreeze()
+            inbox.ask(gc.collect).result()
+            time.sleep(0.1)
+        causes.append(cause_of_longest(found))
     assert heap
-    assert longest(found).cause is Cause.GC
+    assert causes[-1] is Cause.GC, causes
 
 
 @pytest.mark.alone
 def test_a_thread_that_holds_the_interpreter_lock() -> None:
+    causes: list[Cause] = []
     for _ in range(20):
         found: list[SlowStep] = []
         with running_loop(found.append), ThreadPoolExecutor(1) as thread:
             share = thread.submit(hold_the_interpreter, _STOP_S).result()
             time.sleep(0.1)
         if share > 0.6:
-            assert longest(found).cause is Cause.LOCK
-            return
+            causes.append(cause_of_longest(found))
+            if causes[-1] is Cause.LOCK:
+                return
+            assert len(causes) < _ATTEMPTS, causes
     pytest.skip("the machine has no core for the thread that holds the lock")
 
 
