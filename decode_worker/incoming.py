@@ -7,15 +7,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from decode_worker.reports import IncomingJob, IncomingReports
 from engine.core.request import RequestId
-from engine.errors import InvalidRequest
+from engine.errors import InvalidRequest, QueueFull
 from engine.kv.manager.reservations import Reservation
 from engine.loop.engine import Engine
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from rpc.baton.v1 import worker_pb2
-from worker.session.answers import Answers
-from worker.session.convert import peer_from_proto, ticket_to_proto
-from worker.session.jobs import CommandRefused, Job, digest_of
 
 _NO_PAGES_NOW: Final = "no pages are free, and this handoff must not wait"
 
@@ -24,7 +22,7 @@ _NO_PAGES_NOW: Final = "no pages are free, and this handoff must not wait"
 class _Waiting:
     """A handoff that waits for free pages."""
 
-    job: Job
+    job: IncomingJob
     sender: Peer
     since: float
     timeout_s: float
@@ -43,7 +41,7 @@ class _Waiting:
 class _Incoming:
     """A handoff with reserved pages, which the sender may write."""
 
-    job: Job
+    job: IncomingJob
     reservation: Reservation
     waited_s: float
 
@@ -51,9 +49,9 @@ class _Incoming:
 class IncomingHandoffs:
     """Requests whose KV another worker sends. Pages are reserved in order of arrival."""
 
-    def __init__(self, engine: Engine, answers: Answers, receiver: ReceiverCommands) -> None:
+    def __init__(self, engine: Engine, reports: IncomingReports, receiver: ReceiverCommands) -> None:
         self._engine = engine
-        self._answers = answers
+        self._reports = reports
         self._receiver = receiver
         self._waiting: deque[_Waiting] = deque()
         """In order of arrival, so that small requests do not starve a large one."""
@@ -63,21 +61,19 @@ class IncomingHandoffs:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
-        """Raises CommandRefused."""
+    def reserve(self, job: IncomingJob, sender: Peer, message: worker_pb2.Reserve) -> None:
+        """Raises InvalidRequest or QueueFull."""
         if job.id in self._quarantined:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, f"request id {job.id} is in use")
+            raise InvalidRequest(f"request id {job.id} is in use")
         most = self._engine.config.scheduler.max_waiting_requests
         if len(self._waiting) >= most:
             self._waiting = deque(filter(self._is_wanted, self._waiting))
         if len(self._waiting) >= most:
-            raise CommandRefused(
-                worker_pb2.FAILURE_CODE_OVERLOADED, f"{len(self._waiting)} handoffs are waiting for pages"
-            )
+            raise QueueFull(f"{len(self._waiting)} handoffs are waiting for pages")
         self._waiting.append(
             _Waiting(
                 job=job,
-                sender=peer_from_proto(message.sender),
+                sender=sender,
                 since=job.arrival,
                 timeout_s=message.timeout_s,
                 room=message.room_tokens,
@@ -85,16 +81,16 @@ class IncomingHandoffs:
             )
         )
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, request_id: RequestId) -> bool:
         """Abort a handoff. False if no pages are reserved for the request.
 
         A handoff that waits for pages is skipped once its job has ended.
         """
-        incoming = self._incoming.get(job.id)
+        incoming = self._incoming.get(request_id)
         if incoming is None:
             return False
         self._quarantine(incoming)
-        self._receiver.abort(job.id)
+        self._receiver.abort(request_id)
         return True
 
     # ------------------------------------------------------------------------------ from the loop
@@ -122,15 +118,13 @@ class IncomingHandoffs:
             case Reserved(handoff_id, ticket):
                 # None: aborted meanwhile; the ticket is not needed.
                 if (incoming := self._incoming.get(handoff_id)) is not None:
-                    self._answers.outbox.reserved(incoming.job, ticket_to_proto(ticket), incoming.waited_s)
+                    self._reports.reserved(handoff_id, ticket, incoming.waited_s)
             case Ready():
                 self._on_ready(event)
             case ReceiveFailed(handoff_id, reason, by_sender):
                 if (incoming := self._incoming.get(handoff_id)) is not None:
                     self._quarantine(incoming)
-                    self._answers.metrics.transfer_failures.inc()
-                    code = worker_pb2.FAILURE_CODE_SENDER if by_sender else worker_pb2.FAILURE_CODE_HANDOFF
-                    self._answers.fail(incoming.job, code, reason)
+                    self._reports.not_received(handoff_id, reason, by_sender=by_sender)
             case Drained(handoff_id, verified):
                 self._engine.kv.free_reservation(self._quarantined.pop(handoff_id), verified)
 
@@ -140,18 +134,15 @@ class IncomingHandoffs:
             # Aborted while the last page arrived: the sender has finished writing.
             self._engine.kv.free_reservation(self._quarantined.pop(ready.handoff_id))
             return
-        request = incoming.job.request
+        request, position = incoming.job.request, ready.final.position
         request.output.extend(ready.final.tokens)
-        incoming.job.received = ready.final.position
-        self._engine.admit_remote(request, incoming.reservation, ready.final.position)
-        self._answers.metrics.transfer_seconds.observe(ready.transfer_s)
-        self._answers.metrics.transfer_exposed_seconds.observe(ready.exposed_s)
-        self._answers.outbox.arrived(incoming.job, ready.transfer_s, ready.exposed_s)
+        self._engine.admit_remote(request, incoming.reservation, position)
+        self._reports.arrived(request.id, position, ready.transfer_s, ready.exposed_s)
 
     # ------------------------------------------------------------------------------ inside
 
     def _is_wanted(self, waiting: _Waiting) -> bool:
-        return waiting.job.id in self._answers.jobs
+        return self._reports.is_running(waiting.job.id)
 
     def _quarantine(self, incoming: _Incoming) -> None:
         del self._incoming[incoming.job.id]
@@ -161,7 +152,7 @@ class IncomingHandoffs:
     def _fail_timed_out(self, now: float) -> None:
         for waiting in [w for w in self._waiting if w.deadline <= now and self._is_wanted(w)]:
             reason = f"no pages became free within {now - waiting.since:.1f} s"
-            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
+            self._reports.fail(waiting.job.id, worker_pb2.FAILURE_CODE_OVERLOADED, reason)
 
     def _reserve_pages(self, now: float) -> None:
         while self._waiting:
@@ -170,13 +161,13 @@ class IncomingHandoffs:
                 if not first.no_wait:
                     self._refuse_no_wait()
                     return
-                self._answers.fail(first.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
+                self._reports.fail(first.job.id, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
             self._waiting.popleft()
 
     def _refuse_no_wait(self) -> None:
         """Fail handoffs with `no_wait`: the queue is FIFO, and its head waits for pages."""
         for waiting in [w for w in self._waiting if w.no_wait and self._is_wanted(w)]:
-            self._answers.fail(waiting.job, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
+            self._reports.fail(waiting.job.id, worker_pb2.FAILURE_CODE_OVERLOADED, _NO_PAGES_NOW)
 
     def _try_reserve(self, waiting: _Waiting, now: float) -> bool:
         """Reserve pages for a handoff; False if there are too few."""
@@ -185,13 +176,13 @@ class IncomingHandoffs:
         try:
             reservation = self._engine.reserve(request, waiting.room)
         except InvalidRequest as error:
-            self._answers.fail(job, worker_pb2.FAILURE_CODE_INVALID, str(error))
+            self._reports.fail(job.id, worker_pb2.FAILURE_CODE_INVALID, str(error))
             return True
         if reservation is None:
             return False
         incoming = _Incoming(job, reservation, waited_s=now - waiting.since)
         self._incoming[job.id] = incoming
-        self._answers.metrics.reserve_seconds.observe(incoming.waited_s)
+        self._reports.waited(incoming.waited_s)
         self._receiver.reserve(
             job.id,
             waiting.sender,
@@ -199,7 +190,7 @@ class IncomingHandoffs:
             reservation.first_token,
             request.num_tokens,
             timeout_s=waiting.timeout_s,
-            request_digest=digest_of(request, request.num_tokens, job.sampling),
+            request_digest=job.digest(request.num_tokens),
             state=self._engine.state_pages(request),
         )
         return True

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from decode_worker.reports import IncomingJob, IncomingReports
+from engine.core.request import RequestId
 from engine.kv.manager.arriving_prefixes import ArrivingPrefix, patience_s
 from engine.loop.engine import Engine
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
 from kv_transfer import request_digest as digest_of
-from rpc.baton.v1 import worker_pb2
-from worker.session.answers import Answers
-from worker.session.convert import peer_from_proto, ticket_to_proto
-from worker.session.jobs import Job
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class PullOutcome(Enum):
 class _Pull:
     id: int
     """Id of the handoff."""
-    job: Job
+    job: IncomingJob
     source: Peer
     num_tokens: int
     start: Start
@@ -63,10 +61,14 @@ class PulledPrefixes:
     """Used by the engine thread only."""
 
     def __init__(
-        self, engine: Engine, answers: Answers, clock: Callable[[], float], receiver: ReceiverCommands
+        self,
+        engine: Engine,
+        reports: IncomingReports,
+        clock: Callable[[], float],
+        receiver: ReceiverCommands,
     ) -> None:
         self._engine = engine
-        self._answers = answers
+        self._reports = reports
         self._clock = clock
         self._receiver = receiver
         self._waiting: dict[int, _Pull] = {}
@@ -83,23 +85,25 @@ class PulledPrefixes:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def begin(self, job: Job, message: worker_pb2.Pull, start: Start) -> bool:
-        """Wait for KV of a new request, and call `start` then. False: there is nothing to wait for."""
-        engine, now, id = self._engine, self._clock(), message.handoff_id
-        missing = min(message.num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
+    def begin(self, id: int, job: IncomingJob, source: Peer, num_tokens: int, start: Start) -> bool:
+        """Wait for the KV of a new request's first `num_tokens` tokens, and call `start` then.
+
+        `id`: handoff id. False: there is nothing to wait for.
+        """
+        engine, now = self._engine, self._clock()
+        missing = min(num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
         if missing < engine.config.page_size or not engine.kv.cache.enabled or id in self:
             return False
         until = now + patience_s(missing, engine.prefill_rate)
-        source = peer_from_proto(message.source)
-        pull = _Pull(id, job, source, message.num_tokens, start, since=now, until=until)
+        pull = _Pull(id, job, source, num_tokens, start, since=now, until=until)
         self._waiting[id] = pull
         self._reserve(pull, now)
         return True
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, request_id: RequestId) -> bool:
         """Abort the pull of a request that has not started. False if there is none."""
         for pull in self._waiting.values():
-            if pull.job is job:
+            if pull.job.id == request_id:
                 self._give_up(pull, PullOutcome.ABORTED)
                 return True
         return False
@@ -126,7 +130,7 @@ class PulledPrefixes:
             case Reserved(handoff_id, ticket):
                 # None: aborted meanwhile; the ticket is not needed.
                 if (pull := self._waiting.get(handoff_id)) is not None:
-                    self._answers.outbox.wanted(pull.job, ticket_to_proto(ticket))
+                    self._reports.wanted(pull.job.id, ticket)
             case Ready():
                 self._on_ready(event)
             case ReceiveFailed(handoff_id, reason):
@@ -150,9 +154,7 @@ class PulledPrefixes:
         pages = sum(place < (prefix.first + blocks) * stride for place in prefix.places)
         pages += len(self._engine.pages_of(prefix.slot))
         self._engine.kv.peers.arrived(prefix, position)
-        pull.job.pulled = blocks * size
-        self._answers.metrics.pulled_bytes.inc(pages * pull.source.page_bytes)
-        self._end(pull, PullOutcome.ARRIVED)
+        self._end(pull, PullOutcome.ARRIVED, blocks * size, pages * pull.source.page_bytes)
         pull.start()
 
     # ------------------------------------------------------------------------------ inside
@@ -193,6 +195,6 @@ class PulledPrefixes:
     def _drained(self, handoff_id: int) -> None:
         self._engine.kv.arriving.drained(self._quarantined.pop(handoff_id))
 
-    def _end(self, pull: _Pull, outcome: PullOutcome) -> None:
-        pull.job.pull_s = self._clock() - pull.since
-        self._answers.metrics.pulled(outcome.value)
+    def _end(self, pull: _Pull, outcome: PullOutcome, num_tokens: int = 0, num_bytes: int = 0) -> None:
+        waited_s = self._clock() - pull.since
+        self._reports.pulled(pull.job.id, outcome.value, waited_s, num_tokens, num_bytes)

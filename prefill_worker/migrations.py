@@ -17,8 +17,7 @@ from engine.core.request import Request, RequestId
 from engine.loop.engine import Engine
 from kv_transfer import CaughtUp, HandedOff, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
-from worker.session.answers import Answers
-from worker.session.jobs import Job
+from prefill_worker.reports import OutgoingJob, OutgoingReports
 
 _LONGEST_PAUSE_S: Final = 1.0
 """Timeout of the pause, after which the request continues here. A pause normally takes one message, one page
@@ -27,7 +26,7 @@ write and one step; a longer one means that the receiver or the network has a pr
 
 @dataclass(slots=True, eq=False)
 class _Moving:
-    job: Job
+    job: OutgoingJob
     ticket: Ticket
     paused_at: float = math.inf
     given_up: bool = False
@@ -42,10 +41,10 @@ class Migrations:
     """Used by the engine thread only. Methods ignore requests that are not being migrated."""
 
     def __init__(
-        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
+        self, engine: Engine, reports: OutgoingReports, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
-        self._answers = answers
+        self._reports = reports
         self._clock = clock
         self._sender = sender
         self._moving: dict[int, _Moving] = {}
@@ -61,8 +60,9 @@ class Migrations:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def begin(self, job: Job | None, ticket: Ticket) -> None:
+    def begin(self, request_id: RequestId, ticket: Ticket) -> None:
         """Start a migration. Refused at the receiver if the request is not decoding, or migrates already."""
+        job = self._reports.job(request_id)
         if job is not None and self._can_move(job.request, ticket):
             self._begin(job, ticket)
         self._sender.attach(ticket)  # refused at the receiver if the handoff is not open
@@ -111,23 +111,23 @@ class Migrations:
 
     def on_transfer(self, event: SenderEvent) -> None:
         moving = self._moving[event.handoff_id]
-        job = moving.job
+        request = moving.job.request
         if isinstance(event, CaughtUp):
-            if not (moving.given_up or job.request.paused):
-                job.request.paused = True
+            if not (moving.given_up or request.paused):
+                request.paused = True
                 self._send_rest(moving)
             return
-        del self._moving[moving.id], self._by_request[job.id]
-        job.request.paused = job.request.pinned = False
-        if job.request.finish is not None:
-            self._engine.release(job.request)
+        del self._moving[moving.id], self._by_request[request.id]
+        request.paused = request.pinned = False
+        if request.finish is not None:
+            self._engine.release(request)
         match event:
             case HandedOff():
-                if job.request.finish is None:
-                    self._engine.abort(job.id)
-                self._sender.report(event, job, chunks=())
+                if request.finish is None:
+                    self._engine.abort(request.id)
+                self._sender.report(event, moving.job, chunks=())
             case SendFailed():
-                self._answers.metrics.transfer_failures.inc()
+                self._reports.not_moved()
 
     # ------------------------------------------------------------------------------ inside
 
@@ -142,10 +142,10 @@ class Migrations:
             and ticket.num_tokens <= request.num_tokens - request.awaits_token
         )
 
-    def _begin(self, job: Job, ticket: Ticket) -> None:
+    def _begin(self, job: OutgoingJob, ticket: Ticket) -> None:
         request = job.request
         request.pinned = True
-        self._moving[ticket.handoff_id] = self._by_request[job.id] = _Moving(job, ticket)
+        self._moving[ticket.handoff_id] = self._by_request[request.id] = _Moving(job, ticket)
         self._sender.open(ticket.handoff_id, keeps_decoding=True)
         self._sender.computed(ticket.handoff_id, request, self._engine.computed(request))
 

@@ -10,16 +10,15 @@ from engine.core.sampling_params import FinishReason
 from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, SenderEvent, SendFailed, Ticket
 from prefill_worker.page_sender import PageSender, final_state
+from prefill_worker.reports import OutgoingJob, OutgoingReports
 from rpc.baton.v1 import worker_pb2
-from worker.session.answers import Answers
-from worker.session.jobs import Job, digest_of
 
 
 @dataclass(slots=True, eq=False)
 class _Sending:
     """A request whose KV is sent to another worker."""
 
-    job: Job
+    job: OutgoingJob
     computed: int
     """Tokens whose KV is in the pool."""
     chunks: list[worker_pb2.Span] = field(default_factory=list)
@@ -35,10 +34,10 @@ class OutgoingHandoffs:
     """
 
     def __init__(
-        self, engine: Engine, answers: Answers, clock: Callable[[], float], sender: PageSender
+        self, engine: Engine, reports: OutgoingReports, clock: Callable[[], float], sender: PageSender
     ) -> None:
         self._engine = engine
-        self._answers = answers
+        self._reports = reports
         self._clock = clock
         self._sender = sender
         self._sending: dict[RequestId, _Sending] = {}
@@ -53,9 +52,8 @@ class OutgoingHandoffs:
 
     # ------------------------------------------------------------------------------ from the router
 
-    def submit(self, job: Job) -> None:
+    def submit(self, request: Request) -> None:
         """Compute the request up to its first token. Raises what `Engine.submit` raises."""
-        request = job.request
         request.sampling = replace(request.sampling, max_tokens=len(request.output) + 1)
         request.pinned = True
         self._engine.submit(request)
@@ -64,16 +62,16 @@ class OutgoingHandoffs:
         # Also for a request that has ended: the sender then refuses the handoff at the receiver.
         self._sender.attach(ticket)
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, request_id: RequestId) -> bool:
         """Abort a handoff. False if the request has none.
 
         During prefill, the engine aborts the request and `on_finished` the handoff; afterwards only the
         handoff is left to abort. The pages are freed when the sender no longer reads them.
         """
-        if job.id not in self._sending:
+        if request_id not in self._sending:
             return False
-        if not self._engine.abort(job.id):
-            self._sender.abort(job.id)
+        if not self._engine.abort(request_id):
+            self._sender.abort(request_id)
         return True
 
     # ------------------------------------------------------------------------------ from the loop
@@ -91,10 +89,9 @@ class OutgoingHandoffs:
 
     def on_started(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request.pinned and (job := self._answers.jobs.get(request.id)) is not None:
+            if request.pinned and (job := self._reports.job(request.id)) is not None:
                 self._sending[request.id] = _Sending(job, computed=request.num_cached or 0)
-                known = digest_of(request, request.num_known, job.sampling)
-                self._sender.open(request.id, request_digest=known)
+                self._sender.open(request.id, request_digest=job.digest(request.num_known))
                 self._begun.append(self._sending[request.id])
         if self._engine.step_in_flight is None:
             self.on_step()
@@ -140,18 +137,16 @@ class OutgoingHandoffs:
     def on_transfer(self, event: SenderEvent) -> None:
         """The handoff is complete or failed: the pages are no longer read."""
         sending = self._sending.pop(event.handoff_id)
-        job, answers = sending.job, self._answers
-        if job.request.finish is None:
-            self._engine.abort(job.id)
+        request = sending.job.request
+        if request.finish is None:
+            self._engine.abort(request.id)
         else:
-            self._engine.release(job.request)
+            self._engine.release(request)
         match event:
             case HandedOff():
-                self._sender.report(event, job, sending.chunks)
+                self._sender.report(event, sending.job, sending.chunks)
             case SendFailed(_, reason):
-                if job.id in answers.jobs:
-                    answers.metrics.transfer_failures.inc()
-                    answers.fail(job, worker_pb2.FAILURE_CODE_HANDOFF, reason)
+                self._reports.not_sent(request.id, reason)
 
     # ------------------------------------------------------------------------------ inside
 
@@ -164,8 +159,7 @@ class OutgoingHandoffs:
         )
 
 
-def _final(job: Job) -> HandoffState:
+def _final(job: OutgoingJob) -> HandoffState:
     """State of a request that the receiver continues. O(tokens)."""
-    request = job.request
-    num_tokens = request.num_tokens - 1  # the receiver computes the KV of the first token
+    num_tokens = job.request.num_tokens - 1  # the receiver computes the KV of the first token
     return final_state(job, num_tokens, position=num_tokens)

@@ -7,20 +7,18 @@ from collections.abc import Sequence
 from engine.core.request import Request
 from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, PushSpan, SenderCommands, Ticket
+from prefill_worker.reports import OutgoingJob, OutgoingReports
 from rpc.baton.v1 import worker_pb2
-from worker.session.answers import Answers
-from worker.session.jobs import Job, digest_of
-from worker.session.metrics import Outcome
 
 
 class PageSender:
     """Commands of a KVSender in terms of requests. One per worker, for all its outgoing handoffs."""
 
     def __init__(
-        self, sender: SenderCommands, answers: Answers, engine: Engine, handoff_timeout_s: float
+        self, sender: SenderCommands, reports: OutgoingReports, engine: Engine, handoff_timeout_s: float
     ) -> None:
         self._sender = sender
-        self._answers = answers
+        self._reports = reports
         self._engine = engine
         self._handoff_timeout_s = handoff_timeout_s
 
@@ -51,13 +49,10 @@ class PageSender:
     def abort(self, handoff_id: int) -> None:
         self._sender.abort(handoff_id)
 
-    def report(self, sent: HandedOff, job: Job, chunks: Sequence[worker_pb2.Span]) -> None:
+    def report(self, sent: HandedOff, job: OutgoingJob, chunks: Sequence[worker_pb2.Span]) -> None:
         """Count a sent handoff, and end its job unless that has ended. `chunks`: prefill chunks."""
-        self._answers.metrics.transfer_bytes.inc(sent.bytes)
-        if job.id in self._answers.jobs:
-            self._answers.end(job, Outcome.HANDED_OFF)
-            spans = [span_of(push, job.arrival) for push in sent.pushes]
-            self._answers.outbox.handed_off(job, sent.bytes, chunks, spans)
+        spans = [span_of(push, job.arrival) for push in sent.pushes]
+        self._reports.handed_off(job.request.id, sent.bytes, chunks, spans)
 
     def _pages(self, request: Request, num_tokens: int) -> list[int]:
         """Pages of blocks with computed tokens. Later pages may still be replaced by cached ones."""
@@ -65,7 +60,7 @@ class PageSender:
         return request.pages[: needs.blocks(num_tokens) * needs.stride]
 
 
-def final_state(job: Job, num_known: int, position: int) -> HandoffState:
+def final_state(job: OutgoingJob, num_known: int, position: int) -> HandoffState:
     """State from which the receiver continues at token `position`. O(tokens).
 
     `num_known`: tokens that the receiver has from the router; the others are in the state.
@@ -75,7 +70,7 @@ def final_state(job: Job, num_known: int, position: int) -> HandoffState:
         tokens=tuple(request.tokens(num_known, request.num_tokens)),
         position=position,
         seed=request.sampling.seed,
-        request_digest=digest_of(request, num_known, job.sampling),
+        request_digest=job.digest(num_known),
     )
 
 

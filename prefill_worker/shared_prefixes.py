@@ -7,11 +7,10 @@ What is on a tier of this worker comes up first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.token_array import token_array
-from engine.core.request import Request
+from engine.core.request import Request, TokenId
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import SamplingParams
 from engine.kv.manager.page_tiers import Comes
@@ -19,15 +18,12 @@ from engine.kv.manager.peer_prefixes import SharedPrefix
 from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
 from prefill_worker.page_sender import span_of
-from rpc.baton.v1 import worker_pb2
-from worker.session.convert import ticket_from_proto
-from worker.session.outbox import Outbox
-from worker.session.router_session import RouterSession
+from prefill_worker.reports import SharedReport
 
 
 @dataclass(slots=True, eq=False)
 class _Share:
-    session: RouterSession
+    report: SharedReport
     arrival: float
     ticket: Ticket
     request: Request
@@ -41,11 +37,8 @@ class _Share:
 class SharedPrefixes:
     """Used by the engine thread only."""
 
-    def __init__(
-        self, engine: Engine, outbox: Outbox, clock: Callable[[], float], sender: SenderCommands
-    ) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], sender: SenderCommands) -> None:
         self._engine = engine
-        self._outbox = outbox
         self._clock = clock
         self._sender = sender
         self._shares: dict[int, _Share] = {}
@@ -58,15 +51,13 @@ class SharedPrefixes:
     def __contains__(self, handoff_id: int) -> bool:
         return handoff_id in self._shares
 
-    def share(self, session: RouterSession, message: worker_pb2.Share) -> None:
+    def share(self, ticket: Ticket, tokens: Sequence[TokenId], report: SharedReport) -> None:
         """Send what is cached of these tokens. If that is nothing, the handoff is refused at the receiver."""
-        ticket = ticket_from_proto(message.ticket)
-        tokens = token_array(message.tokens)
         if not tokens or not self._engine.kv.cache.enabled or ticket.handoff_id in self._shares:
             self._sender.attach(ticket)
             return
         request = Request(ticket.handoff_id, tokens, SamplingParams(max_tokens=1))
-        share = _Share(session, self._clock(), ticket, request)
+        share = _Share(report, self._clock(), ticket, request)
         self._shares[ticket.handoff_id] = share
         self._advance(share, share.arrival)
 
@@ -93,7 +84,7 @@ class SharedPrefixes:
         self._engine.kv.peers.shared(share.prefix)
         if isinstance(event, HandedOff):
             spans = [span_of(push, share.arrival) for push in event.pushes]
-            self._outbox.shared(share.session, event.handoff_id, event.bytes, spans)
+            share.report(event.handoff_id, event.bytes, spans)
 
     # ------------------------------------------------------------------------------ inside
 

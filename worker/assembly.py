@@ -29,6 +29,7 @@ from worker.kv_pool_access import (
 from worker.parts import Parts
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
+from worker.session.handoff_reports import HandoffReports
 from worker.tensor_parallel.rank_kv import open_ranks
 
 Assemble: TypeAlias = Callable[[Parts], RequestHandler]
@@ -60,15 +61,15 @@ def assemble(parts: Parts) -> RequestHandler:
 
 
 def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Handoffs:
-    engine, clock = parts.engine, parts.clock
-    sender = PageSender(transfer.sender, answers, engine, parts.config.handoff_timeout_s)
+    engine, clock, reports = parts.engine, parts.clock, HandoffReports(answers)
+    sender = PageSender(transfer.sender, reports, engine, parts.config.handoff_timeout_s)
     return Handoffs(
         transfer,
-        OutgoingHandoffs(engine, answers, clock, sender),
-        Migrations(engine, answers, clock, sender),
-        IncomingHandoffs(engine, answers, transfer.receiver),
-        SharedPrefixes(engine, answers.outbox, clock, transfer.sender),
-        PulledPrefixes(engine, answers, clock, transfer.receiver),
+        OutgoingHandoffs(engine, reports, clock, sender),
+        Migrations(engine, reports, clock, sender),
+        IncomingHandoffs(engine, reports, transfer.receiver),
+        SharedPrefixes(engine, clock, transfer.sender),
+        PulledPrefixes(engine, reports, clock, transfer.receiver),
     )
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from decode_worker.incoming import IncomingHandoffs
 from decode_worker.pulled_prefixes import PulledPrefixes
+from engine.core.request import RequestId
 from kv_transfer import CaughtUp, HandedOff, ReceiverEvent, SenderEvent, SendFailed
 from kv_transfer.transfer_thread import TransferThread
 from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.shared_prefixes import SharedPrefixes
-from worker.session.jobs import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Handoffs:
         self.migrations.on_step()
         self.shared.on_step()
 
-    def drop(self, job: Job) -> bool:
+    def drop(self, request_id: RequestId) -> bool:
         """Abort what moves for a request. False if the engine alone has it."""
-        return self.outgoing.drop(job) or self.incoming.drop(job) or self.pulled.drop(job)
+        return any(part.drop(request_id) for part in (self.outgoing, self.incoming, self.pulled))
 
     def on_transfer(self, event: SenderEvent | ReceiverEvent) -> None:
         if isinstance(event, CaughtUp | HandedOff | SendFailed):

@@ -16,7 +16,7 @@ from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.session.answers import Answers
 from worker.session.convert import request_from_proto
-from worker.session.jobs import CommandRefused, Job
+from worker.session.jobs import Job
 from worker.session.metrics import Outcome
 from worker.session.router_session import RouterSession
 
@@ -97,8 +97,6 @@ class JobStarter:
         """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
-        except CommandRefused as error:
-            return _Trouble(error.code, str(error))
         except InvalidRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
         except DeadlineUnreachable as error:

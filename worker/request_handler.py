@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from common.token_array import token_array
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.errors import InvalidRequest
@@ -30,13 +31,14 @@ from worker.session.answers import Answers
 from worker.session.cached import manage_cache
 from worker.session.convert import (
     load_to_proto,
+    peer_from_proto,
     peer_to_proto,
     prompt_logprobs_to_proto,
     stats_to_proto,
     step_work_to_proto,
     ticket_from_proto,
 )
-from worker.session.jobs import CommandRefused, Job, router_loads
+from worker.session.jobs import Job, router_loads
 from worker.session.metrics import Outcome
 from worker.session.router_session import RouterSession
 
@@ -291,29 +293,32 @@ class RequestHandler:
         self._engine.submit(job.request)
 
     def _prefill(self, job: Job) -> None:
-        """Raises QueueFull, InvalidRequest or CommandRefused."""
-        self._with_transport().outgoing.submit(job)
+        """Raises QueueFull or InvalidRequest."""
+        self._with_transport().outgoing.submit(job.request)
 
     def _pull(self, message: worker_pb2.Pull, begin: Callable[[Job], None], job: Job) -> None:
         """Start a request when the KV of its prefix has come, or will not. Raises what `begin` raises."""
-        handoffs = self._with_transport()
-        if not handoffs.pulled.begin(job, message, partial(self._starting.begin_late, job, begin)):
+        pulled, source = self._with_transport().pulled, peer_from_proto(message.source)
+        start = partial(self._starting.begin_late, job, begin)
+        if not pulled.begin(message.handoff_id, job, source, message.num_tokens, start):
             begin(job)
 
     def _share(self, session: RouterSession, message: worker_pb2.Share) -> None:
         if self._handoffs is not None:
-            self._handoffs.shared.share(session, message)
+            report = partial(self._answers.outbox.shared, session)
+            ticket, tokens = ticket_from_proto(message.ticket), token_array(message.tokens)
+            self._handoffs.shared.share(ticket, tokens, report)
         else:
             log.warning("Share for handoff %d, but there is no KV transport", message.ticket.handoff_id)
 
     def _reserve(self, job: Job, message: worker_pb2.Reserve) -> None:
-        """Raises CommandRefused."""
-        self._with_transport().incoming.reserve(job, message)
+        """Raises InvalidRequest or QueueFull."""
+        self._with_transport().incoming.reserve(job, peer_from_proto(message.sender), message)
 
     def _with_transport(self) -> Handoffs:
-        """Raises CommandRefused."""
+        """Raises InvalidRequest without a transport."""
         if self._handoffs is None:
-            raise CommandRefused(worker_pb2.FAILURE_CODE_INVALID, "this worker has no KV transport")
+            raise InvalidRequest("this worker has no KV transport")
         return self._handoffs
 
     def _attach(self, ticket: worker_pb2.Ticket) -> None:
@@ -324,8 +329,7 @@ class RequestHandler:
 
     def _migrate(self, message: worker_pb2.Migrate) -> None:
         if self._handoffs is not None:
-            job = self._answers.jobs.get(message.request_id)
-            self._handoffs.migrations.begin(job, ticket_from_proto(message.ticket))
+            self._handoffs.migrations.begin(message.request_id, ticket_from_proto(message.ticket))
         else:
             log.warning("Migrate for request %d, but this worker has no KV transport", message.request_id)
 
@@ -337,5 +341,5 @@ class RequestHandler:
     def _drop(self, job: Job) -> None:
         """Stop a request and free its pages as soon as that is safe. Reports nothing to the router."""
         handoffs = self._handoffs
-        if handoffs is None or not handoffs.drop(job):
+        if handoffs is None or not handoffs.drop(job.id):
             self._engine.abort(job.id)

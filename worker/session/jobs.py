@@ -53,6 +53,14 @@ class Job:
         """For logs."""
         return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
+    def digest(self, num_tokens: int) -> int:
+        """Digest of the first `num_tokens` tokens and the sampling parameters.
+
+        Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
+        """
+        sampling = self.sampling.SerializeToString(deterministic=True)
+        return request_digest(self.request.tokens(0, num_tokens), (sampling,))
+
 
 class Jobs:
     """Jobs by id. No events follow for a removed job."""
@@ -102,22 +110,6 @@ class Jobs:
             _, request_id = heapq.heappop(self._deadlines)
             late.append(self._jobs[request_id])
         return late
-
-
-class CommandRefused(Exception):
-    """The command is rejected; its request fails with `code`."""
-
-    def __init__(self, code: worker_pb2.FailureCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def digest_of(request: Request, num_tokens: int, sampling: sampling_pb2.SamplingParams) -> int:
-    """Digest of a request's first `num_tokens` tokens and its sampling parameters.
-
-    Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
-    """
-    return request_digest(request.tokens(0, num_tokens), (sampling.SerializeToString(deterministic=True),))
 
 
 def router_loads(sessions: Iterable[RouterSession], jobs: Iterable[Job]) -> list[worker_pb2.RouterLoad]:

@@ -16,6 +16,7 @@ from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
+from worker.session.handoff_reports import HandoffReports
 from worker.session.inbox import Inbox
 from worker.session.outbox import Outbox
 
@@ -43,12 +44,13 @@ class Handled:
     def __post_init__(self) -> None:
         self.answers = Answers(self.outbox, Mock())
         self.jobs = self.answers.jobs
-        sender = PageSender(self.transfer.sender, self.answers, self.engine, self.timeout_s)
-        outgoing = OutgoingHandoffs(self.engine, self.answers, self.clock, sender)
-        incoming = IncomingHandoffs(self.engine, self.answers, self.transfer.receiver)
-        migrations = Migrations(self.engine, self.answers, self.clock, sender)
-        shared = SharedPrefixes(self.engine, self.outbox, self.clock, self.transfer.sender)
-        pulled = PulledPrefixes(self.engine, self.answers, self.clock, self.transfer.receiver)
+        reports = HandoffReports(self.answers)
+        sender = PageSender(self.transfer.sender, reports, self.engine, self.timeout_s)
+        outgoing = OutgoingHandoffs(self.engine, reports, self.clock, sender)
+        incoming = IncomingHandoffs(self.engine, reports, self.transfer.receiver)
+        migrations = Migrations(self.engine, reports, self.clock, sender)
+        shared = SharedPrefixes(self.engine, self.clock, self.transfer.sender)
+        pulled = PulledPrefixes(self.engine, reports, self.clock, self.transfer.receiver)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming, shared, pulled)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
         self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)

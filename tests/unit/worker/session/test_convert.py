@@ -24,7 +24,8 @@ from worker.session.convert import (
     ticket_from_proto,
     ticket_to_proto,
 )
-from worker.session.jobs import digest_of
+from worker.session.jobs import Job
+from worker.session.router_session import RouterSession
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -158,7 +159,8 @@ def test_different_requests_have_different_digests() -> None:
     def digest(prompt: list[int], **sampling: object) -> int:
         message = sampling_pb2.SamplingParams(max_tokens=4, **sampling)  # type: ignore[arg-type]
         work = worker_pb2.Work(request_id=1, prompt=prompt, sampling=message)
-        return digest_of(request_from_proto(work, 0.0), len(prompt), message)
+        request, session = request_from_proto(work, 0.0), RouterSession.__new__(RouterSession)
+        return Job(request, session, 0.0, math.inf, message).digest(len(prompt))
 
     assert digest([1, 2, 3]) == digest([1, 2, 3])
     assert digest([1, 2, 3]) != digest([1, 2, 4])
