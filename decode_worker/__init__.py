@@ -1,1 +1,1 @@
-"""The receiving side of a worker: reserves pages, takes in KV, admits the request. Every worker has it."""
+"""The decode worker: its role, and the receiving side of all workers, which reserves pages for KV."""

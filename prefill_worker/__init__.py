@@ -1,1 +1,1 @@
-"""The sending side of a worker: finished chunks, handoffs, migrations. Every worker has it."""
+"""The prefill worker: its role, and the sending side of all workers: chunks, handoffs, migrations."""

@@ -20,12 +20,12 @@ from rpc.channel import connect
 from tests.integration.tiny_cluster import work
 from tests.unit.tiny import make_config, save_tiny_llama
 from worker.config import WorkerConfig, WorkerRole
-from worker.process.roles import DecodeWorker
+from worker.process.actor import WorkerActor
 
 RESTART_S = 150
 
 
-class FragileWorker(DecodeWorker):
+class FragileWorker(WorkerActor):
     async def break_engine(self) -> None:
         def explode(*_: object) -> None:
             raise RuntimeError("device-side assert")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from decode_worker.role import DecodeWorker
+from prefill_worker.role import PrefillWorker
 from worker.config import WorkerRole
 from worker.process.actor import WorkerActor
 
 
-class PrefillWorker(WorkerActor):
-    """Executes every command, like all workers; it captures no CUDA graphs of decode batches."""
+def _actor(role: type) -> type[WorkerActor]:
+    """Its name is that of the role: Ray gives it to the process, and writes it before forwarded log lines."""
+    return type(role.__name__, (role, WorkerActor), {"__doc__": role.__doc__})
 
 
-class DecodeWorker(WorkerActor):
-    """Executes every command, like all workers; it has the default configuration."""
-
-
-ACTORS: Final = {WorkerRole.PREFILL: PrefillWorker, WorkerRole.DECODE: DecodeWorker}
+ACTORS: Final[Mapping[WorkerRole, type[WorkerActor]]] = {
+    WorkerRole.PREFILL: _actor(PrefillWorker),
+    WorkerRole.DECODE: _actor(DecodeWorker),
+}

@@ -17,6 +17,7 @@ from engine.model_config.shard import Shard
 from engine.modeling.loader.checkpoint import Checkpoint, resolve
 from engine.modeling.loader.vocabulary import same_vocabulary
 from engine.presets import PRESETS, Preset
+from prefill_worker.role import PrefillWorker
 from router.cluster.worker_config.machine import Machine, PlanError, on_accelerator
 from router.cluster.worker_config.pool_size import (
     GPU_MEMORY_FRACTION,
@@ -60,8 +61,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     if config.mode is Mode.DISAGG:
-        # No graphs of decode batches: every step of these workers has prompts.
-        engines[WorkerRole.PREFILL] = replace(engines[WorkerRole.PREFILL], cuda_graph_max_batch=0)
+        engines[WorkerRole.PREFILL] = PrefillWorker.engine(engines[WorkerRole.PREFILL])
     ports = config.cluster.worker_ports
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []
