@@ -31,7 +31,7 @@ through standard input.
 """
 _OTHERS = {
     "doctor": "router.command.doctor.command",
-    "plan": "router.command.plan",
+    "plan": "simulator.planner.command",
     "drain-node": "router.command.drain_node",
     "compile": "router.command.compile",
     "chat": "router.command.client.chat",

@@ -22,12 +22,13 @@ from benchmarks import (
     start_up,
 )
 from benchmarks import simulated_cluster as cluster
-from router.command import drain_node, plan
+from router.command import drain_node
 from router.command.admin import client as admin
 from router.command.client import batch, chat, top
 from router.command.doctor import command as doctor
 from router.config.flags.foreign_flags import TRANSLATIONS
 from router.config.table import SETTINGS
+from simulator.planner import command as plan
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

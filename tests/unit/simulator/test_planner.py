@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from router.command.plan import run
 from router.config.choices import Mode
 from router.config.flags.command_line import parse
 from router.placement import Targets
 from simulator.lengths import Fixed, LogNormal, Uniform
 from simulator.planner.advice import advise, ranked
 from simulator.planner.candidates import Candidate, DoesNotFit, candidates
+from simulator.planner.command import run
 from simulator.planner.costs import LLAMA_8B
 from simulator.planner.hardware import GPUS, H200
 from simulator.planner.load import drawn, of_trace
