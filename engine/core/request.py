@@ -10,11 +10,11 @@ from typing import Final, TypeAlias
 
 from common.token_array import token_array
 from engine.core.request_state import RequestState
+from engine.core.retention import Retention
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
 from engine.errors import InvalidRequest
 from engine.grammar.matcher import Matcher
-from engine.kv.cache.retention import Retention
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from engine.config import EngineConfig
 from engine.core.draft_source import DraftSource
-from engine.core.events import EngineStats, Occupancy, StepMeasured, StepOutput
+from engine.core.events import Occupancy, StepMeasured, StepOutput
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import FinishReason
@@ -33,6 +33,7 @@ from engine.loop.in_flight import InFlight, Launched
 from engine.loop.pauses.causes import Cause
 from engine.loop.pauses.laps import Laps
 from engine.loop.requests import Requests
+from engine.loop.stats import EngineStats
 from engine.loop.step_clock import StepClock
 from engine.loop.step_results import StepResults
 from engine.sched.plan_log import log_chunks

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 
 from common.token_array import token_array
-from engine.core.events import EngineStats, StepMeasured
+from engine.core.events import StepMeasured
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
@@ -19,6 +19,7 @@ from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv.manager.page_audit import GroupPages
 from engine.kv.tiers.stats import Tier, TierStats
 from engine.loop.pauses.slow_steps import SlowStep
+from engine.loop.stats import EngineStats
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 from kv_transfer import Peer, Ticket
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
@@ -19,32 +19,6 @@ from common.block_hash import BlockHash
 _LISTINGS: Final = 16
 """Most blocks of a tenant's sequences together, in units of its budget. A block that sequences share counts
 for each of them: the accounts take memory for each block of a sequence."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetainedPrefix:
-    tokens: int
-    """Length of the beginning of the prompt."""
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a client asks for."""
-
-    key: str = ""
-    """Session key within its tenant; may be empty."""
-    seconds: float = 0.0
-    """For the whole sequence, from the end of the request; 0: it is not retained as a whole."""
-    prefixes: tuple[RetainedPrefix, ...] = ()
-
-    def parts(
-        self, blocks: Sequence[BlockHash], page_size: int
-    ) -> Iterator[tuple[Sequence[BlockHash], float]]:
-        """What to retain of a sequence of blocks, and for how many seconds."""
-        for prefix in self.prefixes:
-            yield blocks[: prefix.tokens // page_size], prefix.seconds
-        yield blocks, self.seconds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from unittest.mock import Mock
 
 from engine.config import SchedulerConfig
-from engine.core.events import EngineStats
 from engine.core.request import Request
 from engine.kv.cache.pages import PageCounts
 from engine.kv.manager.kv_manager import KVManager
 from engine.kv.manager.reservations import Reservation
 from engine.loop.pauses.laps import Laps
+from engine.loop.stats import EngineStats
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 

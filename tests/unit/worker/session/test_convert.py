@@ -8,9 +8,9 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.retention import RetainedPrefix, Retention
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
 from engine.grammar.grammar import Grammar, GrammarKind
-from engine.kv.cache.retention import RetainedPrefix, Retention
 from kv_transfer import Peer, Ticket
 from router.api.generation.params.constraint import Constraint
 from router.api.generation.params.sampling_options import SamplingOptions

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from common.block_hash import BlockHash
+from engine.core.retention import RetainedPrefix, Retention
 from engine.kv.cache.radix import RadixCache
-from engine.kv.cache.retention import RetainedPrefix, Retention, Retentions
+from engine.kv.cache.retention import Retentions
 from engine.kv.tiers.level import Level
 
 TURN = list(range(1, 7))

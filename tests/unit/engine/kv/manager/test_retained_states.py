@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.request import Request
-from engine.kv.cache.retention import Retention
+from engine.core.retention import Retention
 from engine.loop.engine import Engine
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.kv.tiers.test_groups_on_tiers import WINDOW
