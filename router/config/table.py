@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, Final, get_args, get_type_hints
 
-from engine.presets import PRESETS
+from engine.sched.presets import PRESETS
 from router.config.option import OPTION, Option, flag_name
 from router.config.settings import RouterConfig
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from tests.engine_config import engine_config
 from tests.unit.tiny import VOCAB, save_tiny_llama
 

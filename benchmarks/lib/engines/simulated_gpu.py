@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.config import EngineConfig
 from engine.device.defaults import GPU_TOKEN_TILE
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from router.cluster.worker_config.scheduler_plan import scheduler_for
 from router.config.flags.command_line import parse
 from router.config.flags.values import ConfigError

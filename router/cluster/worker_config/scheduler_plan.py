@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from engine.config import Batching, SchedulerConfig
 from engine.device.defaults import GPU_TOKEN_TILE
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS

@@ -16,7 +16,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.shard import Shard
 from engine.modeling.loader.checkpoint import Checkpoint, resolve
 from engine.modeling.loader.vocabulary import same_vocabulary
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from prefill_worker.role import PrefillWorker
 from router.cluster.worker_config.machine import Machine, PlanError, on_accelerator
 from router.cluster.worker_config.pool_size import (

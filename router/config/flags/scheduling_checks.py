@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.config import Batching, Forecast, Policy
-from engine.presets import PRESETS
+from engine.sched.presets import PRESETS
 from engine.speculation.kinds import DrafterKind, Speculation
 from router.config.choices import Mode
 from router.config.option import flag_name

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.config import Batching, Policy, SpeculationConfig
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from engine.speculation.kinds import Speculation
 from router.config.option import Heading
 

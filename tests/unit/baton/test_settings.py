@@ -9,7 +9,7 @@ import pytest
 from baton import LLM
 from baton.settings import ARGUMENTS, config_of
 from engine.config import Batching, Policy
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from router.config.choices import Device, Dtype
 from router.config.flags.command_line import parse
 from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Unavailable

@@ -10,7 +10,7 @@ from benchmarks.lib.engines.driven import simulate
 from benchmarks.lib.engines.simulated_gpu import FRONT_S, simulated_config
 from benchmarks.lib.load.workload import Fixed, LogNormal, Work, make_workload
 from benchmarks.lib.report import summarize
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from engine.sched.scheduler import Scheduler
 from router.placement import StepWork
 from simulator.device import ENGINE_H200_8B, ENGINE_H200_70B_FP8

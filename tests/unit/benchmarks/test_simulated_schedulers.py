@@ -11,7 +11,7 @@ import pytest
 from benchmarks import simulate
 from benchmarks.lib.engines.simulated_gpu import FlagLineError, config_of_flags
 from engine.config import Policy
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 
 
 @pytest.mark.parametrize("preset", [preset for preset in Preset if preset is not Preset.BATON])

@@ -10,7 +10,7 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.kv.manager.kv_manager import KVManager
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from engine.sched.scheduler import Scheduler
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import Batching, SchedulerConfig
 from engine.errors import InvalidRequest
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from tests.unit.engine.sched.planning import Planner, request
 
 CHUNKING = [Preset.BATON, Preset.SGLANG, Preset.VLLM]

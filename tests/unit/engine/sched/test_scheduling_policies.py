@@ -11,7 +11,7 @@ from engine.config import Policy, SchedulerConfig, Victim
 from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.sched.planning import Planner, request
 

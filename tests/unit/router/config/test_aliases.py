@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import Policy
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from engine.speculation.kinds import Speculation
 from router.config.choices import Dtype, Mode, Routing, Transport
 from router.config.flags.command_line import parse

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from engine.config import SchedulerConfig
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from tests.engine_config import engine_config
 from worker.process.settings_line import settings_line
 

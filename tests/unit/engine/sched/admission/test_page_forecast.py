@@ -6,9 +6,9 @@ from engine.config import Forecast
 from engine.core.request import Request
 from engine.kv.manager.kv_manager import KVManager
 from engine.loop.engine import Engine
-from engine.presets import PRESETS, Preset
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.output_lengths import OutputLengths
+from engine.sched.presets import PRESETS, Preset
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.sched.planning import request
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.core.request import Request
 from engine.loop.engine import Engine
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from tests.unit.engine.engines import make_engine, make_request, run
 from tests.unit.engine.sched.planning import Planner
 from tests.unit.engine.sched.planning import request as prompt_of

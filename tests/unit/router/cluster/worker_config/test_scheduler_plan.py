@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.modeling.loader.checkpoint import Checkpoint
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from router.cluster.worker_config.machine import Machine, PlanError
 from router.cluster.worker_config.scheduler_plan import scheduler_for
 from router.cluster.worker_config.worker_plan import plan_workers

@@ -11,7 +11,7 @@ from engine.config import Batching
 from engine.executor.runner import ModelRunner
 from engine.loop.warmup import WarmupPlan, warm_up
 from engine.modeling.loader.checkpoint import Checkpoint
-from engine.presets import Preset
+from engine.sched.presets import Preset
 from router.cluster.worker_config.machine import Machine
 from router.cluster.worker_config.worker_plan import plan_workers
 from router.config.choices import Mode

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.config import Batching, Policy, SchedulerConfig
 from engine.core.request import Request
 from engine.loop.engine import Engine
-from engine.presets import PRESETS, Preset
+from engine.sched.presets import PRESETS, Preset
 from tests.unit.engine.engines import make_engine, make_request
 from tests.unit.engine.fake_runner import reference
 
