@@ -30,19 +30,27 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "rpc": frozenset(),
     "engine": frozenset({"common"}),
     "kv_transfer": frozenset({"common"}),
-    "worker.session": frozenset({"common", "engine", "kv_transfer", "rpc"}),
-    "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker.session"}),
-    "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc", "worker.session"}),
+    "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
+    "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
     "worker": frozenset({"common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc"}),
-    "router.config.choices": frozenset({"common"}),
-    "router.placement": frozenset({"common", "engine", "router.config.choices", "rpc"}),
-    "simulator": frozenset({"common", "engine", "router.config.choices", "router.placement", "rpc"}),
-    "router": frozenset(PRODUCT) - {"baton", "benchmarks"},
+    "router": frozenset(
+        {"common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc", "worker"}
+    ),
+    "simulator": frozenset({"common", "engine", "router", "rpc"}),
     "baton": frozenset({"common", "engine", "router", "rpc", "worker"}),
     "benchmarks": frozenset(PRODUCT) - {"baton"},
 }
-"""Which packages each of them may import: the top-level ones, and parts of them that lie on another floor.
-docs/architecture.md shows the same as a table."""
+"""Which top-level packages each of them may import. docs/architecture.md shows the same as a table."""
+
+NARROW: Mapping[str, frozenset[str]] = {
+    "router.placement": frozenset({"common", "engine", "router.config.choices", "rpc"}),
+    "simulator": frozenset({"common", "engine", "router.config.choices", "router.placement", "rpc"}),
+}
+"""All that these parts import: placement is pure, and the simulator takes nothing else of the router."""
+
+ROOMS: Mapping[str, tuple[int, int]] = {"engine": (16, 9), "router": (8, 6)}
+"""Number of rooms (folders and modules directly inside) of the two largest packages, and of their floors.
+`pytest -s -k floors` draws them."""
 
 Graph = dict[str, set[str]]
 
@@ -112,22 +120,62 @@ def test_no_package_imports_itself_by_way_of_others() -> None:
     assert not found, " imports ".join(reversed(found))
 
 
-def floor(module: str) -> str:
-    """The package of the table that the module belongs to, the innermost one."""
-    parts = module.split(".")
-    return next(name for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in ALLOWED)
+def within(graph: Graph, package: str, depth: int) -> Graph:
+    """Imports between rooms of `package` ("": the product). A room is the first `depth` parts of a name."""
+    inside = f"{package}." if package else ""
+
+    def room(name: str) -> str:
+        return ".".join(name.split(".")[:depth])
+
+    rooms: Graph = {}
+    for importer, imported in graph.items():
+        if importer.startswith(inside):
+            others = {room(name) for name in imported if name.startswith(inside)}
+            rooms.setdefault(room(importer), set()).update(others - {room(importer)})
+    return rooms
+
+
+def floors(graph: Graph) -> dict[str, int]:
+    """For each room, 1 if it imports no other, else one more than the highest room that it imports."""
+    found: dict[str, int] = {}
+    for room in TopologicalSorter(graph).static_order():
+        found[room] = 1 + max((found[below] for below in graph.get(room, ())), default=0)
+    return found
+
+
+def belongs(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 @pytest.mark.parametrize("package", ALLOWED)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
+    assert within(graph_of_the_product(), "", 1).get(package, set()) <= ALLOWED[package]
+
+
+@pytest.mark.parametrize("part", NARROW)
+def test_a_narrow_part_imports_no_more_than_it_says(part: str) -> None:
     used = {
-        floor(name)
+        name
         for importer, imported in graph_of_the_product().items()
-        if floor(importer) == package
+        if belongs(importer, [part])
         for name in imported
     }
-    allowed = ALLOWED[package] | {package}
-    assert not {name for name in used if not {name, name.partition(".")[0]} & allowed}
+    assert not {name for name in used if not belongs(name, NARROW[part] | {part})}
+
+
+@pytest.mark.parametrize("package", ["", *ROOMS])
+def test_no_arrow_between_rooms_runs_up(package: str) -> None:
+    rooms = within(graph_of_the_product(), package, 2 if package else 1)
+    found = circle(rooms)
+    assert not found, " imports ".join(reversed(found))
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_the_rooms_and_floors_are_those_of_the_layout(package: str) -> None:
+    of_rooms = floors(within(graph_of_the_product(), package, 2))
+    drawing = "\n".join(f"{floor} {room}" for room, floor in sorted(of_rooms.items(), key=lambda at: -at[1]))
+    print(f"{package}: {len(of_rooms)} rooms on {max(of_rooms.values())} floors\n{drawing}")
+    assert (len(of_rooms), max(of_rooms.values())) == ROOMS[package], drawing
 
 
 @pytest.mark.parametrize("upward", ["import a.upper", "from a import upper", "from a.upper import thing"])
@@ -137,3 +185,10 @@ def test_an_import_that_closes_a_circle_is_found(tmp_path: Path, upward: str) ->
     for name, path in known.items():
         path.write_text(files.get(name, ""))
     assert circle(imports(known))
+
+
+def test_floors_are_counted_from_the_room_that_imports_nothing() -> None:
+    files = {"a.top.x": {"a.low.y", "a.mid.z"}, "a.mid.z": {"a.low.y"}, "a.low.y": {"b.other"}}
+    assert floors(within(files, "a", 2)) == {"a.low": 1, "a.mid": 2, "a.top": 3}
+    files["a.low.y"].add("a.mid.z")
+    assert circle(within(files, "a", 2))
