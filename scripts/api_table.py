@@ -9,26 +9,20 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from router.api.anthropic.requests import MessagesBody
+from router.api.apis import APIS
 from router.api.fields import Refused, WithoutEffect
-from router.api.openai.requests import ChatCompletionBody, CompletionBody
-from router.api.openai.responses_api.requests import ResponsesBody
-from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 BEGIN, END = "<!-- fields: written by scripts/api_table.py -->\n", "<!-- end of fields -->"
-BODIES: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatCompletionBody,
-    "/v1/completions": CompletionBody,
-    "/v1/responses": ResponsesBody,
-    "/v1/messages": MessagesBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
 
 
 def tables() -> str:
-    return "\n".join(_table(path, body) for path, body in BODIES.items())
+    """A table for each body; endpoints with fewer fields of the same ones have none."""
+    bodies: dict[type[BaseModel], str] = {}
+    for endpoint in (endpoint for api in APIS for endpoint in api.endpoints):
+        if endpoint.body is not None and not any(issubclass(other, endpoint.body) for other in bodies):
+            bodies[endpoint.body] = endpoint.path
+    return "\n".join(_table(path, body) for body, path in bodies.items())
 
 
 def with_tables(document: str) -> str:

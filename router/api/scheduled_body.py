@@ -1,7 +1,8 @@
-"""What requests of every API may say of their session, their priority and their deadlines."""
+"""Fields of the requests of every API that generates text: stream, session, priority and deadlines."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from router.api.generation.params.sampling_options import SamplingOptions
 
 
 class ScheduledBody(CacheHints):
+    stream: bool | None = None
+    """Server-sent events."""
+
     # Extensions of all APIs.
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
@@ -20,6 +24,10 @@ class ScheduledBody(CacheHints):
     """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
     """Deadline of the whole request, in seconds."""
+
+    @abstractmethod
+    def to_request(self, request_id: str) -> GenerationRequest:
+        """Raises InvalidRequest."""
 
     def _request(
         self, request_id: str, prompts: Sequence[Prompt], options: Mapping[str, Any], **more: Any

@@ -13,12 +13,12 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.routing import Route
 
 from common.background import in_background
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
 from router.api.access import Access
+from router.api.endpoints.record import Endpoint
 from router.api.generation.models import Models
 from router.api.grpc.server import GrpcConfig, GrpcServer
 from router.api.http.app import build_app
@@ -128,7 +128,7 @@ async def serving(
         ),
         metrics=_metrics(config, models),
         worker_targets=partial(_targets, models),
-        routes=_page(models),
+        endpoints=_page(models),
     )
     grpc = GrpcServer(
         generations,
@@ -173,7 +173,7 @@ def web_app(
         keys=access.keys,
         metrics_keys=access.metrics_keys,
         cors_origins=access.cors_origins,
-        routes=_page(models),
+        endpoints=_page(models),
     )
 
 
@@ -184,7 +184,7 @@ def _watch(models: Sequence[ModelService], access: Access, stack: AsyncExitStack
     in_background(stack, watch_loop(partial(_observe_lag, models)), "loop lag")
 
 
-def _page(models: Sequence[ModelService]) -> list[Route]:
+def _page(models: Sequence[ModelService]) -> list[Endpoint]:
     return page_routes({model.name: model.status().read for model in models})
 
 

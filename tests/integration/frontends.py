@@ -236,7 +236,7 @@ async def open_frontends(
         ),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
-        routes=page_routes({"small": _no_status}),
+        endpoints=page_routes({"small": _no_status}),
     )
     grpc = GrpcServer(models, GrpcConfig(port=0, tls=tls, keys=keys))
     await http.start()

@@ -140,8 +140,6 @@ class MessagesBody(CountTokensBody, ScheduledBody):
     """The model's default, or off, unless given."""
     stop_sequences: StopStrings | None = None
     """Not part of the answer."""
-    stream: bool | None = None
-    """Server-sent events."""
 
     metadata: _Bookkeeping = None
     service_tier: _Bookkeeping = None

@@ -64,6 +64,10 @@ class Message(Closed):
     usage: MessageUsage
 
 
+class InputTokens(Closed):
+    input_tokens: int
+
+
 class MessageErrorDetail(Closed):
     type: str
     message: str

@@ -8,14 +8,14 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.api.http.protocol import StreamedBody
+from router.api.endpoints.event_stream import STREAMED_BODY
 
 _HIGH_BYTES: Final = 1 << 16
 """Unsent bytes above which the reader is slow."""
 
 
 class AsgiStreams:
-    """Middleware with `StreamedBody.EXTENSION`, for servers other than BoundedProtocol's."""
+    """Middleware with a `StreamedBody`, for servers other than BoundedProtocol's."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -25,7 +25,7 @@ class AsgiStreams:
             await self._app(scope, receive, send)
             return
         body = _Body(send)
-        extensions = {**scope.get("extensions", {}), StreamedBody.EXTENSION: body}
+        extensions = {**scope.get("extensions", {}), STREAMED_BODY: body}
         try:
             await self._app({**scope, "extensions": extensions}, receive, body.send)
         finally:
@@ -33,7 +33,7 @@ class AsgiStreams:
 
 
 class _Body:
-    """As `StreamedBody`, over the `send` of ASGI."""
+    """A `StreamedBody` over the `send` of ASGI."""
 
     def __init__(self, send: Send) -> None:
         self._send: Final = send
@@ -44,7 +44,6 @@ class _Body:
         self._resume: Callable[[], None] = lambda: None
 
     def write(self, part: bytes) -> None:
-        """See `StreamedBody.write`."""
         self._unsent += part
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._flush())
@@ -53,7 +52,6 @@ class _Body:
             self._pause()
 
     def follow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """See `StreamedBody.follow`."""
         self._pause, self._resume = pause, resume
         (pause if self._is_paused else resume)()
 

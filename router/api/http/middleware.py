@@ -10,6 +10,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.api.access import ApiKeys
+from router.api.apis import APIS
 from router.api.generation.tenants import ANYBODY, CURRENT_TENANT, Tenant
 from router.api.http.refusal import error_response
 from router.api.openai.errors import REQUEST_ID_HEADER
@@ -97,6 +98,7 @@ _OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"}) | PAGE_PATHS
 """Open without a key: probes of orchestrators, and the static files of the live page."""
 _MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})
 """These reveal the load of all clients and the addresses of workers."""
+_KEY_HEADERS: Final = tuple(api.key_header for api in APIS if api.key_header is not None)
 _MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metrics-key-file."
 
 
@@ -117,8 +119,9 @@ class RequireApiKey:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
             headers = Headers(scope=scope)
             authorization = headers.get("authorization")
-            if authorization is None and (key := headers.get("x-api-key")) is not None:
-                authorization = f"Bearer {key}"  # the header of Anthropic's clients
+            for name in () if authorization is not None else _KEY_HEADERS:
+                if (key := headers.get(name)) is not None:
+                    authorization = f"Bearer {key}"
             try:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)

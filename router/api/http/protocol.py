@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from router.api.endpoints.event_stream import STREAMED_BODY
 from router.api.http.refusal import error_response
 from router.errors import HeadersTooLarge, InvalidRequest, RouterError, TooSlow
 
@@ -68,13 +69,8 @@ class ConnectionsState(ServerState):
         """Whether every response is the last one of its connection."""
 
 
-class StreamedBody:
-    """Writes between `http.response.start` and the last `http.response.body`, past the layers of ASGI.
-
-    An extension: in the scope of every request, as `StreamedBody.EXTENSION`.
-    """
-
-    EXTENSION: Final = "baton.streamed_body"
+class _Body:
+    """The `StreamedBody` of a connection."""
 
     def __init__(self, protocol: BoundedProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol: Final = protocol
@@ -83,13 +79,11 @@ class StreamedBody:
         self.resume: Callable[[], None] = lambda: None
 
     def write(self, part: bytes) -> None:
-        """Write now; what the client does not read is buffered. Nothing is written after a disconnect."""
         if part and not self._cycle.disconnected:
             framed = b"%x\r\n%b\r\n" % (len(part), part) if self._cycle.chunked_encoding else part
             self._cycle.transport.write(framed)
 
     def follow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Call `pause` when the client reads too slowly, `resume` when it has caught up; one of them now."""
         self.pause, self.resume = pause, resume
         self._protocol.body = self
         (pause if self._protocol.flow.write_paused else resume)()
@@ -118,7 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._refusal: RouterError | None = None
         """Why the parser was stopped, other than by a parse error."""
-        self.body: StreamedBody | None = None
+        self.body: _Body | None = None
         """Body of the current response, if it is streamed."""
         self._hung_up = False
         self._dropped_bytes = 0
@@ -208,7 +202,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_headers_complete()
         self._reading = _Reading.BODY
-        extensions: dict[str, Any] = {StreamedBody.EXTENSION: StreamedBody(self, self.cycle)}
+        extensions: dict[str, Any] = {STREAMED_BODY: _Body(self, self.cycle)}
         self.scope["extensions"] = extensions
         if self.server_state.winding_down:
             self.cycle.keep_alive = False

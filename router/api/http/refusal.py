@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from typing import Final
 
 from starlette.responses import Response
 
-from router.api.anthropic.errors import error_body as anthropic_error_body
-from router.api.openai.errors import error_body, error_headers
+from router.api.apis import api_of
+from router.api.openai.errors import error_headers
 from router.errors import RouterError
 
-_OF_ANTHROPIC: Final = "/v1/messages"
 
-
-def new_request_id(kind: str = "req") -> str:
-    """A unique id that begins with `kind`."""
-    return f"{kind}-{secrets.token_hex(12)}"
+def new_request_id(prefix: str = "req") -> str:
+    """A unique id that begins with `prefix`."""
+    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def error_response(error: RouterError, path: str, request_id: str | None = None) -> Response:
@@ -25,9 +22,8 @@ def error_response(error: RouterError, path: str, request_id: str | None = None)
     Without `request_id`, a new id is used.
     """
     request_id = request_id or new_request_id()
-    render = anthropic_error_body if path.startswith(_OF_ANTHROPIC) else error_body
     return Response(
-        render(error, request_id),
+        api_of(path).error_body(error, request_id),
         status_code=error.http_status,
         headers=error_headers(error, request_id),
     )

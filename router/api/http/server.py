@@ -22,10 +22,10 @@ from typing import Final
 import uvicorn
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.routing import Route
 
 from common.background import supervised
 from router.api.access import ApiKeys
+from router.api.endpoints.record import Endpoint
 from router.api.generation.models import Models
 from router.api.http.app import build_app
 from router.api.http.protocol import BoundedProtocol, ConnectionsState
@@ -74,12 +74,12 @@ class HttpServer:
         *,
         metrics: CollectorRegistry,
         worker_targets: Callable[[], Sequence[str]] = tuple,
-        routes: Sequence[Route] = (),
+        endpoints: Sequence[Endpoint] = (),
     ) -> None:
         """`metrics` is served at /metrics; `worker_targets()`, the workers' metrics endpoints, at
         /sd/workers.
 
-        `worker_targets()` returns host:port of each worker. `routes` are served in addition to the APIs.
+        `worker_targets()` returns host:port of each worker. `endpoints` are served in addition to the APIs.
         """
         self._config = config
         self._models = models
@@ -92,7 +92,7 @@ class HttpServer:
             metrics_keys=config.metrics_keys,
             cors_origins=config.cors_origins,
             local_names_only=config.keys is None and is_loopback(config.host),
-            routes=routes,
+            endpoints=endpoints,
         )
         self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
         self._serving: asyncio.Task[None] | None = None

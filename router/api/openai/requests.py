@@ -122,8 +122,6 @@ class GenerationBody(ConstrainedBody, ScheduledBody, OpenAICacheHints, ForeignFi
     """The same, times the number of occurrences."""
     logit_bias: LogitBiases | None = None
     """Biases by token id."""
-    stream: bool | None = None
-    """Server-sent events."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from router.api.endpoints.kinds import gets
+from router.api.endpoints.record import Endpoint, Serve, Service
 from router.errors import NotFound
 
 STATUS_PATH: Final = "/status"
@@ -35,13 +36,13 @@ _HEADERS: Final = {
 }
 
 
-def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]]) -> list[Route]:
+def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]]) -> list[Endpoint]:
     """GET / and what it loads; GET /status, the status of the model in `?model=`, or of the first one.
 
     `statuses`: by the model's name, at least one. Raises NotFound.
     """
 
-    async def read_status(request: Request) -> Response:
+    async def read_status(service: Service, request: Request) -> Response:
         name = request.query_params.get("model") or next(iter(statuses))
         if name not in statuses:
             raise NotFound(f"There is no model {name[:100]!r}; this server has {', '.join(statuses)}.")
@@ -51,14 +52,14 @@ def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]
             headers={"cache-control": "no-store"},
         )
 
-    pages = [Route(path, _file(*file), methods=["GET"]) for path, file in _FILES.items()]
-    return [*pages, Route(STATUS_PATH, read_status, methods=["GET"])]
+    pages = [gets(path, _file(*file)) for path, file in _FILES.items()]
+    return [*pages, gets(STATUS_PATH, read_status)]
 
 
-def _file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _file(name: str, media_type: str) -> Serve:
     content = files("router.api.page").joinpath("static", name).read_bytes()
 
-    async def serve(request: Request) -> Response:
+    async def serve(service: Service, request: Request) -> Response:
         return Response(content, headers={**_HEADERS, "content-type": media_type})
 
     return serve

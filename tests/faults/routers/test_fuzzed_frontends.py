@@ -80,7 +80,7 @@ def test_bodies_and_answers_are_as_the_openapi_document_says(
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     def holds(case: schemathesis.Case) -> None:
         answer = case.call(timeout=10)
-        # Prompt and answer must fit the context together: see router/api/openai/openapi.py. And a body
+        # Prompt and answer must fit the context together: see router/api/endpoints/openapi.py. And a body
         # that violates one member of a union may be right for another, which only a validator can tell.
         unchecked = [positive_data_acceptance, negative_data_rejection]
         case.validate_response(answer, excluded_checks=unchecked)

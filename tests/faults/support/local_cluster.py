@@ -159,7 +159,7 @@ def _open_frontends(
         HttpConfig(port=0),
         metrics=exported([Source(metrics.registry, labels)]),
         worker_targets=registry.metrics_targets,
-        routes=page_routes({model.name: status.read}),
+        endpoints=page_routes({model.name: status.read}),
     )
     return http, GrpcServer(models, GrpcConfig(port=0))
 

@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from router.api.openai.openapi import openapi_document
+from router.api.apis import APIS
+from router.api.endpoints.openapi import openapi_document
 from rpc.baton.v1 import router_pb2
 from tests.integration.apis.tool_answers import ASK, SCHEMA, TOOL, reason
 from tests.integration.frontends import Frontends, open_frontends
@@ -160,7 +161,7 @@ async def test_errors_are_as_documented(http: httpx.AsyncClient, document: Any, 
 
 def test_every_route_of_the_document_is_tested(frontends: Frontends) -> None:
     generation = frontends.generation
-    assert set(openapi_document("small", generation.bounds)["paths"]) == {
+    assert set(openapi_document(APIS, "small", generation.bounds)["paths"]) == {
         *STREAMING,
         *OTHERS,
         *WITHOUT_BODY,

@@ -15,7 +15,7 @@ AWAITED = {
     "router.command.startup",
     "router.api.grpc.server",
     "router.api.http.asgi_streams",
-    "router.api.http.event_stream",
+    "router.api.endpoints.event_stream",
     "router.api.http.server",
     "router.api.generation.run",
     "rpc.server",

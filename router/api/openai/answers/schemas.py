@@ -215,19 +215,6 @@ class Models(Closed):
     data: list[Model]
 
 
-class Status(Closed):
-    status: str
-
-
-class Readiness(Closed):
-    status: str
-    models: dict[str, str]
-
-
-class Version(Closed):
-    version: str
-
-
 class Tokenized(Closed):
     count: int
     max_model_len: int
@@ -243,16 +230,6 @@ class Rendered(Closed):
 
 class Detokenized(Closed):
     prompt: str
-
-
-class InputTokens(Closed):
-    input_tokens: int
-
-
-class ReleasedSession(Closed):
-    object: Literal["session"]
-    key: str
-    released: Literal[True]
 
 
 class ErrorDetail(Closed):

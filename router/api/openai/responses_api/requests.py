@@ -115,8 +115,6 @@ class ResponsesBody(ScheduledBody, OpenAICacheHints):
     """The model's default, or 1, unless given."""
     top_p: TopP | None = None
     """The model's default, or 1, unless given."""
-    stream: bool | None = None
-    """Server-sent events."""
     stream_options: StreamOptions | None = None
     """With `stream` only; the usage is always sent."""
     tools: Annotated[list[_Tool], Field(max_length=128)] | None = None

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import MutableMapping
 from typing import Any
 
+from router.api.endpoints.event_stream import STREAMED_BODY
 from router.api.http.asgi_streams import AsgiStreams
-from router.api.http.protocol import StreamedBody
 
 Message = MutableMapping[str, Any]
 
@@ -33,7 +33,7 @@ async def test_what_is_written_comes_in_order_before_the_end_of_the_body() -> No
     server = Server()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = scope["extensions"][StreamedBody.EXTENSION]
+        body = scope["extensions"][STREAMED_BODY]
         await send({"type": "http.response.start"})
         for part in (b"a", b"b"):
             body.write(part)
@@ -51,7 +51,7 @@ async def test_a_slow_reader_pauses_the_answer_until_it_has_caught_up() -> None:
     server, calls = Server(), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        body = scope["extensions"][StreamedBody.EXTENSION]
+        body = scope["extensions"][STREAMED_BODY]
         await send({"type": "http.response.start"})
         server.reads.clear()
         body.follow(lambda: calls.append("pause"), lambda: calls.append("resume"))

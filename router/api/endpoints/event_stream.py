@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from router.api.disclosure import as_router_error
 from router.api.generation.completion import Chunk
 from router.api.generation.run import Run
-from router.api.http.protocol import StreamedBody
 from router.errors import RouterError
 
 
@@ -47,6 +46,22 @@ async def ends_with_client(receive: Receive) -> AsyncGenerator[None, None]:
         raise ClientGone from None
     finally:
         watching.cancel()
+
+
+STREAMED_BODY: Final = "baton.streamed_body"
+"""Extension of ASGI: the `StreamedBody` in the scope of every request."""
+
+
+class StreamedBody(Protocol):
+    """Writes between `http.response.start` and the last `http.response.body`, past the layers of ASGI."""
+
+    def write(self, part: bytes) -> None:
+        """Write now; what the client does not read is buffered. Nothing is written after a disconnect."""
+        ...
+
+    def follow(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
+        """Call `pause` when the client reads too slowly, `resume` when it has caught up; one of them now."""
+        ...
 
 
 class Writer(Protocol):
@@ -112,7 +127,7 @@ class EventStream(Response):
                 await send(
                     {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                 )
-                last = await self._write_events(scope["extensions"][StreamedBody.EXTENSION])
+                last = await self._write_events(scope["extensions"][STREAMED_BODY])
                 await send({"type": "http.response.body", "body": last, "more_body": False})
         except ClientGone:
             pass

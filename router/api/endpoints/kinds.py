@@ -1,0 +1,104 @@
+"""The kinds of endpoints: they generate text, compute something else from a JSON body, or have no body."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.endpoints.body import read_json_body
+from router.api.endpoints.event_stream import EventStream, Writer, ends_with_client
+from router.api.endpoints.record import Endpoint, Serve, Service
+from router.api.generation.generation import Generation
+from router.api.generation.off_loop import off_loop
+from router.api.generation.params.validation import parse, require_few_parts
+from router.api.generation.run import Run
+from router.api.scheduled_body import ScheduledBody
+
+_JSON: Final = "application/json"
+_BodyT = TypeVar("_BodyT", bound=BaseModel)
+_ScheduledT = TypeVar("_ScheduledT", bound=ScheduledBody)
+_T = TypeVar("_T")
+
+
+def generates(
+    path: str,
+    body: type[_ScheduledT],
+    writer: Callable[[Run, _ScheduledT, Generation], Writer],
+    **about: Any,
+) -> Endpoint:
+    """An endpoint whose answer `writer` renders, whole or as a stream. `about`: fields of Endpoint."""
+
+    async def serve(service: Service, request: Request) -> Response:
+        model, asked, generation = await _read(service, request, body, body.to_request)
+        async with ends_with_client(request.receive):
+            run = await model.start(generation)
+            answer = writer(run, asked, model)
+            if asked.stream:
+                return await EventStream.of(run, answer)
+            await run.serve(answer.add)
+            return Response(await off_loop(answer.size, answer.body), media_type=_JSON)
+
+    return Endpoint(path=path, serve=serve, body=body, **about)
+
+
+def computes(
+    path: str,
+    body: type[_BodyT],
+    convert: Callable[[_BodyT, str], _T],
+    compute: Callable[[Generation, _T], Awaitable[Any]],
+    answer: Any,
+    summary: str,
+    id_prefix: str = "req",
+) -> Endpoint:
+    """An endpoint whose answer is the JSON of `compute(model, convert(body, request id))`."""
+
+    async def serve(service: Service, request: Request) -> Response:
+        model, _, asked = await _read(service, request, body, convert)
+        return json_response(await compute(model, asked))
+
+    return Endpoint(path=path, serve=serve, body=body, answer=answer, summary=summary, id_prefix=id_prefix)
+
+
+def gets(path: str, serve: Serve, answer: Any = None, summary: str = "", *refusals: str) -> Endpoint:
+    return Endpoint(path=path, serve=serve, method="GET", answer=answer, summary=summary, refusals=refusals)
+
+
+def json_response(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type=_JSON)
+
+
+async def _read(
+    service: Service, request: Request, kind: type[_BodyT], convert: Callable[[_BodyT, str], _T]
+) -> tuple[Generation, _BodyT, _T]:
+    """The model that the body names, whose bounds apply to other fields; the body, and it converted."""
+    raw = await read_json_body(request, service.max_body_bytes)
+
+    def parsed() -> tuple[Generation, _BodyT, _T]:
+        require_few_parts(raw)
+        model = service.models.find(_model_in(raw))
+        body = parse(kind, raw, model.bounds)
+        return model, body, convert(body, request.state.id)
+
+    return await off_loop(len(raw), parsed)
+
+
+class _Named(BaseModel):
+    """The only field that is looked at; others are parsed, and no Python objects are made of them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: Any = None
+
+
+def _model_in(raw: bytes) -> str:
+    """Empty if there is none, or if the body is wrong, which `parse` reports."""
+    try:
+        name = _Named.model_validate_json(raw).model
+    except ValidationError:
+        return ""
+    return name if isinstance(name, str) else ""

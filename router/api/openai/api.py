@@ -1,0 +1,136 @@
+"""OpenAI's completions, chat completions and models; tokenization and rendering as in vLLM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.endpoints.kinds import computes, generates, gets, json_response
+from router.api.endpoints.record import Api, Endpoint, Service
+from router.api.generation.generation import Generation
+from router.api.generation.generation_request import GenerationRequest, Prompt
+from router.api.generation.off_loop import off_loop
+from router.api.openai.answers import schemas
+from router.api.openai.answers.chat_writer import ChatWriter
+from router.api.openai.answers.completion_writer import CompletionWriter
+from router.api.openai.errors import error_body
+from router.api.openai.requests import ChatCompletionBody, CompletionBody
+from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
+from router.errors import NotImplementedHere
+
+_OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/pooling", "/classify")
+"""Routes for models that do not generate text."""
+
+
+async def _tokenize(model: Generation, prompt: Prompt) -> schemas.Tokenized:
+    token_ids = list((await model.prepare(prompt)).token_ids)
+    return {"count": len(token_ids), "max_model_len": model.model.max_model_len, "tokens": token_ids}
+
+
+async def _detokenize(model: Generation, tokens: list[int]) -> schemas.Detokenized:
+    return {"prompt": await off_loop(len(tokens), lambda: model.tokenizer.decode(tokens))}
+
+
+async def _render(model: Generation, asked: GenerationRequest) -> list[schemas.Rendered]:
+    """What the request would be computed from, for each prompt; nothing is computed."""
+    prompts = [(await model.prepare(prompt)).token_ids for prompt in asked.prompts]
+    name = model.model.name
+    return [{"request_id": asked.id, "model": name, "token_ids": list(prompt)} for prompt in prompts]
+
+
+async def _render_chat(model: Generation, asked: GenerationRequest) -> schemas.Rendered:
+    (rendered,) = await _render(model, asked)
+    return rendered
+
+
+async def _models(service: Service, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_card(model) for model in service.models]})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return json_response(_card(service.models.find(request.path_params["name"])))
+
+
+def _card(generation: Generation) -> schemas.Model:
+    return {
+        "id": generation.model.name,
+        "object": "model",
+        "created": generation.created,
+        "owned_by": "baton",
+        "max_model_len": generation.model.max_model_len,
+        "default_sampling_params": generation.model.sampling_defaults.of_its_own(),
+    }
+
+
+async def _other_kinds(service: Service, request: Request) -> Response:
+    names = service.models.names
+    raise NotImplementedHere(
+        f"{request.url.path} needs another kind of model; this server has {names}, for text."
+    )
+
+
+OPENAI: Final[Api] = Api(
+    vendor="OpenAI",
+    error_body=error_body,
+    error=schemas.Error,
+    endpoints=(
+        generates(
+            "/v1/chat/completions",
+            ChatCompletionBody,
+            lambda run, body, model: ChatWriter(run, body, model.tokenizer),
+            answer=schemas.ChatCompletion,
+            event=schemas.ChatCompletionChunk,
+            summary="Answer in a conversation.",
+            id_prefix="chatcmpl",
+            operation="chat",
+        ),
+        generates(
+            "/v1/completions",
+            CompletionBody,
+            lambda run, body, model: CompletionWriter(run, body, model.tokenizer),
+            answer=schemas.Completion,
+            event=schemas.CompletionChunk,
+            summary="Continue a text.",
+            id_prefix="cmpl",
+        ),
+        computes(
+            "/v1/chat/completions/render",
+            ChatCompletionBody,
+            ChatCompletionBody.to_request,
+            _render_chat,
+            schemas.Rendered,
+            "Token ids of the prompt.",
+            "chatcmpl",
+        ),
+        computes(
+            "/v1/completions/render",
+            CompletionBody,
+            CompletionBody.to_request,
+            _render,
+            list[schemas.Rendered],
+            "Token ids of the prompts.",
+            "cmpl",
+        ),
+        computes(
+            "/tokenize",
+            TokenizeBody,
+            lambda body, _: body.to_prompt(),
+            _tokenize,
+            schemas.Tokenized,
+            "Token ids of a prompt.",
+        ),
+        computes(
+            "/detokenize",
+            DetokenizeBody,
+            lambda body, _: body.tokens,
+            _detokenize,
+            schemas.Detokenized,
+            "Text of token ids.",
+        ),
+        gets("/v1/models", _models, schemas.Models, "The served model, as a list."),
+        gets("/v1/models/{name:path}", _model, schemas.Model, "The served model.", "404"),
+        *(Endpoint(path=path, serve=_other_kinds) for path in _OTHER_KINDS),
+    ),
+)
