@@ -1,4 +1,4 @@
-"""The HTTP frontend: the APIs of OpenAI and Anthropic, and the routes that operators need."""
+"""The HTTP frontend: an ASGI application over all APIs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from router.api.disclosure import as_router_error
 from router.api.endpoints.event_stream import ClientGone
 from router.api.endpoints.record import Endpoint, Service
 from router.api.generation.models import Models
-from router.api.http.foreign_routes import advice_on
+from router.api.http.foreign_routes import advice_on, advice_on_field
 from router.api.http.middleware import (
     IgnoreTrailingSlash,
     RequireApiKey,
@@ -118,7 +118,10 @@ def _route(service: Service, endpoint: Endpoint) -> Route:
         except (ClientGone, ClientDisconnect):
             return Response(status_code=_CLIENT_GONE_STATUS)
         except Exception as error:
-            return error_response(as_router_error(error), request.url.path, request_id)
+            refusal = as_router_error(error)
+            if refusal.code == "unknown_parameter":
+                refusal.message += advice_on_field(refusal.param or "", APIS)
+            return error_response(refusal, request.url.path, request_id)
         response.headers[REQUEST_ID_HEADER] = request_id
         return response
 

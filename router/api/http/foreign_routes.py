@@ -1,9 +1,12 @@
-"""What to use in place of routes that are not served: those of vLLM, SGLang and Ollama, and near misses."""
+"""What to use in place of routes and fields that are not served, most of them those of other servers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+
+from router.api.endpoints.record import Api
+from router.api.fields import Refused
 
 _ADVICE: Final = {
     "Use POST /v1/completions or /v1/chat/completions.": (
@@ -41,6 +44,18 @@ _ADVICE: Final = {
 }
 ADVICE: Final = {path: advice for advice, paths in _ADVICE.items() for path in paths.split()}
 """Advice by the path of the request."""
+
+
+def advice_on_field(name: str, apis: Iterable[Api]) -> str:
+    """Where a field is supported, or why it is not; empty if no API has it."""
+    for endpoint in (endpoint for api in apis for endpoint in api.endpoints):
+        if endpoint.body is None or (field := endpoint.body.model_fields.get(name)) is None:
+            continue
+        for mark in field.metadata:
+            if isinstance(mark, Refused):
+                return f" POST {endpoint.path} refuses it too: {mark.reason}."
+        return f" It is a field of POST {endpoint.path}."
+    return ""
 
 
 def advice_on(path: str, served: Iterable[str]) -> str:

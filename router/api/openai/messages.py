@@ -45,11 +45,12 @@ def _content(value: Any) -> Any:
 
 
 def _text_of(part: Any, number: int) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind != "text" or not isinstance(part.get("text"), str):
         raise PydanticCustomError(
             "content",
-            "Only content parts of type 'text' are supported; part {number} is none",
-            {"number": number},
+            "Part {number} {what}; only parts of type 'text' are supported",
+            {"number": number, "what": "has no text" if kind == "text" else f"is of type {kind!r}"[:100]},
         )
     wrong = part.keys() - _PART_FIELDS
     wrong |= {mark for mark in _CACHE_MARKS if not isinstance(part.get(mark), dict | None)}

@@ -117,6 +117,29 @@ async def test_a_bad_value_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi"}),
+        (
+            "/v1/messages",
+            {"model": "small", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]},
+        ),
+    ],
+)
+async def test_foreign_fields_are_refused_with_the_advice_of_chat_completions(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    for name, advice in (
+        ("vllm_xargs", "use logit_bias or structured_outputs"),
+        ("min_p", "a field of POST /v1/chat"),
+    ):
+        answer = await http.post(path, json=body | {name: 1})
+        assert answer.status_code == 400
+        assert name in answer.json()["error"]["message"]
+        assert advice in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from pydantic.fields import FieldInfo
 
+from router.api.apis import APIS
 from router.api.fields import Refused
 from router.api.generation.params.validation import parse
-from router.api.http.foreign_routes import ADVICE, advice_on
+from router.api.http.foreign_routes import ADVICE, advice_on, advice_on_field
 from router.api.openai.foreign_fields import ForeignChatFields, ForeignCompletionFields, ForeignFields
 from router.api.openai.requests import ChatCompletionBody, CompletionBody, GenerationBody
 from router.command.main import COMMANDS
@@ -93,6 +94,22 @@ def test_advice_names_fields_flags_and_commands_that_exist() -> None:
         for word in re.findall(r"use ([a-z]+_[a-z_]+)", mark.reason):
             assert word in known, mark.reason
             assert word not in FIELDS, mark.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("lora_path", " POST /v1/chat/completions refuses it too: there are no LoRA adapters;"),
+        ("bad_words", " POST /v1/chat/completions refuses it too: use logit_bias: -100"),
+        ("min_p", " It is a field of POST /v1/chat/completions."),
+        ("instructions", " It is a field of POST /v1/responses."),
+        ("max_tokens.0", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_a_field_of_another_api_is_refused_with_where_it_is(name: str, advice: str) -> None:
+    found = advice_on_field(name, APIS)
+    assert found.startswith(advice) if advice else not found
 
 
 @pytest.mark.parametrize(

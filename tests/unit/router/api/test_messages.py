@@ -74,7 +74,20 @@ def test_content_is_text_or_text_parts(role: str) -> None:
 def test_a_part_that_is_not_plain_text_is_refused_with_its_number(role: str, part: Any) -> None:
     refusal = refusal_of({"role": role, "content": [{"type": "text", "text": "a"}, part]})
     assert refusal.param == "messages.0.content"
-    assert "part 1" in refusal.message.lower()
+    assert "Part 1 " in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ({"type": "image_url"}, "is of type 'image_url'"),
+        ({"type": "text"}, "has no text"),
+        ("hi", "is of type 'str'"),
+    ],
+)
+def test_the_refusal_of_a_part_says_what_it_is(part: Any, what: str) -> None:
+    refusal = refusal_of({"role": "user", "content": [part]})
+    assert f"Part 0 {what}; only parts of type 'text' are supported" in refusal.message
 
 
 @pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": []}, {"tool_calls": []}])
