@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-from google.protobuf.message import Message
+from typing import Final
 
 from router.dispatch.pauses import PAUSE_S, UNKNOWN, USUAL, Interruption, Pause, pause_of
 from router.dispatch.workers.arrivals import ON_TIME, Arrival
@@ -214,36 +212,6 @@ class Waterfall:
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
         )
-
-
-_STAGES: Final = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s")
-
-
-def timings_json(timings: router_pb2.Timings) -> dict[str, Any]:
-    """Timings for clients, the live page and `router explain`."""
-    return {stage: getattr(timings, stage) for stage in _STAGES} | {
-        "chunks": _fields_of(timings.chunks, "begin_s", "end_s", "first_token", "num_tokens", "bytes"),
-        "pushes": _fields_of(timings.pushes, "begin_s", "end_s", "first_token", "num_tokens", "bytes"),
-        "prefill_worker": timings.prefill_worker,
-        "decode_worker": timings.decode_worker,
-        "placement": timings.placement,
-        "moves": _fields_of(timings.moves, "at_s", "worker", "reason"),
-        "preemptions": _fields_of(timings.preemptions, "at_s", "waited_s", "worker", "reason"),
-        "pauses": [
-            {**fields, "parts": dict(pause.parts)}
-            for pause, fields in zip(
-                timings.pauses, _fields_of(timings.pauses, "at_s", "seconds", "worker", "cause"), strict=True
-            )
-        ],
-        "waited": dict(timings.waited),
-        "promoted": dict(timings.promoted),
-        "drafted_tokens": timings.drafted_tokens,
-        "accepted_tokens": timings.accepted_tokens,
-    }
-
-
-def _fields_of(messages: Iterable[Message], *names: str) -> list[dict[str, Any]]:
-    return [{name: getattr(message, name) for name in names} for message in messages]
 
 
 def without_workers(timings: router_pb2.Timings) -> router_pb2.Timings:

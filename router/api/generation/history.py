@@ -10,7 +10,7 @@ from typing import Any
 
 from common.log_format import data
 from router.dispatch.request_status import RequestStatus
-from router.dispatch.waterfall import timings_json
+from rpc.as_json import as_json
 from rpc.baton.v1 import router_pb2
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
     if timings is None:
         return known
     spans = {"chunks": _spans(timings.chunks), "pushes": _spans(timings.pushes)}
-    return known | timings_json(timings) | spans
+    return known | as_json(timings) | spans
 
 
 def _spans(spans: Iterable[router_pb2.TimingSpan]) -> list[dict[str, float]]:

@@ -15,10 +15,10 @@ from typing import Any, Final
 from router.api.generation.served_model import ServedModel
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent, SharedPause
-from router.dispatch.waterfall import timings_json
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
+from rpc.as_json import as_json
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
@@ -213,5 +213,5 @@ def _ended(request: EndedRequest, now: float) -> dict[str, Any]:
         "ended_s_ago": now - request.ended,
         "prompt_tokens": request.prompt_tokens,
         "output_tokens": request.output_tokens,
-        "timings": timings_json(request.timings),
+        "timings": as_json(request.timings),
     }

@@ -10,6 +10,8 @@ from typing import Any, Literal, NotRequired, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from router.api.openai.answers.timings import Timings
+
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
 
 
@@ -39,66 +41,26 @@ class Usage(Closed):
     completion_tokens_details: CompletionTokens
 
 
-class Span(Closed):
-    begin_s: float
-    end_s: float
-    first_token: int
-    num_tokens: int
-    bytes: int
+class _Answer(Closed):
+    id: str
+    created: int
+    model: str
+    timings: NotRequired[Timings]
 
 
-class AnswerMove(Closed):
-    at_s: float
-    worker: str
-    reason: str
+class _Choice(Closed):
+    index: int
+    finish_reason: Finish
+    stop_reason: str | int | None
+    """What the answer stopped at."""
+    token_ids: NotRequired[list[int]]
 
 
-class Preemption(Closed):
-    at_s: float
-    waited_s: float
-    worker: str
-    reason: str
-
-
-class AnswerPause(Closed):
-    at_s: float
-    seconds: float
-    worker: str
-    cause: str
-    parts: dict[str, float]
-    """Seconds by cause, in the slow step that made the pause."""
-
-
-class Timings(Closed):
-    """Breakdown of the time to the first tokens; docs/architecture.md explains the stages."""
-
-    queue_s: float
-    prefill_s: float
-    reserve_s: float
-    transfer_s: float
-    first_decode_s: float
-    ttft_s: float
-    e2e_s: float
-    chunks: list[Span]
-    pushes: list[Span]
-    prefill_worker: str
-    decode_worker: str
-    placement: str
-    """Why these workers were chosen."""
-    moves: list[AnswerMove]
-    """Migrations of the running answer to other workers."""
-    preemptions: list[Preemption]
-    """Times at which a worker freed the request's pages."""
-    pauses: list[AnswerPause]
-    """Long gaps between tokens."""
-    waited: dict[str, float]
-    """Seconds of queue_s by reason: budget, pages, slots, policy, transfer."""
-    promoted: dict[str, int]
-    """Cached prompt tokens whose KV came from a tier: host, disk."""
-    drafted_tokens: int
-    """Verified by steps beside the tokens of the answer."""
-    accepted_tokens: int
-    """Drafted tokens that were accepted."""
+class _ChunkChoice(Closed):
+    index: int
+    finish_reason: Finish | None
+    stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]
 
 
 class CompletionLogprobs(Closed):
@@ -120,26 +82,17 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptToken] | None]
 """For each prompt token, by token id: the token itself and the most likely ones. None: of the first token."""
 
 
-class CompletionChoice(Closed):
-    index: int
+class CompletionChoice(_Choice):
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish
-    stop_reason: str | int | None
-    """What the answer stopped at."""
     prompt_logprobs: NotRequired[PromptLogprobs]
-    token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
 
 
-class Completion(Closed):
-    id: str
+class Completion(_Answer):
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChoice]
     usage: Usage
-    timings: NotRequired[Timings]
 
 
 class ChatToken(Closed):
@@ -177,26 +130,17 @@ class ChatMessage(Closed):
     tool_calls: NotRequired[list[CallInAnswer]]
 
 
-class ChatChoice(Closed):
-    index: int
+class ChatChoice(_Choice):
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
-    stop_reason: str | int | None
-    """What the answer stopped at."""
-    token_ids: NotRequired[list[int]]
 
 
-class ChatCompletion(Closed):
-    id: str
+class ChatCompletion(_Answer):
     object: Literal["chat.completion"]
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: NotRequired[PromptLogprobs]
     prompt_token_ids: NotRequired[list[int]]
-    timings: NotRequired[Timings]
 
 
 class Model(Closed):
@@ -243,26 +187,18 @@ class Error(Closed):
     error: ErrorDetail
 
 
-class CompletionChunkChoice(Closed):
-    index: int
+class CompletionChunkChoice(_ChunkChoice):
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: Finish | None
-    stop_reason: NotRequired[str | int | None]
-    token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
     """In the first event of a choice."""
 
 
-class CompletionChunk(Closed):
-    id: str
+class CompletionChunk(_Answer):
     object: Literal["text_completion"]
-    created: int
-    model: str
     choices: list[CompletionChunkChoice]
     """Empty in the last event, which has the usage."""
     usage: NotRequired[Usage | None]
-    timings: NotRequired[Timings]
 
 
 class CalledFunctionDelta(Closed):
@@ -284,23 +220,15 @@ class MessageDelta(Closed):
     tool_calls: NotRequired[list[CallDelta]]
 
 
-class ChatChunkChoice(Closed):
-    index: int
+class ChatChunkChoice(_ChunkChoice):
     delta: MessageDelta
     logprobs: ChatLogprobs | None
-    finish_reason: Finish | None
-    stop_reason: NotRequired[str | int | None]
-    token_ids: NotRequired[list[int]]
 
 
-class ChatCompletionChunk(Closed):
-    id: str
+class ChatCompletionChunk(_Answer):
     object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     """Empty in the last event, which has the usage."""
     prompt_token_ids: NotRequired[list[int]]
     """In the first events."""
     usage: NotRequired[Usage | None]
-    timings: NotRequired[Timings]

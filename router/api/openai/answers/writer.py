@@ -21,8 +21,8 @@ from router.api.generation.text.tokenizer import Tokenizer
 from router.api.openai.answers.logprobs import Entry, prompt_logprobs
 from router.api.openai.errors import error_event
 from router.api.openai.requests import GenerationBody, StreamedUsage
-from router.dispatch.waterfall import timings_json
 from router.errors import RouterError
+from rpc.as_json import as_json
 from rpc.baton.v1 import sampling_pb2
 
 _ENTRY_BYTES: Final = 64
@@ -257,7 +257,7 @@ class AnswerWriter(ABC):
 
 
 def _timings(last: Chunk | None) -> dict[str, Any]:
-    return {"timings": timings_json(last.timings)} if last is not None and last.timings is not None else {}
+    return {"timings": as_json(last.timings)} if last is not None and last.timings is not None else {}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -104,7 +104,20 @@ class Response(Closed):
     user: None
 
 
-class ResponseStateEvent(Closed):
+class _Event(Closed):
+    sequence_number: int
+
+
+class _ItemEvent(_Event):
+    output_index: int
+    item_id: str
+
+
+class _ContentEvent(_ItemEvent):
+    content_index: int
+
+
+class ResponseStateEvent(_Event):
     type: Literal[
         "response.created",
         "response.in_progress",
@@ -112,59 +125,39 @@ class ResponseStateEvent(Closed):
         "response.incomplete",
         "response.failed",
     ]
-    sequence_number: int
     response: Response
 
 
-class OutputItemEvent(Closed):
+class OutputItemEvent(_Event):
     type: Literal["response.output_item.added", "response.output_item.done"]
-    sequence_number: int
     output_index: int
     item: Item
 
 
-class ContentPartEvent(Closed):
+class ContentPartEvent(_ContentEvent):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     part: OutputText | OutputReasoningText
 
 
-class TextDeltaEvent(Closed):
+class TextDeltaEvent(_ContentEvent):
     type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     delta: str
     logprobs: NotRequired[list[Any]]
 
 
-class TextDoneEvent(Closed):
+class TextDoneEvent(_ContentEvent):
     type: Literal["response.output_text.done", "response.reasoning_text.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
-    content_index: int
     text: str
     logprobs: NotRequired[list[Any]]
 
 
-class ArgumentsDeltaEvent(Closed):
+class ArgumentsDeltaEvent(_ItemEvent):
     type: Literal["response.function_call_arguments.delta"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     delta: str
 
 
-class ArgumentsDoneEvent(Closed):
+class ArgumentsDoneEvent(_ItemEvent):
     type: Literal["response.function_call_arguments.done"]
-    sequence_number: int
-    item_id: str
-    output_index: int
     name: str
     arguments: str
 

@@ -11,8 +11,9 @@ from router.command.admin.explain import _PAUSES, explained
 from router.dispatch.metrics.recent import Recent
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.pauses import CAUSES, NETWORK, ROUTER, UNKNOWN, Interruption, Pause
-from router.dispatch.waterfall import Waterfall, timings_json
+from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.arrivals import ON_TIME, Arrival
+from rpc.as_json import as_json
 from rpc.baton.v1 import worker_pb2
 
 GAP_S = 0.02
@@ -138,7 +139,7 @@ def test_explain_shows_each_pause_with_its_parts() -> None:
     marks = decoding()
     step = worker_pb2.SlowStep(cause="gc", seconds=0.12, expected_s=0.02, parts={"gc": 0.1, "device": 0.02})
     marks.tokens(1, 100.12, Arrival(slow=step, slow_at=100.12))
-    completion = timings_json(marks.timings(101.0)) | {"finish": "stop", "output_tokens": 51}
+    completion = as_json(marks.timings(101.0)) | {"finish": "stop", "output_tokens": 51}
     request = {
         "request": "r", "client_request": "", "outcome": "ok", "message": "", "seconds": 101.0,
         "priority": 0, "client": "c",
