@@ -1,8 +1,9 @@
-"""Keys that name the whole blocks of a token sequence for good: the content address of their KV.
+"""Keys that name the whole blocks of a sequence for good: the content address of their KV.
 
 Unlike `block_hash`, whose collisions only cost time, a key decides which KV a request reads. It is therefore
-a cryptographic hash (BLAKE2b, 256 bits), of the block's tokens and of the key before it; the first key
-follows one that stands for the model's weights and the layout of its pages.
+a cryptographic hash (BLAKE2b, 256 bits), of the keys of the block's positions (see `origin`) and of the key
+of the block before it; the first one follows a key that stands for the model's weights, the layout of its
+pages and the request's namespace.
 
 The KV of a block has parts of a page each, which a tier keeps and loses one by one: a page for every group of
 layers, and after them the pages of the recurrent state after the block, if the model has one.
@@ -10,10 +11,12 @@ layers, and after them the pages of the recurrent state after the block, if the 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final, TypeAlias
+
+from common.origin import Namespace
+from common.token_array import token_array
 
 BlockKey: TypeAlias = bytes
 PageKey: TypeAlias = bytes
@@ -28,15 +31,20 @@ def root_key(identity: str) -> BlockKey:
     return blake2b(identity.encode(), digest_size=_KEY_BYTES).digest()
 
 
-def block_keys(tokens: Sequence[int], page_size: int, after: BlockKey) -> list[BlockKey]:
-    """One key per full block of `tokens`, which follow the block of key `after`. 0.7 us a block."""
-    data = array("I", tokens).tobytes()
-    stride = 4 * page_size
-    keys: list[BlockKey] = []
-    for start in range(0, len(tokens) // page_size * stride, stride):
+def namespace_key(root: BlockKey, namespace: Namespace) -> BlockKey:
+    """The key before the first block of every sequence of a namespace. `root`: see `root_key`."""
+    return blake2b(root + namespace, digest_size=_KEY_BYTES).digest() if namespace else root
+
+
+def block_keys(keys: Sequence[int], page_size: int, after: BlockKey) -> list[BlockKey]:
+    """One key per full block of `keys`, which follow the block of key `after`. 0.7 us a block."""
+    data = token_array(keys).tobytes()
+    stride = 8 * page_size
+    blocks: list[BlockKey] = []
+    for start in range(0, len(keys) // page_size * stride, stride):
         after = blake2b(after + data[start : start + stride], digest_size=_KEY_BYTES).digest()
-        keys.append(after)
-    return keys
+        blocks.append(after)
+    return blocks
 
 
 def page_key(block: BlockKey, part: int) -> PageKey:

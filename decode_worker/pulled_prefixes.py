@@ -169,7 +169,7 @@ class PulledPrefixes:
         prefix = pull.prefix = self._engine.expect(request, pull.num_tokens, pull.id)
         if prefix is None:
             return
-        known = request.tokens(0, prefix.end * size)
+        known = request.keys(0, prefix.end * size)
         self._receiver.reserve(
             pull.id,
             pull.source,
@@ -177,7 +177,7 @@ class PulledPrefixes:
             prefix.first * size,
             len(known),
             timeout_s=pull.until - now,
-            request_digest=digest_of(known),
+            request_digest=digest_of(known, (request.namespace,)),
             state=self._engine.pages_of(prefix.slot),
         )
 

@@ -127,7 +127,7 @@ class HandoffState:
     """Number of tokens with transferred KV: the first position that the receiver computes."""
     seed: int
     request_digest: int
-    """`request_digest` of the ticket's `num_tokens` tokens and the sampling parameters."""
+    """`request_digest` of the ticket's `num_tokens` tokens, their origin and the sampling parameters."""
 
     def fits(self, ticket: Ticket, layout: KVLayout) -> bool:
         """Whether at least one token is left to compute for its logits, and the pages have room for it.

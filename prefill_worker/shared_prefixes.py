@@ -7,12 +7,11 @@ What is on a tier of this worker comes up first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.core.request import Request, TokenId
+from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
-from engine.core.sampling_params import SamplingParams
 from engine.kv.manager.page_tiers import Comes
 from engine.kv.manager.peer_prefixes import SharedPrefix
 from engine.loop.engine import Engine
@@ -27,7 +26,6 @@ class _Share:
     arrival: float
     ticket: Ticket
     request: Request
-    """Stands for the tokens wanted; never submitted."""
     prefix: SharedPrefix | None = None
     """What is sent; None before that is decided."""
     is_sent: bool = False
@@ -51,12 +49,14 @@ class SharedPrefixes:
     def __contains__(self, handoff_id: int) -> bool:
         return handoff_id in self._shares
 
-    def share(self, ticket: Ticket, tokens: Sequence[TokenId], report: SharedReport) -> None:
-        """Send what is cached of these tokens. If that is nothing, the handoff is refused at the receiver."""
-        if not tokens or not self._engine.kv.cache.enabled or ticket.handoff_id in self._shares:
+    def share(self, ticket: Ticket, request: Request, report: SharedReport) -> None:
+        """Send what is cached of a prompt. If that is nothing, the handoff is refused at the receiver.
+
+        `request` stands for the prompt and its origin, and is never submitted.
+        """
+        if not request.prompt or not self._engine.kv.cache.enabled or ticket.handoff_id in self._shares:
             self._sender.attach(ticket)
             return
-        request = Request(ticket.handoff_id, tokens, SamplingParams(max_tokens=1))
         share = _Share(report, self._clock(), ticket, request)
         self._shares[ticket.handoff_id] = share
         self._advance(share, share.arrival)
@@ -102,9 +102,9 @@ class SharedPrefixes:
 
     def _send(self, share: _Share, prefix: SharedPrefix) -> None:
         share.is_sent = True
-        ticket, tokens = share.ticket, share.request.prompt
-        known, rest = tokens[: ticket.num_tokens], tokens[ticket.num_tokens :]
-        digest = request_digest(known)
+        ticket, request = share.ticket, share.request
+        rest = request.tokens(ticket.num_tokens, request.num_tokens)
+        digest = request_digest(request.keys(0, ticket.num_tokens), (request.namespace,))
         final = HandoffState(tokens=tuple(rest), position=prefix.num_tokens, seed=0, request_digest=digest)
         slot = prefix.hold.checkpoint
         state = () if slot == NO_SLOT else self._engine.pages_of(slot)

@@ -209,7 +209,8 @@ class Simulation:
         """The cached prefixes known to a prefix-aware router; here, exactly those in the cache."""
         cached = {}
         for worker in self.workers:
-            blocks = worker.engine.kv.cache.match(prompt[:-1], touch=False).blocks
+            cache = worker.engine.kv.cache
+            blocks = cache.match(prompt[:-1], cache.root(), touch=False).blocks
             cached[str(worker.number)] = blocks * worker.settings.page_size
         return cached
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
-from common.token_array import token_array
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.errors import InvalidRequest
@@ -33,6 +32,7 @@ from worker.session.convert import (
     load_to_proto,
     peer_from_proto,
     peer_to_proto,
+    prompt_from_proto,
     prompt_logprobs_to_proto,
     stats_to_proto,
     step_work_to_proto,
@@ -306,8 +306,8 @@ class RequestHandler:
     def _share(self, session: RouterSession, message: worker_pb2.Share) -> None:
         if self._handoffs is not None:
             report = partial(self._answers.outbox.shared, session)
-            ticket, tokens = ticket_from_proto(message.ticket), token_array(message.tokens)
-            self._handoffs.shared.share(ticket, tokens, report)
+            ticket, prompt = ticket_from_proto(message.ticket), prompt_from_proto(message)
+            self._handoffs.shared.share(ticket, prompt, report)
         else:
             log.warning("Share for handoff %d, but there is no KV transport", message.ticket.handoff_id)
 

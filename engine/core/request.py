@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from common.origin import NO_NAMESPACE, Namespace, are_keys_of
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
@@ -73,6 +74,10 @@ class Request:
     hints: DraftHints = NO_HINTS
     retention: Retention | None = None
     """How long its KV is to stay cached."""
+    namespace: Namespace = NO_NAMESPACE
+    """Requests of different ones share no KV; see `common.origin`."""
+    prompt_keys: Sequence[int] = ()
+    """What KV of the prompt's positions is computed from; see `common.origin`. Unless given, the tokens."""
 
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""
@@ -103,6 +108,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt = token_array(self.prompt)
+        self.prompt_keys = token_array(self.prompt_keys) if self.prompt_keys else self.prompt
 
     def check(self, vocab_size: int) -> None:
         """Raises InvalidRequest for unknown tokens, and for log-probabilities that come too late."""
@@ -111,6 +117,8 @@ class Request:
         for tokens in (self.prompt, self.hints.prediction):
             if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
                 raise InvalidRequest(f"token ids must be in [0, {vocab_size})")
+        if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
+            raise InvalidRequest("a key of the prompt is neither its token nor that of a media item")
         if self.output and self.num_scored < self.scores_until:
             raise InvalidRequest("the log-probabilities of a prompt come before the first token")
 
@@ -167,12 +175,19 @@ class Request:
 
     def tokens(self, start: int, end: int) -> array[TokenId]:
         """Token ids at absolute positions [start, end)."""
-        n = len(self.prompt)
+        return self._continued(self.prompt, start, end)
+
+    def keys(self, start: int, end: int) -> array[int]:
+        """Keys at absolute positions [start, end), which name their KV within the namespace."""
+        return self._continued(self.prompt_keys, start, end)
+
+    def _continued(self, prompt: Sequence[int], start: int, end: int) -> array[int]:
+        n = len(prompt)
         if end <= n:
-            return token_array(self.prompt[start:end])
+            return token_array(prompt[start:end])
         if start >= n:
             return token_array(self.output[start - n : end - n])
-        return token_array(self.prompt[start:]) + token_array(self.output[: end - n])
+        return token_array(prompt[start:]) + token_array(self.output[: end - n])
 
     def token(self, position: int) -> TokenId:
         """The token id at an absolute position."""

@@ -147,7 +147,14 @@ class DraftModel:
         tokens = request.tokens(0, request.num_known)
         if max(tokens) >= self._vocab_size:
             return None
-        twin = Request(request.id, request.prompt, guessing(request.sampling), output=request.output[:known])
+        twin = Request(
+            request.id,
+            request.prompt,
+            guessing(request.sampling),
+            output=request.output[:known],
+            namespace=request.namespace,
+            prompt_keys=request.prompt_keys,
+        )
         while not self._kv.admit(twin, lambda _: 0):
             if not self._forget_another(asked):
                 return None

@@ -251,10 +251,10 @@ class HeadDrafts:
         return _Twin(rows, token_array(rows.prompt), request.admissions, offset, computed - first)
 
     def _mark(self, request: Request, block: int) -> int:
-        """What the rows of a page are computed from, the tokens in front of the page aside. A page whose mark
-        is that of other tokens by chance would make drafts worse, and no token wrong."""
+        """Hash of what the rows of a page are computed from, without what is before the page. If marks of other
+        origins are equal by chance, drafts are worse, and no token is wrong."""
         first = block * self._page_size
-        return hash((first, request.tokens(first, first + self._page_size).tobytes()))
+        return hash((first, request.namespace, request.keys(first, first + self._page_size).tobytes()))
 
     # ------------------------------------------------------------------------------------ steps
 

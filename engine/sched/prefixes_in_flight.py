@@ -1,4 +1,4 @@
-"""Pages that are being computed now, by their tokens, so that other requests do not compute them again."""
+"""Pages that are being computed now, by their keys, so that other requests do not compute them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.request import Request
 from engine.kv.cache.radix_node import RadixNode
 
 _PageKey: TypeAlias = tuple[int, bytes]
-"""A chunk's offset in its prompt, and the tokens of its first page."""
+"""A chunk's offset in its prompt, and the keys of its first page."""
 
 
 class PrefixesInFlight:
@@ -21,7 +21,7 @@ class PrefixesInFlight:
         self._page_size = page_size
         self._node_of = node_of
         self._requests: defaultdict[_PageKey, list[Request]] = defaultdict(list)
-        """Nearly always one per key; several differ in the tokens before the page."""
+        """Nearly always one per key; several differ in the keys before the page, or in their namespace."""
 
     def __bool__(self) -> bool:
         return bool(self._requests)
@@ -50,12 +50,13 @@ class PrefixesInFlight:
     def _page_key(self, request: Request, start: int) -> _PageKey | None:
         if start + self._page_size > request.num_tokens:
             return None
-        return start, request.tokens(start, start + self._page_size).tobytes()
+        return start, request.keys(start, start + self._page_size).tobytes()
 
     def _same_prefix(self, first: Request, second: Request, start: int) -> bool:
-        """Whether both have the same tokens before `start`.
+        """Whether both have the same keys before `start`, in one namespace.
 
-        The nodes in the prefix cache decide up to their depth; only tokens computed after them are compared.
+        The nodes in the prefix cache decide up to their depth; only keys of what was computed after them are
+        compared. The roots of two namespaces differ.
         A request without a node has ended or was preempted: its pages are in the cache, or gone.
         """
         upper, lower = self._node_of(first), self._node_of(second)
@@ -66,4 +67,4 @@ class PrefixesInFlight:
         while lower.depth > upper.depth and lower.parent is not None:
             lower = lower.parent
         known = upper.depth * self._page_size
-        return lower is upper and first.tokens(known, start) == second.tokens(known, start)
+        return lower is upper and first.keys(known, start) == second.keys(known, start)

@@ -87,7 +87,7 @@ class Message:
 
 
 _KINDS: Final[tuple[type[Body], ...]] = (Push, Finish, Confirm, Revoke, Drain, Digests)
-_MAGIC: Final = b"BKV3"
+_MAGIC: Final = b"BKV4"
 _HEADER: Final = struct.Struct("<4sQQQQ")
 _CHECKSUM: Final = struct.Struct("<Q")
 _MAX_REASON: Final = 1024

@@ -63,13 +63,13 @@ def host_digester(memory: PoolMemory, layout: KVLayout) -> PageDigester:
     return digester(memory, layout)
 
 
-def request_digest(tokens: Sequence[int], state: Iterable[bytes] = ()) -> int:
+def request_digest(keys: Sequence[int], state: Iterable[bytes]) -> int:
     """Digest of a request, which must be equal on both workers of a handoff.
 
-    `tokens`: tokens with transferred KV; `state`: everything else that determines the next token, such as
-    the encoded sampling parameters.
+    `keys`: of the tokens with transferred KV; `state`: their namespace, and everything else that determines
+    the next token, such as the encoded sampling parameters.
     """
-    digest = xxhash.xxh3_64(np.asarray(tokens, dtype="<u4").tobytes(), seed=len(tokens))
+    digest = xxhash.xxh3_64(np.asarray(keys, dtype="<i8").tobytes(), seed=len(keys))
     for piece in state:
         digest.update(len(piece).to_bytes(8, "little") + piece)
     return digest.intdigest()

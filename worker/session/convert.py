@@ -77,6 +77,17 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
     return Request(id=work.request_id, arrival=arrival, hints=_hints(work.sampling), **given | special)
 
 
+def prompt_from_proto(message: worker_pb2.Share) -> Request:
+    """A request that stands for a prompt and its origin, and is never submitted."""
+    return Request(
+        message.ticket.handoff_id,
+        message.tokens,
+        SamplingParams(max_tokens=1),
+        namespace=message.namespace,
+        prompt_keys=message.keys,
+    )
+
+
 def _given(message: Message, kinds: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `kinds` that are set. Messages become dataclasses with fields of equal names."""
     return {

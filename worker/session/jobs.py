@@ -54,12 +54,12 @@ class Job:
         return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
     def digest(self, num_tokens: int) -> int:
-        """Digest of the first `num_tokens` tokens and the sampling parameters.
+        """Digest of the first `num_tokens` tokens with their origin, and of the sampling parameters.
 
         Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
         """
-        sampling = self.sampling.SerializeToString(deterministic=True)
-        return request_digest(self.request.tokens(0, num_tokens), (sampling,))
+        request, sampling = self.request, self.sampling.SerializeToString(deterministic=True)
+        return request_digest(request.keys(0, num_tokens), (request.namespace, sampling))
 
 
 class Jobs:

@@ -1,8 +1,9 @@
-"""The prefix cache: a radix tree over whole blocks of tokens.
+"""The prefix cache: radix trees over whole blocks of keys, most of which are tokens (see `common.origin`).
 
 After SGLang's RadixAttention, with blocks instead of tokens as the alphabet: an edge holds one or more of
-them, and a node's children are keyed by the tokens of their first block. The tree owns its pages. A request
-locks the deepest node that it uses, which protects that node and all nodes above it from eviction.
+them, and a node's children are named by the keys of their first block. Each namespace has a tree of its own.
+The trees own their pages. A request locks the deepest node that it uses, which protects that node and all
+nodes above it from eviction.
 
 A block has one page for each group of layers. A page of a group with a window is needed only by requests that
 continue within the window: they are counted as its readers, and a page without readers may be evicted alone.
@@ -18,10 +19,12 @@ from typing import Final
 
 from common.block_hash import BlockHash, block_hashes
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
+from common.origin import NO_NAMESPACE, Namespace
 from common.token_array import token_array
 from engine.kv.cache.journal import CacheChange, CacheJournal
 from engine.kv.cache.radix_node import RadixNode, UnusedLeaves, is_unused
 from engine.kv.cache.retention import Retentions
+from engine.kv.cache.roots import Root, Roots
 from engine.kv.cache.window_pages import WindowPages
 
 WHATEVER_IS_THERE: Final = 1 << 40
@@ -50,7 +53,7 @@ class Insertion:
 class RadixCache:
     """Bookkeeping of page numbers only.
 
-    `match` and `insert` cost O(tokens named); `lock` and `unlock` O(nodes above); `evict` O(log n) per node.
+    `match` and `insert` cost O(keys named); `lock` and `unlock` O(nodes above); `evict` O(log n) per node.
     """
 
     def __init__(
@@ -71,8 +74,7 @@ class RadixCache:
         self.enabled = enabled
         self.windows = WindowPages[RadixNode](page_size, groups)
         self._trimmed = trimmed
-        self.root = RadixNode(None, token_array(()), [], 0)
-        self.root.locks = 1  # never evicted
+        self._roots = Roots(page_size)
         self.version = 0
         """Changes whenever the result of a match may change."""
         self.num_pages = 0
@@ -95,19 +97,17 @@ class RadixCache:
         """Pages stored and removed since the last call, in order; empty without a journal."""
         return [] if self._journal is None else self._journal.take()
 
+    def root(self, namespace: Namespace = NO_NAMESPACE) -> RadixNode:
+        """The node before the first block of every sequence of a namespace. It stays while it is locked, or
+        blocks follow it."""
+        return self._roots.of(namespace)
+
     def blocks(self) -> list[BlockHash]:
         """Hashes of all pages, parents before children; empty without a journal. O(pages)."""
         return [block for node in self.nodes() for block in node.blocks]
 
-    def match(
-        self,
-        tokens: Sequence[int],
-        after: RadixNode | None = None,
-        *,
-        touch: bool = True,
-        resume: int = 0,
-    ) -> Match:
-        """The longest cached prefix of `tokens` in whole blocks, below node `after`, that can be continued.
+    def match(self, keys: Sequence[int], after: RadixNode, *, touch: bool = True, resume: int = 0) -> Match:
+        """The longest cached prefix of `keys` in whole blocks, below node `after`, that can be continued.
 
         `resume`: the KV of tokens up to this position will arrive otherwise, so that windows which end before
         it are not needed.
@@ -115,19 +115,29 @@ class RadixCache:
         Splits an edge that matches in part, so that the result can be locked exactly. With touch=False (a
         query only) the tree is not changed, and `node` may be deeper than the match.
         """
-        top = after or self.root
-        found = self._known(tokens, top)
+        found = self.known(keys, after)
         if self.windows.used and found.pages:
-            blocks = self.windows.usable(found.pages, top.depth, resume)
-            found = self._first_blocks(found, top, blocks)
-        return self._exact(found, top) if touch else found
+            blocks = self.windows.usable(found.pages, after.depth, resume)
+            found = self._first_blocks(found, after, blocks)
+        return self._exact(found, after) if touch else found
 
-    def known(self, tokens: Sequence[int]) -> Match:
-        """The longest cached prefix, whatever pages of windows are missing; changes nothing.
+    def known(self, keys: Sequence[int], after: RadixNode) -> Match:
+        """The longest cached prefix below `after`, whatever pages of windows are missing; changes nothing.
 
         The node may be deeper than the match.
         """
-        return self._known(tokens, self.root)
+        node, blocks = after, 0
+        pages: list[int] = []
+        sought = token_array(keys)
+        size, start = self.page_size, 0
+        while (child := node.children.get(sought[start : start + size].tobytes())) is not None:
+            shared = self._shared_blocks(child, sought, start)
+            pages += child.pages[: shared * self._stride]
+            node, blocks = child, blocks + shared
+            if shared < child.length:
+                break
+            start += shared * size
+        return Match(node, blocks, pages)
 
     def usable(self, known: Match) -> int:
         """How many blocks of a match in the whole tree can be continued."""
@@ -139,21 +149,6 @@ class RadixCache:
         while not node.locks and node.parent is not None:
             node = node.parent
         return max(0, match.blocks - node.depth)
-
-    def _known(self, tokens: Sequence[int], top: RadixNode) -> Match:
-        """The longest cached prefix below `top`, whose node may be deeper, whatever pages are missing."""
-        node, blocks = top, 0
-        pages: list[int] = []
-        sought = token_array(tokens)
-        size, start = self.page_size, 0
-        while (child := node.children.get(sought[start : start + size].tobytes())) is not None:
-            shared = self._shared_blocks(child, sought, start)
-            pages += child.pages[: shared * self._stride]
-            node, blocks = child, blocks + shared
-            if shared < child.length:
-                break
-            start += shared * size
-        return Match(node, blocks, pages)
 
     def _first_blocks(self, found: Match, top: RadixNode, blocks: int) -> Match:
         """The first `blocks` of what was found below `top`."""
@@ -171,29 +166,26 @@ class RadixCache:
         self._touch(node)
         return Match(node, found.blocks, found.pages)
 
-    def insert(
-        self, tokens: Sequence[int], pages: Sequence[int], after: RadixNode | None = None
-    ) -> Insertion:
-        """Insert `pages` with the KV of `tokens`, which follow node `after`.
+    def insert(self, keys: Sequence[int], pages: Sequence[int], after: RadixNode) -> Insertion:
+        """Insert `pages` with the KV of `keys`, which follow node `after`.
 
-        `tokens` fill the blocks of `pages` exactly. Of blocks that are already in the tree, only pages that
-        it lacks are adopted.
+        `keys` fill the blocks of `pages` exactly. Of blocks that are already in the tree, only pages that it
+        lacks are adopted.
         """
-        top = after or self.root
         if not self.enabled:
-            return Insertion(top, [])
-        found = self._exact(self._known(tokens, top), top)
-        filled = self._fill_in(found, top, pages)
+            return Insertion(after, [])
+        found = self._exact(self.known(keys, after), after)
+        filled = self._fill_in(found, after, pages)
         added = list(pages[found.blocks * self._stride :])
         if not added:
             return Insertion(found.node, filled)
-        rest = token_array(tokens)[found.blocks * self.page_size :]
+        rest = token_array(keys)[found.blocks * self.page_size :]
         leaf = RadixNode(found.node, rest, added, found.node.depth + len(added) // self._stride)
         found.node.children[rest[: self.page_size].tobytes()] = leaf
         found.node.changes += 1
         self.version += 1
         if self._journal is not None:
-            before = found.node.blocks[-1] if found.node.blocks else None
+            before = found.node.hash if isinstance(found.node, Root) else found.node.blocks[-1]
             leaf.blocks = block_hashes(rest, self.page_size, before)
             self._journal.stored(leaf.blocks)
         adopted = added.copy()
@@ -299,10 +291,10 @@ class RadixCache:
         return dropped
 
     def nodes(self) -> Iterator[RadixNode]:
-        return self._below(self.root)
+        return self._below(*self._roots)
 
-    def _below(self, node: RadixNode) -> Iterator[RadixNode]:
-        stack = list(node.children.values())
+    def _below(self, *nodes: RadixNode) -> Iterator[RadixNode]:
+        stack = [child for node in nodes for child in node.children.values()]
         while stack:
             below = stack.pop()
             yield below
@@ -340,11 +332,11 @@ class RadixCache:
             del leaf.blocks[keep:]
             leaf.depth -= leaf.length - keep
             leaf.length = keep
-            leaf.tokens = leaf.tokens[: keep * self.page_size]
+            leaf.keys = leaf.keys[: keep * self.page_size]
             del leaf.pages[keep * self._stride :]
             self._unused.offer(leaf)
             return removed
-        del parent.children[leaf.tokens[: self.page_size].tobytes()]
+        del parent.children[leaf.keys[: self.page_size].tobytes()]
         leaf.parent = None
         self._unused.offer(parent)
         return removed
@@ -361,14 +353,14 @@ class RadixCache:
             above.last_used = self._clock
             above = above.parent
 
-    def _shared_blocks(self, child: RadixNode, tokens: array[int], start: int) -> int:
-        """Number of whole blocks that `child` shares with tokens[start:]; the first one is known to match."""
-        edge, size = child.tokens, self.page_size
-        if tokens[start : start + len(edge)] == edge:
+    def _shared_blocks(self, child: RadixNode, keys: array[int], start: int) -> int:
+        """Number of whole blocks that `child` shares with keys[start:]; the first one is known to match."""
+        edge, size = child.keys, self.page_size
+        if keys[start : start + len(edge)] == edge:
             return child.length
         shared = 1
         page = slice(size, 2 * size)
-        while tokens[start + page.start : start + page.stop] == edge[page]:
+        while keys[start + page.start : start + page.stop] == edge[page]:
             shared += 1
             page = slice(page.stop, page.stop + size)
         return shared
@@ -382,13 +374,13 @@ class RadixCache:
         size, parent = self.page_size, node.parent
         assert parent is not None
         cut = keep * self._stride
-        upper = RadixNode(parent, node.tokens[: keep * size], node.pages[:cut], parent.depth + keep)
+        upper = RadixNode(parent, node.keys[: keep * size], node.pages[:cut], parent.depth + keep)
         upper.locks, upper.last_used = node.locks, node.last_used
         upper.blocks, node.blocks = node.blocks[:keep], node.blocks[keep:]
-        upper.children[node.tokens[keep * size : (keep + 1) * size].tobytes()] = node
-        parent.children[upper.tokens[:size].tobytes()] = upper
+        upper.children[node.keys[keep * size : (keep + 1) * size].tobytes()] = node
+        parent.children[upper.keys[:size].tobytes()] = upper
         parent.changes += 1
-        node.parent, node.tokens, node.pages = upper, node.tokens[keep * size :], node.pages[cut:]
+        node.parent, node.keys, node.pages = upper, node.keys[keep * size :], node.pages[cut:]
         node.length -= keep
         self.windows.moved(self.windows.of(upper.pages), upper)
         return upper

@@ -12,7 +12,7 @@ from common.block_hash import BlockHash
 from engine.kv.cache.retention import NO_RETENTIONS, Retentions
 
 PageKey: TypeAlias = bytes
-"""The tokens of a block."""
+"""The keys of a block."""
 
 
 class RadixNode:
@@ -23,18 +23,19 @@ class RadixNode:
         "changes",
         "children",
         "depth",
+        "keys",
         "last_used",
         "length",
         "locks",
         "pages",
         "parent",
         "queued",
-        "tokens",
     )
 
-    def __init__(self, parent: RadixNode | None, tokens: array[int], pages: list[int], depth: int) -> None:
+    def __init__(self, parent: RadixNode | None, keys: array[int], pages: list[int], depth: int) -> None:
         self.parent = parent
-        self.tokens = tokens
+        self.keys = keys
+        """Of the edge's positions."""
         self.pages = pages
         self.depth = depth
         """Blocks from the root to the end of this edge."""

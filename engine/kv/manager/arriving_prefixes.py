@@ -100,9 +100,9 @@ class ArrivingPrefixes:
         `position`: where the request is to continue. `owner`: of the pages until they have arrived.
         """
         size = self._cache.page_size
-        tokens = request.tokens(0, what.end * size)
-        before = self._cache.match(tokens[: what.first * size], resume=WHATEVER_IS_THERE).node
-        known = self._cache.match(tokens[what.first * size :], after=before, resume=WHATEVER_IS_THERE).node
+        keys, root = request.keys(0, what.end * size), self._cache.root(request.namespace)
+        before = self._cache.match(keys[: what.first * size], root, resume=WHATEVER_IS_THERE).node
+        known = self._cache.match(keys[what.first * size :], before, resume=WHATEVER_IS_THERE).node
         assert before.depth == what.first, "it begins after what is cached"
         hold = self._holds.hold(known, position)
         slot = NO_SLOT
@@ -155,8 +155,8 @@ class ArrivingPrefixes:
         verified = [page for page in table if page != NO_PAGE]
         if verified:
             self._pool.arrived(verified, owner, owner, self._pool.state(verified[0]))
-        tokens = request.tokens(first * size, (first + len(table) // self._stride) * size)
-        inserted = self._cache.insert(tokens, table, after=before)
+        keys = request.keys(first * size, (first + len(table) // self._stride) * size)
+        inserted = self._cache.insert(keys, table, before)
         self._pool.to_cache(inserted.adopted, owner)
         adopted = set(inserted.adopted)
         self._pool.give_back([page for page in verified if page not in adopted], owner)
@@ -172,7 +172,7 @@ class ArrivingPrefixes:
         if self._states.used or not self._cache.enabled:
             return 0
         request, first, size = reservation.request, reservation.first_token, self._cache.page_size
-        node = self._cache.match(request.tokens(0, first)).node
+        node = self._cache.match(request.keys(0, first), self._cache.root(request.namespace)).node
         blocks = min(verified // self._stride, request.num_tokens // size - node.depth)
         if node.depth * size < first or blocks <= 0:
             return 0

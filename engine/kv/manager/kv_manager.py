@@ -133,7 +133,8 @@ class KVManager:
         """Tokens of a request that need not be computed. O(tokens)."""
         if not self.cache.enabled:
             return 0
-        found = self.cache.match(request.tokens(0, request.num_reusable), touch=False)
+        keys = request.keys(0, request.num_reusable)
+        found = self.cache.match(keys, self.cache.root(request.namespace), touch=False)
         return self.states.usable_depth(found) * self.page_size
 
     def pages_alone(self, request: Request) -> int:
@@ -161,7 +162,7 @@ class KVManager:
         at = node.depth * self.page_size
         if at != request.num_computed:
             return  # its previous chunk is still in flight
-        found = self.cache.match(request.tokens(at, request.num_reusable), after=node)
+        found = self.cache.match(request.keys(at, request.num_reusable), node)
         if not found.pages:
             return
         first = node.depth
@@ -213,9 +214,9 @@ class KVManager:
         first, end = node.depth, upto // self.page_size
         if end <= first:
             return
-        tokens = request.tokens(first * self.page_size, end * self.page_size)
+        keys = request.keys(first * self.page_size, end * self.page_size)
         pages = request.pages[first * self._stride : end * self._stride]
-        inserted = self.cache.insert(tokens, pages, after=node)
+        inserted = self.cache.insert(keys, pages, node)
         self.pool.to_cache(inserted.adopted, request.id)
         self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
@@ -249,9 +250,10 @@ class KVManager:
     def forget(self, request: Request) -> None:
         """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).
 
-        It is found by the request's tokens.
+        It is found by the request's keys.
         """
-        found = self.cache.match(request.tokens(0, request.num_tokens), resume=WHATEVER_IS_THERE)
+        keys, root = request.keys(0, request.num_tokens), self.cache.root(request.namespace)
+        found = self.cache.match(keys, root, resume=WHATEVER_IS_THERE)
         self._evicted(self.cache.forget(found.node))
         if self.tiers is not None:
             self.tiers.revoke(request)
@@ -328,7 +330,8 @@ class KVManager:
             return None  # it does not fit even without sharing, so skip the search
         arrives = state is PageState.IN_FLIGHT
         position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
-        found = self.cache.match(request.tokens(0, request.num_reusable), resume=position)
+        keys, root = request.keys(0, request.num_reusable), self.cache.root(request.namespace)
+        found = self.cache.match(keys, root, resume=position)
         branch = found.node.depth
         if not arrives:  # else a peer sends the state
             found = self.states.usable(found)

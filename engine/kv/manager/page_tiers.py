@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from weakref import WeakKeyDictionary
 
-from common.block_key import BlockKey, PageKey, block_keys, page_key
+from common.block_key import BlockKey, PageKey, block_keys, namespace_key, page_key
 from common.kv_groups import kept_places
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
@@ -104,8 +104,8 @@ class PageTiers:
         root: BlockKey,
         pages_of_slot: Callable[[int], Sequence[int]],
     ) -> None:
-        """`root`: the key before a sequence's first block. `pages_of_slot`: those of a slot for states, whose
-        numbers are after the pool's. The cache must be empty."""
+        """`root`: see `root_key`. `pages_of_slot`: those of a slot for states, whose numbers are after the
+        pool's. The cache must be empty."""
         cache.keep_journal()
         arriving.on_adopted = self.stored
         self.tiers = tiers
@@ -291,7 +291,7 @@ class PageTiers:
         """
         size, use = self._cache.page_size, self.use_of(request)
         limit = request.num_reusable // size
-        known = self._cache.known(request.tokens(0, limit * size))
+        known = self._cache.known(request.keys(0, limit * size), self._cache.root(request.namespace))
         usable, checkpoints = self._cache.usable(known), None
         if self._states.used:
             usable, checkpoints = self._states.usable_depth(known), self._states.depths(known)
@@ -392,6 +392,6 @@ class PageTiers:
         """Keys of the first `end` blocks. A request keeps those that were computed."""
         known, size = self.use_of(request).keys, self._cache.page_size
         if len(known) < end:
-            tokens = request.tokens(len(known) * size, end * size)
-            known += block_keys(tokens, size, known[-1] if known else self._root)
+            before = known[-1] if known else namespace_key(self._root, request.namespace)
+            known += block_keys(request.keys(len(known) * size, end * size), size, before)
         return known[:end]

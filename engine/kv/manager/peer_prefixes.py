@@ -81,7 +81,8 @@ class PeerPrefixes:
     def _first_lacking(self, request: Request, end: int, position: int) -> int:
         """The first block of which a page is lacking that a request needs that continues at `position`."""
         needs = self._needs
-        known = self._cache.known(request.tokens(0, end * needs.page_size))
+        root = self._cache.root(request.namespace)
+        known = self._cache.known(request.keys(0, end * needs.page_size), root)
         kept = kept_places(needs.groups, needs.page_size, position, range(known.blocks))
         holes = (place // needs.stride for place in kept if known.pages[place] == NO_PAGE)
         return next(holes, known.blocks)
@@ -91,10 +92,10 @@ class PeerPrefixes:
     def share(self, request: Request, first_token: int, num_tokens: int) -> SharedPrefix | None:
         """Keep what is cached of tokens [first_token, num_tokens) for a sender; None: nothing can be sent.
 
-        `request` stands for the tokens and is never submitted.
+        `request` stands for the tokens and their origin, and is never submitted.
         """
-        size = self._needs.page_size
-        found = self._states.usable(self._cache.match(request.tokens(0, num_tokens)))
+        size, root = self._needs.page_size, self._cache.root(request.namespace)
+        found = self._states.usable(self._cache.match(request.keys(0, num_tokens), root))
         if found.blocks <= first_token // size or not self._reaches_back(found, first_token, num_tokens):
             return None
         end = found.blocks * size

@@ -15,7 +15,8 @@ from xxhash import xxh3_64_intdigest
 from common.block_hash import BlockHash
 from common.block_key import PAGE_KEY_BYTES, PageKey
 
-_MAGIC: Final = b"BatonKV2"
+_MAGIC: Final = b"BatonKV3"
+"""With the version: of the header, and of the way in which keys and hashes name a page."""
 _FIELDS: Final = struct.Struct(f"<8s32s{PAGE_KEY_BYTES}sQQQ")
 """Magic, identity, key, hash, digest of the KV, bytes of the KV."""
 _SUFFIX: Final = ".kv"
@@ -29,10 +30,10 @@ class BlockFormat:
 
     def __init__(self, identity: str, page_bytes: int) -> None:
         """`identity`: of weights and layout."""
-        self._identity = blake2b(identity.encode(), digest_size=32).digest()
+        self._identity = blake2b(_MAGIC + identity.encode(), digest_size=32).digest()
         self._page_bytes = page_bytes
         self.folder = self._identity.hex()[:16]
-        """Name of the folder for what has this identity."""
+        """Name of the folder for what has this identity, in this version."""
 
     @property
     def total_bytes(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
+from common.origin import Namespace
 from engine.config import SpeculationConfig
 from engine.core.draft_source import DraftSource, Wanted
 from engine.core.plan import Chunk
@@ -27,7 +28,7 @@ _PRIORS: Final = {
     DrafterKind.MODEL: 0.7,
 }
 _MOST_KEYS: Final = 64
-"""Tenants of which earlier answers and acceptance are kept: those that were used last."""
+"""Tenants (and their namespaces) of which earlier answers and acceptance are kept: those used last."""
 _TRIAL: Final = 3
 """Most drafted tokens of a request in a trial."""
 _INDEXED_TOKENS: Final = 4096
@@ -106,9 +107,9 @@ class Speculator:
         self._of_all = {kind: Acceptance(prior, _MEMORY_OF_ALL) for kind, prior in _PRIORS.items()}
         self._of_tenants: dict[tuple[str, DrafterKind], Acceptance] = {}
         """Estimates from all requests, and from those of a tenant."""
-        self._answers: dict[str, EarlierAnswers] = {}
-        """Earlier answers by tenant, least recently used first: drafts never show answers of another tenant.
-        """
+        self._answers: dict[tuple[str, Namespace], EarlierAnswers] = {}
+        """Earlier answers by tenant and namespace, least recently used first: drafts never show answers of
+        another one."""
 
     def draft(self, decodes: Sequence[Chunk], room: int, *, alone: bool = True) -> list[list[TokenId]]:
         """Tokens that may follow those of each chunk, at most `room` together.
@@ -202,7 +203,7 @@ class Speculator:
         if self._model is not None:
             self._model.ended(request.id)
         if DrafterKind.SUFFIX in self.config.drafters and request.output:
-            self._answers_of(request.tenant).add(request.output)
+            self._answers_of(request).add(request.output)
 
     def _draft(self, chunk: Chunk, room: int, least: float) -> _Best | None:
         request, start, place = chunk.request, chunk.start, chunk.output_index
@@ -280,14 +281,13 @@ class Speculator:
         if DrafterKind.NGRAM in allowed:
             drafters.append(NGram(self._indexing))
         if DrafterKind.SUFFIX in allowed:
-            drafters.append(Suffix(self._answers_of(request.tenant)))
+            drafters.append(Suffix(self._answers_of(request)))
         return drafters
 
-    def _answers_of(self, tenant: str) -> EarlierAnswers:
-        answers = self._answers.pop(tenant, None) or EarlierAnswers(
-            self.config.earlier_tokens, self._indexing
-        )
-        self._answers[tenant] = answers
+    def _answers_of(self, request: Request) -> EarlierAnswers:
+        key = request.tenant, request.namespace
+        answers = self._answers.pop(key, None) or EarlierAnswers(self.config.earlier_tokens, self._indexing)
+        self._answers[key] = answers
         if len(self._answers) > _MOST_KEYS:
             del self._answers[next(iter(self._answers))]
         return answers

@@ -29,7 +29,7 @@ class _Lookup:
     depth: int
     """Depth of `node` at the lookup; eviction may have trimmed it since."""
     key: PageKey
-    """Tokens of the page that follows `node`."""
+    """Keys of the page that follows `node`."""
     child: RadixNode | None
     length: int
     """Pages of the edge to `child`."""
@@ -67,13 +67,13 @@ class PrefixRanker:
         return [items[index] for index in sorted(range(len(items)), key=ranks.__getitem__)]
 
     def _look_up(self, requests: Sequence[Request], *, changed: bool) -> None:
-        lookups, root = self._lookups, self._cache.root
+        lookups = self._lookups
         searches = _SEARCHES
         for request in requests:
             known = lookups.get(request.scheduling.number)
             if known is not None and not changed:
                 continue
-            start = root
+            start = root = self._cache.root(request.namespace)
             if known is not None:
                 node = known.node
                 if node.changes == known.changes and (node.parent is not None or node is root):
@@ -92,8 +92,8 @@ class PrefixRanker:
 
     def _search(self, request: Request, start: RadixNode) -> _Lookup:
         size = self._cache.page_size
-        rest = request.tokens(start.depth * size, request.num_reusable)
-        found = self._cache.match(rest, after=start, touch=False)
+        rest = request.keys(start.depth * size, request.num_reusable)
+        found = self._cache.match(rest, start, touch=False)
         node, pages = found.node, start.depth + found.blocks
         if node.depth > pages:
             assert node.parent is not None
@@ -111,9 +111,11 @@ class PrefixRanker:
     def _depth_first(self, requests: Sequence[Request]) -> list[int]:
         """Depth first, subtrees with the most waiting requests first (SGLang's dfs-weight); among equal ones
         that of the first request."""
-        root = self._cache.root
         known = [self._lookups.get(request.scheduling.number) for request in requests]
-        nodes = [lookup.deepest if lookup is not None else root for lookup in known]
+        nodes = [
+            lookup.deepest if lookup is not None else self._cache.root(request.namespace)
+            for request, lookup in zip(requests, known, strict=True)
+        ]
         requests_at = Counter(nodes)
         paths = {node: _path(node) for node in requests_at}
         weights: Counter[RadixNode] = Counter()

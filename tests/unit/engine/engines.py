@@ -13,7 +13,7 @@ from engine.kv.manager.reservations import Reservation
 from engine.loop.engine import Engine
 from engine.loop.hooks import NO_HOOKS
 from tests.engine_config import engine_config
-from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, extend, reference
+from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, begin, extend, reference
 
 
 def make_engine(
@@ -55,9 +55,9 @@ def run(engine: Engine, *requests: Request) -> None:
 def write(engine: Engine, request: Request, reservation: Reservation, upto: int | None = None) -> None:
     """Write the KV of a prompt that a prefill worker would send. `upto`: only of this many tokens."""
     runner: Any = engine.runner
-    digest = 0
-    for position, token in enumerate(request.prompt[:upto]):
-        digest = extend(digest, token)
+    digest = begin(request.namespace)
+    for position, key in enumerate(request.prompt_keys[:upto]):
+        digest = extend(digest, key)
         if position >= reservation.first_token:
             runner.write(reservation.pages, position, digest)
     if request.state is not None:
@@ -71,7 +71,7 @@ def deliver(engine: Engine, request: Request, reservation: Reservation, upto: in
     """
     write(engine, request, reservation, upto)
     if upto is None:
-        request.output.append(reference(request.prompt, 1)[0])
+        request.output.append(reference(request.prompt_keys, 1, namespace=request.namespace)[0])
     engine.admit_remote(request, reservation, request.num_tokens - 1 if upto is None else upto)
 
 

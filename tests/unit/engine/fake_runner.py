@@ -1,6 +1,6 @@
 """A model runner whose KV cache can be read.
 
-Where a real pool holds keys and values, this one holds a digest of all tokens up to that position, and the
+Where a real pool holds keys and values, this one holds a digest of the origin up to that position, and the
 next token is a function of that digest. A token computed from a wrong, stale or half-written page differs
 from the reference, so scheduling, paging, caching and preemption are checked by their only purpose: the
 same tokens.
@@ -43,12 +43,13 @@ class Work:
     slot: int
     pages: list[int]
     start: int
-    tokens: list[int]
+    keys: list[int]
     samples: bool
     state: tuple[int, ...]
     """As `StepInputs.states` has it."""
+    namespace: bytes
     before: list[int] | None
-    """Tokens whose KV is read; None: drafts are among them, so only the last one is checked."""
+    """Keys whose KV is read; None: drafts are among them, so only the last one is checked."""
     scored: range
     """Positions whose next tokens are scored."""
 
@@ -93,18 +94,26 @@ class FakeStep:
         return self._answer
 
 
-def extend(digest: int, token: int) -> int:
-    return zlib.crc32(token.to_bytes(4, "little"), digest)
+def begin(namespace: bytes = b"") -> int:
+    """The digest before the first position."""
+    return zlib.crc32(namespace)
+
+
+def extend(digest: int, key: int) -> int:
+    return zlib.crc32(key.to_bytes(4 if key >= 0 else 8, "little", signed=key < 0), digest)
 
 
 def next_token(digest: int) -> int:
     return digest % VOCAB
 
 
-def reference(prompt: Sequence[int], max_tokens: int, *, ignore_eos: bool = False) -> list[int]:
-    digest, output = 0, []
-    for token in prompt:
-        digest = extend(digest, token)
+def reference(
+    keys: Sequence[int], max_tokens: int, *, ignore_eos: bool = False, namespace: bytes = b""
+) -> list[int]:
+    """The answer to a prompt with these keys: its tokens, if it has no others."""
+    digest, output = begin(namespace), list[int]()
+    for key in keys:
+        digest = extend(digest, key)
     while len(output) < max_tokens:
         output.append(next_token(digest))
         if output[-1] == EOS and not ignore_eos:
@@ -164,12 +173,11 @@ class FakeRunner:
                 slot=chunk.slot,
                 pages=chunk.request.pages.copy(),
                 start=chunk.start,
-                tokens=[chunk.draft[-1]]
-                if chunk.draft
-                else list(chunk.request.tokens(chunk.start, chunk.end)),
+                keys=[chunk.draft[-1]] if chunk.draft else list(chunk.request.keys(chunk.start, chunk.end)),
                 samples=chunk.samples,
                 state=state,
-                before=None if chunk.draft else list(chunk.request.tokens(0, chunk.start)),
+                namespace=chunk.request.namespace,
+                before=None if chunk.draft else list(chunk.request.keys(0, chunk.start)),
                 scored=chunk.scored,
             )
             for chunk, state in zip(rows, states, strict=True)
@@ -182,19 +190,19 @@ class FakeRunner:
         return self.enqueuing
 
     def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
-        right, state = True, 0
+        right, state = True, begin()
         for work in step:
             yield
             digest = self._attend(work)
             source, own, save, rows, run = work.state or (NO_SLOT,) * 5
             if run:  # else it follows the row before
-                right, state = True, 0 if source == NO_SLOT else self.states[source]
+                right, state = True, begin(work.namespace) if source == NO_SLOT else self.states[source]
             else:
-                right = right and answer.tokens[-1] == work.tokens[0]
+                right = right and answer.tokens[-1] == work.keys[0]
             if work.state and digest != state:
                 digest = extend(digest, state & 1)  # neither the one's token nor the other's
-            for position, token in enumerate(work.tokens, work.start):
-                digest = extend(digest, self.last_tokens[work.slot] if token == PENDING else token)
+            for position, key in enumerate(work.keys, work.start):
+                digest = extend(digest, self.last_tokens[work.slot] if key == PENDING else key)
                 self.write(work.pages, position, digest)
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
@@ -238,13 +246,13 @@ class FakeRunner:
                         assert self.pool.owner(page) == id, "another one's page"
 
     def _attend(self, work: Work) -> int:
-        """The digest of all tokens before a chunk, or another one if a page that it reads is wrong."""
+        """The digest of the origin before a chunk, or another one if a page that it reads is wrong."""
         if work.before is None:
             page = self._page(work.pages, work.start - 1, 0)
             return self.memory[page][(work.start - 1) % self.page_size]
-        digest = 0
-        for position, token in enumerate(work.before):
-            digest = extend(digest, token)
+        digest = begin(work.namespace)
+        for position, key in enumerate(work.before):
+            digest = extend(digest, key)
             for number, group in enumerate(self.spec.kv_groups):
                 if position >= group.first_needed(work.start):
                     page = self._page(work.pages, position, number)

@@ -93,7 +93,7 @@ def sealed(payload: bytes) -> bytes:
     return payload + xxhash.xxh3_64_intdigest(payload).to_bytes(8, "little")
 
 
-@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV3"))
+@given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV4"))
 def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
     message: Message, magic: bytes
 ) -> None:

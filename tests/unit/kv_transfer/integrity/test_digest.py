@@ -81,13 +81,13 @@ def test_a_pool_of_another_page_size_is_refused() -> None:
 
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=20), st.lists(st.integers(0, 2**32 - 1), max_size=20))
 def test_requests_with_different_tokens_have_different_digests(left: list[int], right: list[int]) -> None:
-    assert (request_digest(left) == request_digest(right)) == (left == right)
+    assert (request_digest(left, ()) == request_digest(right, ())) == (left == right)
 
 
 def test_sampling_parameters_are_part_of_a_request() -> None:
     tokens = np.arange(10).tolist()
     digests = [
-        request_digest(tokens),
+        request_digest(tokens, []),
         request_digest(tokens, [b"a"]),
         request_digest(tokens, [b"b"]),
         request_digest(tokens, [b"a", b"b"]),

@@ -35,40 +35,40 @@ def whole_pages(tokens: list[int]) -> list[int]:
 
 def insert(cache: RadixCache, tokens: list[int], first_page: int = 0) -> list[int]:
     pages = list(range(first_page, first_page + len(tokens) // PAGE))
-    return cache.insert(whole_pages(tokens), pages).adopted
+    return cache.insert(whole_pages(tokens), pages, cache.root()).adopted
 
 
 def test_a_prefix_is_found_in_whole_pages_only() -> None:
     cache = RadixCache(PAGE)
     insert(cache, [1, 2, 3, 4, 5, 6])
-    assert cache.match([1, 2, 3, 4, 5]).pages == [0, 1]
-    assert cache.match([1, 2, 3, 9]).pages == [0]
-    assert cache.match([1]).pages == []
+    assert cache.match([1, 2, 3, 4, 5], cache.root()).pages == [0, 1]
+    assert cache.match([1, 2, 3, 9], cache.root()).pages == [0]
+    assert cache.match([1], cache.root()).pages == []
 
 
 def test_inserting_what_is_known_adopts_only_the_new_tail() -> None:
     cache = RadixCache(PAGE)
     insert(cache, [1, 2, 3, 4])
     assert insert(cache, [1, 2, 3, 4, 5, 6], first_page=10) == [12]
-    assert cache.match([1, 2, 3, 4, 5, 6]).pages == [0, 1, 12]
+    assert cache.match([1, 2, 3, 4, 5, 6], cache.root()).pages == [0, 1, 12]
 
 
 def test_eviction_takes_the_least_recently_used_tail_first() -> None:
     cache = RadixCache(PAGE)
     insert(cache, [1, 1, 2, 2], first_page=0)
     insert(cache, [3, 3, 4, 4], first_page=10)
-    cache.match([1, 1, 2, 2])
+    cache.match([1, 1, 2, 2], cache.root())
     assert cache.evict(1) == [11]
     assert cache.evict(2) == [10, 1]
-    assert cache.match([1, 1, 2, 2]).pages == [0]
+    assert cache.match([1, 1, 2, 2], cache.root()).pages == [0]
 
 
 def test_a_locked_prefix_survives_eviction_and_splits_under_the_lock() -> None:
     cache = RadixCache(PAGE)
     insert(cache, [1, 1, 2, 2, 3, 3])
-    node = cache.match([1, 1, 2, 2, 3, 3]).node
+    node = cache.match([1, 1, 2, 2, 3, 3], cache.root()).node
     cache.lock(node)
-    cache.match([1, 1, 9, 9])  # splits the locked edge after its first page
+    cache.match([1, 1, 9, 9], cache.root())  # splits the locked edge after its first page
     assert cache.evict(10) == []
     cache.unlock(node)
     assert sorted(cache.evict(10)) == [0, 1, 2]
@@ -78,8 +78,8 @@ def test_a_locked_prefix_survives_eviction_and_splits_under_the_lock() -> None:
 def test_a_search_may_start_below_a_node() -> None:
     cache = RadixCache(PAGE)
     insert(cache, [1, 1, 2, 2, 3, 3])
-    node = cache.match([1, 1]).node
-    found = cache.match([2, 2, 3, 3], after=node)
+    node = cache.match([1, 1], cache.root()).node
+    found = cache.match([2, 2, 3, 3], node)
     assert found.pages == [1, 2]
     assert found.node.depth == 3
 
@@ -155,20 +155,22 @@ class RadixMachine(RuleBasedStateMachine):
                 if before[number] == NO_PAGE != page:
                     before[number] = page
                     expected.append(page)
-        assert sorted(self.cache.insert(tokens, table).adopted) == sorted(expected)
+        assert sorted(self.cache.insert(tokens, table, self.cache.root()).adopted) == sorted(expected)
 
     @rule(tokens=prompts)
     def peek(self, tokens: list[int]) -> None:
-        found = self.cache.match(tokens, touch=False)
+        found = self.cache.match(tokens, self.cache.root(), touch=False)
         assert found.pages == self.pages_of(tokens, self.usable(tokens))
-        known = self.cache.known(tokens)
+        known = self.cache.known(tokens, self.cache.root())
         assert known.pages == self.pages_of(tokens, self.known(tokens))
         assert self.cache.usable(known) == self.usable(tokens)
         if self.states.used:
             depths = {len(p) // PAGE for p in self.checkpoints if p == tuple(tokens[: len(p)])}
             assert self.states.depths(known) == depths
             assert self.states.usable_depth(known) == max(depths, default=0)
-            assert self.states.usable(self.cache.match(tokens)).blocks == max(depths, default=0)
+            assert self.states.usable(self.cache.match(tokens, self.cache.root())).blocks == max(
+                depths, default=0
+            )
 
     @precondition(lambda self: self.states.used and self.model)
     @rule(data=st.data())
@@ -177,12 +179,12 @@ class RadixMachine(RuleBasedStateMachine):
         prefix = data.draw(st.sampled_from(longest))
         slot = self.states.take_for_checkpoint(owner=1)
         request = Request(1, prefix, SamplingParams(max_tokens=1))
-        self.states.arrived(request, self.cache.match(prefix).node, slot, owner=1)
+        self.states.arrived(request, self.cache.match(prefix, self.cache.root()).node, slot, owner=1)
         self.checkpoints.add(prefix)
 
     @rule(target=locked, tokens=prompts)
     def lock(self, tokens: list[int]) -> tuple[RadixNode, Prefix, list[int]]:
-        found = self.cache.match(tokens)
+        found = self.cache.match(tokens, self.cache.root())
         blocks = self.usable(tokens)
         assert found.node.depth == found.blocks == blocks
         assert found.pages == self.pages_of(tokens, blocks)
@@ -204,7 +206,7 @@ class RadixMachine(RuleBasedStateMachine):
 
     @rule(tokens=prompts)
     def forget(self, tokens: list[int]) -> None:
-        node = self.cache.match(tokens, resume=WHATEVER_IS_THERE).node
+        node = self.cache.match(tokens, self.cache.root(), resume=WHATEVER_IS_THERE).node
         known = tuple(tokens[: node.depth * PAGE])
         path = {known[:end] for end in range(PAGE, len(known) + 1, PAGE)}
         behind = {prefix for prefix in self.model if known and prefix[: len(known)] == known}
@@ -252,16 +254,16 @@ class RadixMachine(RuleBasedStateMachine):
     def _content(self) -> dict[Prefix, list[int]]:
         """Content of the tree."""
         content: dict[Prefix, list[int]] = {}
-        ends: dict[RadixNode, Prefix] = {self.cache.root: ()}
+        ends: dict[RadixNode, Prefix] = {self.cache.root(): ()}
         stride = len(self.groups)
         for node in self.cache.nodes():  # parents first
             assert node.parent is not None
             begin = ends[node.parent]
-            ends[node] = begin + tuple(node.tokens)
+            ends[node] = begin + tuple(node.keys)
             assert node.depth == node.parent.depth + node.length
             assert len(node.pages) == node.length * stride
             for block in range(node.length):
-                prefix = begin + tuple(node.tokens[: (block + 1) * PAGE])
+                prefix = begin + tuple(node.keys[: (block + 1) * PAGE])
                 content[prefix] = node.pages[block * stride : (block + 1) * stride]
         return content
 

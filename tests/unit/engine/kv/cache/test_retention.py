@@ -176,9 +176,9 @@ def cache_with(retentions: Retentions) -> RadixCache:
 def test_retained_pages_are_evicted_after_all_others_and_before_a_request_lacks_them() -> None:
     retentions = Retentions(10)
     cache = cache_with(retentions)
-    first = cache.insert([1, 2, 3], [0, 1, 2]).node
+    first = cache.insert([1, 2, 3], [0, 1, 2], cache.root()).node
     retentions.retain("a", "", first.path_blocks()[:2], 9.0, now=0.0)
-    cache.insert([4, 5], [10, 11])
+    cache.insert([4, 5], [10, 11], cache.root())
     assert cache.evict(1) == [2]
     assert cache.evict(2) == [10, 11]
     assert cache.evict(1) == [1]
@@ -188,9 +188,9 @@ def test_retained_pages_are_evicted_after_all_others_and_before_a_request_lacks_
 def test_pages_that_are_no_longer_retained_are_evicted_in_their_old_order() -> None:
     retentions = Retentions(10)
     cache = cache_with(retentions)
-    first = cache.insert([1, 2], [0, 1]).node
+    first = cache.insert([1, 2], [0, 1], cache.root()).node
     retentions.retain("a", "", first.path_blocks(), 9.0, now=0.0)
-    cache.insert([4, 5], [10, 11])
+    cache.insert([4, 5], [10, 11], cache.root())
     assert cache.evict(1) == [11]
     retentions.expire(9.0)
     assert cache.evict(2) == [0, 1]
@@ -203,7 +203,7 @@ def test_no_retained_page_is_evicted_while_another_could_be(data: st.DataObject)
     owners: dict[int, int] = {}
     for now in range(12):
         tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=6))
-        node = cache.insert(tokens, [100 * now + i for i in range(len(tokens))]).node
+        node = cache.insert(tokens, [100 * now + i for i in range(len(tokens))], cache.root()).node
         owners = {page: block for n in cache.nodes() for page, block in zip(n.pages, n.blocks, strict=True)}
         if data.draw(st.booleans()):
             retentions.retain("a", "", node.path_blocks(), 3.0, float(now))
@@ -262,9 +262,9 @@ def test_the_end_of_a_sequence_concerns_its_own_leaves_alone() -> None:
     retentions = Counting(2000)
     cache = cache_with(retentions)
     for number in range(500):
-        leaf = cache.insert([number], [number]).node
+        leaf = cache.insert([number], [number], cache.root()).node
         retentions.retain("a", str(number), leaf.path_blocks(), 9.0 + (number != 300), now=0.0)
-    cache.insert([1000, 1001], [1000, 1001])
+    cache.insert([1000, 1001], [1000, 1001], cache.root())
     assert cache.evict(1) == [1001]
     retentions.expire(9.5)
     retentions.asked = 0

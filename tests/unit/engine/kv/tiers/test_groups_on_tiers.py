@@ -99,7 +99,7 @@ def test_a_window_that_was_evicted_alone_comes_up_to_its_cached_pages() -> None:
     tiered = Tiered(groups=WINDOW, num_pages=40)
     tiered.answer(make_request(1, FIRST, 2))
     kv = tiered.engine.kv
-    node = kv.cache.match(FIRST).node
+    node = kv.cache.match(FIRST, kv.cache.root()).node
     kv.cache.lock(node)
     evict(tiered)
     kv.cache.unlock(node)

@@ -84,12 +84,12 @@ def test_a_chunk_of_an_earlier_admission_does_not_cache_pages_of_the_next() -> N
     assert (each.slot, each.num_computed) == (0, 0), "admitted again; its first page is in flight"
 
     scheduler.complete(before)
-    assert not cache.match(each.tokens(0, 5 * PAGE)).pages
+    assert not cache.match(each.tokens(0, 5 * PAGE), cache.root()).pages
 
     (again,) = scheduler.plan().chunks
     assert (again.start, again.end) == (0, 2 * PAGE)
     scheduler.complete(again)
-    assert len(cache.match(each.tokens(0, 5 * PAGE)).pages) == 2
+    assert len(cache.match(each.tokens(0, 5 * PAGE), cache.root()).pages) == 2
 
 
 def test_a_common_prefix_is_not_counted_as_given_back_by_each() -> None:

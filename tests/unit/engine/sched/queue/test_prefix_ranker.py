@@ -29,7 +29,7 @@ def waiting(prompts: list[list[int]]) -> list[Request]:
 
 
 def cached_pages(cache: RadixCache, request: Request) -> int:
-    return len(cache.match(request.tokens(0, request.num_tokens - 1), touch=False).pages)
+    return len(cache.match(request.tokens(0, request.num_tokens - 1), cache.root(), touch=False).pages)
 
 
 @settings(max_examples=200, deadline=None)
@@ -43,11 +43,11 @@ def test_the_longest_match_first(prompts: list[list[int]], happened: list[tuple[
         if event == "insert":
             assert isinstance(what, list)
             whole = what[: len(what) // PAGE * PAGE]
-            cache.insert(whole, range(page, page + len(whole) // PAGE))
+            cache.insert(whole, range(page, page + len(whole) // PAGE), cache.root())
             page += len(whole)
         elif event == "touch":
             assert isinstance(what, list)
-            cache.match(what)  # splits edges
+            cache.match(what, cache.root())  # splits edges
         elif event == "evict":
             assert isinstance(what, int)
             cache.evict(what)
@@ -63,7 +63,7 @@ def test_requests_below_one_node_stay_together(prompts: list[list[int]], cached:
     cache = RadixCache(PAGE)
     for index, sequence in enumerate(cached):
         whole = sequence[: len(sequence) // PAGE * PAGE]
-        cache.insert(whole, range(100 * index, 100 * index + len(whole) // PAGE))
+        cache.insert(whole, range(100 * index, 100 * index + len(whole) // PAGE), cache.root())
     requests = waiting(prompts)
     ranked = PrefixRanker(cache, depth_first=True).order(requests, lambda request: request)
     for node in cache.nodes():
@@ -78,13 +78,13 @@ def test_requests_below_one_node_stay_together(prompts: list[list[int]], cached:
 def test_requests_below_nodes_with_as_many_requests_keep_their_order() -> None:
     cache = RadixCache(PAGE)
     for token in range(30):
-        cache.insert([token] * PAGE, [token])
+        cache.insert([token] * PAGE, [token], cache.root())
     requests = waiting([[11 * number % 30] * (PAGE + 1) for number in range(30)])
     assert PrefixRanker(cache, depth_first=True).order(requests, lambda request: request) == requests
 
 
 def above(cache: RadixCache, request: Request) -> list[object]:
-    node = cache.match(request.tokens(0, request.num_tokens - 1), touch=False).node
+    node = cache.match(request.tokens(0, request.num_tokens - 1), cache.root(), touch=False).node
     path: list[object] = []
     while node.parent is not None:
         path.append(node)

@@ -1,0 +1,50 @@
+"""The origin of KV: what it was computed from, which for most requests is the tokens alone.
+
+Two requests may share a page of KV only if the origin of the page is the same: the keys of all positions up
+to its end, and the namespace. A key has 64 bits. That of a text position is its token; that of a media
+position, whose token is a placeholder, is a hash of the item and of the index within it, with the top bit
+set. The namespace stands for what all positions of a request have in common.
+
+Keys are in signed arrays, so that a key with the top bit is negative, and no token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Final, TypeAlias
+
+Namespace: TypeAlias = bytes
+"""Empty, or `NAMESPACE_BYTES` of a cryptographic hash: nobody finds another origin with the same one."""
+
+NO_NAMESPACE: Final[Namespace] = b""
+"""That of requests without any of `namespace_of`'s parts."""
+NAMESPACE_BYTES: Final = 32
+_TOP_BIT: Final = 1 << 63
+
+
+def namespace_of(*, adapter: bytes = b"", weights: str = "", cache_salt: str = "") -> Namespace:
+    """The namespace of requests with these parts in common; empty if all parts are.
+
+    `adapter`: digest of the adapter's whole content; a name would outlive a change of it. `weights`: version
+    of the weights. `cache_salt`: chosen by the client; only requests with the same one share KV.
+    """
+    parts = adapter, weights.encode(), cache_salt.encode()
+    if not any(parts):
+        return NO_NAMESPACE
+    framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return blake2b(framed, digest_size=NAMESPACE_BYTES, person=b"baton namespace").digest()
+
+
+def media_keys(item: bytes, positions: range) -> array[int]:
+    """Keys of those positions of a media item. `item`: digest of its whole content."""
+    hashes = (blake2b(item + i.to_bytes(8, "little"), digest_size=8).digest() for i in positions)
+    return array("q", [(int.from_bytes(each, "little") | _TOP_BIT) - 2 * _TOP_BIT for each in hashes])
+
+
+def are_keys_of(keys: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Whether `keys` can be those of `tokens`: each is the token itself, or has the top bit set. O(keys)."""
+    return len(keys) == len(tokens) and all(
+        key == token or key < 0 for key, token in zip(keys, tokens, strict=True)
+    )
