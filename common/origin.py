@@ -19,18 +19,20 @@ Namespace: TypeAlias = bytes
 """Empty, or `NAMESPACE_BYTES` of a cryptographic hash: nobody finds another origin with the same one."""
 
 NO_NAMESPACE: Final[Namespace] = b""
-"""That of requests without any of `namespace_of`'s parts."""
+"""Namespace of requests without any of the parts of `namespace_of`."""
 NAMESPACE_BYTES: Final = 32
 _TOP_BIT: Final = 1 << 63
 
 
-def namespace_of(*, adapter: bytes = b"", weights: str = "", cache_salt: str = "") -> Namespace:
+def namespace_of(
+    *, adapter: bytes = b"", weights: str = "", tenant: str = "", cache_salt: str = ""
+) -> Namespace:
     """The namespace of requests with these parts in common; empty if all parts are.
 
     `adapter`: digest of the adapter's whole content; a name would outlive a change of it. `weights`: version
-    of the weights. `cache_salt`: chosen by the client; only requests with the same one share KV.
+    of the weights. `tenant`: if tenants share no KV. `cache_salt`: chosen by the client.
     """
-    parts = adapter, weights.encode(), cache_salt.encode()
+    parts = adapter, weights.encode(), tenant.encode(), cache_salt.encode()
     if not any(parts):
         return NO_NAMESPACE
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)

@@ -14,6 +14,8 @@ MAX_MESSAGES: Final = 20_000
 """
 MAX_CACHE_KEY: Final = 512
 """Characters."""
+MAX_CACHE_SALT: Final = 512
+"""Characters."""
 MAX_RETENTION_S: Final = 24 * 60 * 60.0
 
 
@@ -29,5 +31,7 @@ class RequestLimits:
     """Whether the scheduling policy uses priorities."""
     ttft_deadlines: bool = False
     """Whether the scheduling policy uses deadlines of first tokens."""
+    separate_tenants: bool = False
+    """Whether the requests of one API key share no KV with those of others."""
     retention: bool = False
     """Whether requests may retain KV; otherwise it has no effect that they ask for it."""

@@ -162,6 +162,7 @@ class RouterClient:
         timeout_s: float | None = None,
         cache_key: str = "",
         retain_s: float = 0.0,
+        cache_salt: str | None = None,
         **sampling: Unpack[Sampling],
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
         """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
@@ -171,6 +172,7 @@ class RouterClient:
             sampling=sampling_pb2.SamplingParams(**sampling),
             cache_key=cache_key,
             retain_s=retain_s,
+            cache_salt=cache_salt,
         )
         if isinstance(prompt, str):
             request.text = prompt

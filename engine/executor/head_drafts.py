@@ -251,8 +251,8 @@ class HeadDrafts:
         return _Twin(rows, token_array(rows.prompt), request.admissions, offset, computed - first)
 
     def _mark(self, request: Request, block: int) -> int:
-        """Hash of what the rows of a page are computed from, without what is before the page. If marks of other
-        origins are equal by chance, drafts are worse, and no token is wrong."""
+        """Hash of what the rows of a page are computed from, without what is before the page. If marks of
+        different origins are equal by chance, drafts are worse, and no token is wrong."""
         first = block * self._page_size
         return hash((first, request.namespace, request.keys(first, first + self._page_size).tobytes()))
 

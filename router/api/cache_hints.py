@@ -1,4 +1,4 @@
-"""What clients say about the prefix cache: the key of their session, and how long its KV is to stay."""
+"""What clients say about the prefix cache: who shares it, the key of their session, how long KV stays."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _RETENTION_S: Final = {"24h": 24 * HOUR_S}
 
 
 class CacheHints(RequestModel):
+    cache_salt: str | None = None
+    """vLLM's: share cached prefixes only with requests of the same salt."""
     prompt_cache_key: CacheKey | None = None
     """Names the session whose KV is retained."""
 

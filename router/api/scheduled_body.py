@@ -43,6 +43,7 @@ class ScheduledBody(CacheHints):
                 timeout_s=self.timeout or 0.0,
                 cache_key=self.prompt_cache_key or "",
                 retain_s=self.retain_s,
+                cache_salt=self.cache_salt,
             ),
             **more,
         )

@@ -301,6 +301,7 @@ def _limits(config: RouterConfig) -> RequestLimits:
         max_logprobs=config.access.max_logprobs,
         priorities=config.scheduling.effective_policy is Policy.PRIORITY,
         ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+        separate_tenants=config.access.separate_tenants,
         retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
     )
 

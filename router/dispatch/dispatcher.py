@@ -268,7 +268,7 @@ class ClusterDispatcher:
             _log.info("retrying request %s (%d attempts left): %s", sequence.label, retries.left, failed)
             return
         if retries.is_poison:
-            self.poison_requests.add(sequence.id, sequence.prompt, sequence.sampling)
+            self.poison_requests.add(sequence.id, sequence.keys, sequence.sampling)
             _log.error(
                 "request %s (%d prompt tokens, %d output tokens) crashed %s: not retried",
                 sequence.label,
@@ -282,7 +282,7 @@ class ClusterDispatcher:
 
     def _refuse_poison_requests(self, sequence: SequenceState) -> None:
         """Raises Internal."""
-        known = self.poison_requests.find(sequence.prompt, sequence.sampling)
+        known = self.poison_requests.find(sequence.keys, sequence.sampling)
         if known is not None:
             _log.warning("request %s is identical to %s, which crashed workers: refused", sequence.id, known)
             error = crashed_workers(known)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from common.block_hash import BlockHash, block_hashes
+from common.block_hash import BlockHash, block_hashes, root_hash
+from common.token_array import token_array
 from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
@@ -111,6 +112,11 @@ class SequenceState:
         return self.prototype.prompt
 
     @property
+    def keys(self) -> Sequence[int]:
+        """Keys of the prompt's positions; see `common.origin`."""
+        return token_array(self.prototype.prompt_keys) if self.prototype.prompt_keys else self.prompt
+
+    @property
     def sampling(self) -> sampling_pb2.SamplingParams:
         return self.prototype.sampling
 
@@ -145,7 +151,8 @@ class SequenceState:
             return []
         blocks = self._blocks.get(page_size)
         if blocks is None:
-            blocks = self._blocks[page_size] = block_hashes(self.prompt[:-1], page_size)
+            before = root_hash(page_size, self.prototype.namespace)
+            blocks = self._blocks[page_size] = block_hashes(self.keys[:-1], page_size, before)
         return blocks
 
     def seconds_left(self) -> float:

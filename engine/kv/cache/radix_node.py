@@ -35,7 +35,7 @@ class RadixNode:
     def __init__(self, parent: RadixNode | None, keys: array[int], pages: list[int], depth: int) -> None:
         self.parent = parent
         self.keys = keys
-        """Of the edge's positions."""
+        """Keys of the edge's positions."""
         self.pages = pages
         self.depth = depth
         """Blocks from the root to the end of this edge."""

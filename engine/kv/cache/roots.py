@@ -20,7 +20,7 @@ class Root(RadixNode):
         super().__init__(None, token_array(()), [], 0)
         self.locks = 1  # never evicted
         self.hash = root_hash(page_size, namespace)
-        """Before that of the first block."""
+        """Hash before the one of the first block."""
 
 
 class Roots:

@@ -10,9 +10,10 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from common.origin import namespace_of
 from router.api.generation.tenants import CURRENT_TENANT
 from router.errors import InvalidRequest
-from router.request_limits import MAX_CACHE_KEY, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
+from router.request_limits import MAX_CACHE_KEY, MAX_CACHE_SALT, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 
@@ -23,11 +24,20 @@ def envelope(
     timeout_s: float = 0.0,
     cache_key: str = "",
     retain_s: float = 0.0,
+    cache_salt: str | None = None,
 ) -> worker_pb2.Work:
-    """A request without its prompt; 0 and "" mean none. Raises InvalidRequest for an impossible priority."""
+    """A request without its prompt; 0, "" and None mean none.
+
+    Raises InvalidRequest for an impossible priority, and for an empty salt.
+    """
     if abs(priority) > MAX_PRIORITY:
         raise InvalidRequest(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}.", param="priority")
+    if cache_salt == "":
+        raise InvalidRequest(
+            "cache_salt must not be empty; leave it out to share prefixes.", param="cache_salt"
+        )
     return worker_pb2.Work(
+        cache_salt=cache_salt or "",
         priority=priority,
         ttft_deadline_s=ttft_deadline_s,
         timeout_s=timeout_s,
@@ -42,7 +52,12 @@ _OF_GRPC: Final = inspect.signature(envelope).parameters.keys() & set(
 
 def of_grpc(request: router_pb2.GenerateRequest, **more: Any) -> worker_pb2.Work:
     """`envelope` with the fields of equal names, and with `more`."""
-    given: Mapping[str, Any] = {name: getattr(request, name) for name in _OF_GRPC}
+    fields = request.DESCRIPTOR.fields_by_name
+    given: Mapping[str, Any] = {
+        name: getattr(request, name)
+        for name in _OF_GRPC
+        if not fields[name].has_presence or request.HasField(name)
+    }
     return envelope(**given, **more)
 
 
@@ -68,6 +83,8 @@ def check(work: worker_pb2.Work, limits: RequestLimits) -> None:
         raise InvalidRequest("ttft_deadline must not be negative.", param="ttft_deadline")
     if len(work.retention.key) > MAX_CACHE_KEY:
         raise InvalidRequest(f"cache_key has more than {MAX_CACHE_KEY} characters.", param="cache_key")
+    if len(work.cache_salt) > MAX_CACHE_SALT:
+        raise InvalidRequest(f"cache_salt has more than {MAX_CACHE_SALT} characters.", param="cache_salt")
     if not 0.0 <= work.retention.seconds <= MAX_RETENTION_S:
         raise InvalidRequest(f"retain_s must be from 0 to {MAX_RETENTION_S:.0f}.", param="retain_s")
 
@@ -79,7 +96,11 @@ def filled(
     limits: RequestLimits,
 ) -> worker_pb2.Work:
     """A copy with the prompt, for the current tenant. `prefixes`: see `PreparedPrompt.prefixes`."""
-    copy = worker_pb2.Work(prompt=prompt, tenant=CURRENT_TENANT.get().name)
+    tenant = CURRENT_TENANT.get().name
+    separate = tenant if limits.separate_tenants else ""
+    copy = worker_pb2.Work(
+        prompt=prompt, tenant=tenant, namespace=namespace_of(tenant=separate, cache_salt=work.cache_salt)
+    )
     copy.MergeFrom(work)
     for tokens, seconds in prefixes:
         copy.retention.prefixes.add(tokens=tokens, seconds=seconds)

@@ -32,7 +32,6 @@ class ForeignFields(RequestModel):
     bootstrap_host: _Handoff = None
     bootstrap_port: _Handoff = None
     bootstrap_room: _Handoff = None
-    cache_salt: Annotated[Any, Refused("prefixes are shared; begin the prompt with the salt")] = None
     custom_logit_processor: Annotated[Any, Refused(_NO_HOOKS)] = None
     custom_params: Annotated[Any, Refused(_NO_HOOKS, ({},))] = None
     data_parallel_rank: Annotated[Any, Refused("the router chooses the worker; see --routing")] = None

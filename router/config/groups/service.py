@@ -35,6 +35,11 @@ class AccessSettings:
     max_requests_per_key: int | None = _access(
         None, "concurrent completions (prompts × n) per API key (default: no limit)", "N", least=1
     )
+    separate_tenants: bool = _access(
+        False,
+        "share cached prefixes only between requests of one API key, as if each key had a cache_salt: nobody"
+        " learns from response times what others have asked",
+    )
     cors_origins: str | None = _access(
         None,
         "comma-separated origins allowed to call the HTTP API from a browser, such as"

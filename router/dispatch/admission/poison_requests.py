@@ -20,7 +20,10 @@ _MOST: Final = 256
 
 
 class PoisonRequests:
-    """Keyed by prompt and sampling parameters without the seed. `find` is O(1) while none is remembered."""
+    """Remembered by the keys of the prompt (see `common.origin`) and sampling parameters without the seed.
+
+    `find` is O(1) while none is remembered.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,8 +32,8 @@ class PoisonRequests:
         self._known: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         """Sequence id and expiry by fingerprint, in the order in which they became known."""
 
-    def add(self, sequence_id: str, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> None:
-        key = _fingerprint(prompt, sampling)
+    def add(self, sequence_id: str, keys: Sequence[int], sampling: sampling_pb2.SamplingParams) -> None:
+        key = _fingerprint(keys, sampling)
         self._known.pop(key, None)
         self.learn(key, sequence_id, _MEMORY_S)
         self.on_added(key, sequence_id, _MEMORY_S)
@@ -41,8 +44,8 @@ class PoisonRequests:
         while len(self._known) > _MOST:
             self._known.popitem(last=False)
 
-    def find(self, prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> str | None:
-        """Id of a remembered sequence with the same prompt and parameters.
+    def find(self, keys: Sequence[int], sampling: sampling_pb2.SamplingParams) -> str | None:
+        """Id of a remembered sequence with the same keys and parameters.
 
         O(prompt), and O(remembered), while any is remembered.
         """
@@ -51,14 +54,14 @@ class PoisonRequests:
             del self._known[key]
         if not self._known:
             return None
-        known = self._known.get(_fingerprint(prompt, sampling))
+        known = self._known.get(_fingerprint(keys, sampling))
         return None if known is None else known[0]
 
 
-def _fingerprint(prompt: Sequence[int], sampling: sampling_pb2.SamplingParams) -> bytes:
+def _fingerprint(keys: Sequence[int], sampling: sampling_pb2.SamplingParams) -> bytes:
     seedless = sampling_pb2.SamplingParams()
     seedless.CopyFrom(sampling)
     seedless.ClearField("seed")
-    digest = hashlib.blake2b(array("q", prompt).tobytes(), digest_size=16)
+    digest = hashlib.blake2b(array("q", keys).tobytes(), digest_size=16)
     digest.update(seedless.SerializeToString(deterministic=True))
     return digest.digest()

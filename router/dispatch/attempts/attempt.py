@@ -212,7 +212,7 @@ class Attempt(ABC):
             match message:
                 case worker_pb2.Wanted() as wanted:
                     if self._pull is not None:
-                        self._pull.share(wanted.ticket, self._sequence.prompt)
+                        self._pull.share(wanted.ticket, self._sequence.prototype)
                 case worker_pb2.Preempted() as preempted:
                     self._preempt(assignment, preempted, at)
                 case worker_pb2.Resumed() as resumed:

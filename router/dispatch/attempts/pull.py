@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 
 from router.dispatch.routing.selector import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
@@ -27,11 +26,16 @@ class Pull:
         peer = self._source.session.info.peer
         return worker_pb2.Pull(handoff_id=self._id, source=peer, num_tokens=self._source.num_tokens)
 
-    def share(self, ticket: worker_pb2.Ticket, prompt: Sequence[int]) -> None:
-        """Pass the receiver's ticket to the source."""
+    def share(self, ticket: worker_pb2.Ticket, work: worker_pb2.Work) -> None:
+        """Pass the receiver's ticket to the source, with what names the prefix."""
         if ticket.handoff_id == self._id and self._source.session.alive:
-            tokens = prompt[: ticket.num_tokens + 1]
-            share = worker_pb2.Share(ticket=ticket, tokens=tokens)
+            end = ticket.num_tokens + 1
+            share = worker_pb2.Share(
+                ticket=ticket,
+                tokens=work.prompt[:end],
+                keys=work.prompt_keys[:end],
+                namespace=work.namespace,
+            )
             self._source.session.send(worker_pb2.Command(share=share))
 
     def end(self) -> None:

@@ -13,10 +13,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from common.block_hash import BlockHash, block_hashes
+from common.block_hash import BlockHash, block_hashes, root_hash
+from common.origin import NO_NAMESPACE, Namespace
+from common.token_array import token_array
 
 _UNSTORED_BLOCKS: Final = 100_000
 """Blocks of known tokens that no worker has; of about 300 bytes each with pages of 16 tokens."""
+
+
+ExtraKeys: TypeAlias = tuple[int | str, ...]
+"""What a block is computed from beside its tokens, as vLLM lists it: name of the adapter, keys of media
+positions, and for the first block the salt, or a digest of what else separates it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What names a request's KV beside its tokens; see `common.origin`."""
+
+    namespace: Namespace = NO_NAMESPACE
+    keys: Sequence[int] = ()
+    """Keys of the prompt's positions; empty: the tokens."""
+    adapter: str = ""
+    cache_salt: str = ""
+
+    def hashes(self, tokens: Sequence[int], page_size: int) -> list[BlockHash]:
+        """Hashes of the full blocks of prompt and answer."""
+        keys = token_array(self.keys) + token_array(tokens[len(self.keys) :]) if self.keys else tokens
+        return block_hashes(keys, page_size, root_hash(page_size, self.namespace))
+
+    def extra_keys(self, tokens: Sequence[int], start: int) -> ExtraKeys:
+        """Extra keys of a block of `tokens` that begins at position `start`."""
+        if not self.namespace and not self.keys:
+            return ()
+        extra: list[int | str] = [self.adapter] if self.adapter else []
+        extra += (key for key, token in zip(self.keys[start:], tokens, strict=False) if key != token)
+        if not start and self.namespace and (self.cache_salt or not self.adapter):
+            extra.append(self.cache_salt or self.namespace.hex())
+        return tuple(extra)
+
+
+TOKENS_ALONE: Final = Named()
 
 
 @dataclass(slots=True)
@@ -28,6 +64,9 @@ class BlocksStored:
     blocks: list[BlockHash] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     """Tokens of all blocks."""
+    extra_keys: dict[BlockHash, ExtraKeys] = field(default_factory=dict)
+    """Extra keys of the blocks that have some."""
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -44,6 +83,8 @@ BlockEvent: TypeAlias = BlocksStored | BlocksRemoved
 class _Content:
     parent: BlockHash | None
     tokens: Sequence[int]
+    extra_keys: ExtraKeys
+    adapter: str
 
 
 class CachedBlocks:
@@ -65,12 +106,13 @@ class CachedBlocks:
         events, self._events = self._events, []
         return events
 
-    def learn(self, tokens: Sequence[int]) -> None:
+    def learn(self, tokens: Sequence[int], named: Named = TOKENS_ALONE) -> None:
         """A request had these tokens: prompt and answer."""
         size, parent = self.page_size, None
-        for number, block in enumerate(block_hashes(tokens, size)):
+        for number, block in enumerate(named.hashes(tokens, size)):
             if block not in self._published:
-                content = _Content(parent, tokens[number * size : (number + 1) * size])
+                part = tokens[number * size : (number + 1) * size]
+                content = _Content(parent, part, named.extra_keys(part, number * size), named.adapter)
                 if block in self._holders:
                     self._publish(block, content)
                 else:
@@ -115,7 +157,9 @@ class CachedBlocks:
         self._published.add(block)
         last = self._events[-1] if self._events else None
         if not isinstance(last, BlocksStored) or last.blocks[-1] != content.parent:
-            last = BlocksStored(content.parent)
+            last = BlocksStored(content.parent, adapter=content.adapter)
             self._events.append(last)
         last.blocks.append(block)
         last.tokens += content.tokens
+        if content.extra_keys:
+            last.extra_keys[block] = content.extra_keys

@@ -12,10 +12,11 @@ from common.background import cancelled, repeat, supervised
 from common.block_hash import BlockHash
 from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
-from router.dispatch.kv_events.blocks import CachedBlocks
+from router.dispatch.kv_events.blocks import CachedBlocks, Named
 from router.dispatch.sequence import SequenceState
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.session import WorkerSession
+from rpc.baton.v1 import worker_pb2
 
 if TYPE_CHECKING:  # its packages are optional
     from router.dispatch.kv_events.publisher import Publisher
@@ -64,7 +65,7 @@ class KVEventFeed:
 
         def ended(sequence: SequenceState, outcome: str, at: float) -> None:
             if self._blocks is not None:
-                self._blocks.learn([*sequence.prompt, *sequence.output])
+                self._blocks.learn([*sequence.prompt, *sequence.output], _named(sequence.prototype))
             then(sequence, outcome, at)
 
         return ended
@@ -83,6 +84,12 @@ class KVEventFeed:
 
 def _changed(blocks: CachedBlocks, worker_id: str, stored: bool, changed: Sequence[BlockHash]) -> None:
     (blocks.stored if stored else blocks.removed)(worker_id, changed)
+
+
+def _named(work: worker_pb2.Work) -> Named:
+    return Named(
+        namespace=work.namespace, keys=work.prompt_keys, adapter=work.adapter, cache_salt=work.cache_salt
+    )
 
 
 def _ignore(stored: bool, changed: Sequence[BlockHash]) -> None:

@@ -44,8 +44,8 @@ def encoded(events: Sequence[BlockEvent], page_size: int, now: float) -> bytes:
 
 def _fields(event: BlockEvent, page_size: int) -> list[Any]:
     if isinstance(event, BlocksStored):
-        adapter_id = adapter = None
-        return [
+        adapter_id = None  # deprecated
+        fields: list[Any] = [
             "BlockStored",
             event.blocks,
             event.parent,
@@ -53,8 +53,11 @@ def _fields(event: BlockEvent, page_size: int) -> list[Any]:
             page_size,
             adapter_id,
             _MEDIUM,
-            adapter,
+            event.adapter or None,
         ]
+        if event.extra_keys:
+            fields.append([event.extra_keys.get(block) for block in event.blocks])
+        return fields
     return ["BlockRemoved", event.blocks, _MEDIUM]
 
 

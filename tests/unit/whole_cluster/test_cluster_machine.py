@@ -1,7 +1,7 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
 a network that does its worst. Prompts are handed off, prefixes pulled, answers move, requests are preempted,
 clients leave, caches are cleared, workers end and are replaced, and time passes, all at any moment; with
-every kind of KV, with and without tiers, drafts and retained prefixes.
+every kind of KV, with and without tiers, drafts and retained prefixes. Equal prompts have several origins.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
 way to a page that was not lent. In the end every answer is complete, and nothing is left of it anywhere.
@@ -18,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.origin import media_keys, namespace_of
 from engine.config import Policy
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
@@ -37,6 +38,7 @@ MOST_CLIENTS = 5
 """At a time, when others come."""
 MOST_ENDS = 3
 MOVE_S = 5.0
+IMAGE = 0
 INDEX = st.integers(0, 10**6)
 
 
@@ -53,6 +55,9 @@ ORDERS: list[dict[str, Any]] = [{}, {"policy": Policy.PRIORITY, "priority_preemp
 @dataclass(frozen=True)
 class Question:
     prompt: list[int]
+    image: bytes
+    """Names the content of the token IMAGE wherever it occurs; empty: it is a token like any other."""
+    salt: str
     length: int
     places: list[int]
     priority: int
@@ -66,15 +71,28 @@ class Question:
             max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
+        keys = [
+            media_keys(self.image, range(i, i + 1))[0] if self.image and token == IMAGE else token
+            for i, token in enumerate(self.prompt)
+        ]
+        namespace = namespace_of(cache_salt=self.salt)
         request = worker_pb2.Work(
-            prompt=self.prompt, sampling=sampling, priority=self.priority, retention=kept
+            prompt=self.prompt,
+            prompt_keys=keys if self.image else (),
+            namespace=namespace,
+            sampling=sampling,
+            priority=self.priority,
+            retention=kept,
         )
-        return SequenceState(request, Waterfall(0.0)), reference(self.prompt, self.length, ignore_eos=True)
+        right = reference(keys, self.length, ignore_eos=True, namespace=namespace)
+        return SequenceState(request, Waterfall(0.0)), right
 
 
 QUESTIONS = st.builds(
     Question,
     prompt=PROMPTS,
+    image=st.sampled_from([b"", b"", b"blue", b"red"]),
+    salt=st.sampled_from(["", "", "a", "b"]),
     length=st.sampled_from([1, 2, 12, 40, 40, 40]),
     places=st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=4),
     priority=st.integers(0, 2),

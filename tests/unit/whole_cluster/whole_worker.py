@@ -135,7 +135,8 @@ class WholeWorker(FakeSession):
             rng, right = random.Random(epoch), kind.right
 
             def drafters_of(request: Request) -> list[Drafter]:
-                answer = reference(list(request.prompt), request.sampling.max_tokens, ignore_eos=True)
+                keys, namespace = request.keys(0, len(request.prompt)), request.namespace
+                answer = reference(keys, request.sampling.max_tokens, ignore_eos=True, namespace=namespace)
                 return [Oracle(answer, VOCAB, right, rng)]
 
             speculate(self.engine, SpeculationConfig(num_draft_tokens=3, adaptive=False), drafters_of)

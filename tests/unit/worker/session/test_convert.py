@@ -119,8 +119,8 @@ def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 
-_OF_JOBS = {"request_id", "name", "traceparent", "timeout_s"}
-"""Fields of Work that a job has, and its request has not, or under another name."""
+_OF_OTHERS = {"request_id", "name", "traceparent", "timeout_s", "adapter", "cache_salt"}
+"""Fields of Work that a job or the router has, and the request has not, or under another name."""
 
 
 def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
@@ -136,16 +136,21 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         timeout_s=9.0,
         name="cmpl-1",
         traceparent="00-1",
+        namespace=b"salted",
+        prompt_keys=[1, -9],
+        cache_salt="salt",
+        adapter="sql",
         retention=worker_pb2.Retention(
             key="chat", seconds=5.0, prefixes=[worker_pb2.RetainedPrefix(tokens=1, seconds=2.0)]
         ),
     )
     assert {field.name for field, _ in work.ListFields()} == set(work.DESCRIPTOR.fields_by_name)
     request, blank = request_from_proto(work, 0.0), request_from_proto(worker_pb2.Work(prompt=[1]), 0.0)
-    for name in set(work.DESCRIPTOR.fields_by_name) - _OF_JOBS:
+    for name in set(work.DESCRIPTOR.fields_by_name) - _OF_OTHERS:
         assert getattr(request, name) != getattr(blank, name), name
     assert request.retention == Retention("chat", 5.0, (RetainedPrefix(1, 2.0),))
     assert (request.priority, request.tenant, request.ttft_deadline_s) == (-2, "key-1", 2.5)
+    assert (request.namespace, list(request.keys(0, 3))) == (b"salted", [1, -9, 3])
     assert (blank.retention, blank.ttft_deadline_s) == (None, math.inf)
 
 

@@ -65,5 +65,6 @@ class Tiered:
             self.engine.check_pages()
             self.copier.work(disk=False)
             self.copier.work(disk=True)
-        assert request.output == reference(request.prompt, request.sampling.max_tokens)
+        right = reference(request.prompt_keys, request.sampling.max_tokens, namespace=request.namespace)
+        assert request.output == right
         self.copy_all()

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import BlockHash, block_hashes
-from router.dispatch.kv_events.blocks import BlockEvent, BlocksRemoved, BlocksStored, CachedBlocks
+from common.origin import media_keys, namespace_of
+from router.dispatch.kv_events.blocks import BlockEvent, BlocksRemoved, BlocksStored, CachedBlocks, Named
 
 PAGE = 2
 PROMPTS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9], [9, 9, 1, 2], [1])
@@ -119,3 +120,27 @@ def test_tokens_that_no_worker_stores_are_forgotten_after_a_while() -> None:
     assert blocks.take() == []
     blocks.stored("decode-0", block_hashes([98, 98], PAGE))
     assert len(blocks.take()) == 1
+
+
+def test_events_name_salt_adapter_and_media() -> None:
+    tokens = [1, 9, 9, 9, 5, 6]
+    image = media_keys(b"red", range(3))
+    salted = Named(namespace=namespace_of(cache_salt="s"), cache_salt="s")
+    adapted = Named(namespace=namespace_of(adapter=b"digest", cache_salt="s"), adapter="sql", cache_salt="s")
+    separate = Named(namespace=namespace_of(tenant="t"))
+    seen = Named(keys=(1, *image, 5, 6))
+    expected = {
+        salted: {0: ("s",)},
+        adapted: {0: ("sql", "s"), 1: ("sql",), 2: ("sql",)},
+        separate: {0: (separate.namespace.hex(),)},
+        seen: {0: (image[0],), 1: (image[1], image[2])},
+    }
+    names = list[BlockHash]()
+    for named, extra in expected.items():
+        blocks, hashes = CachedBlocks(PAGE), named.hashes(tokens, PAGE)
+        blocks.learn(tokens, named)
+        blocks.stored("decode-0", hashes)
+        extra_keys = {hashes[place]: keys for place, keys in extra.items()}
+        assert blocks.take() == [BlocksStored(None, hashes, tokens, extra_keys, named.adapter)]
+        names += hashes
+    assert len(set(names)) == len(names)

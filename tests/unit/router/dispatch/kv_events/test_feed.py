@@ -72,7 +72,7 @@ async def followed(*workers: Worker) -> tuple[KVEventFeed, Gateway]:
 
 
 def end_of_request(feed: KVEventFeed) -> None:
-    ended = SimpleNamespace(prompt=PROMPT, output=[])
+    ended = SimpleNamespace(prompt=PROMPT, output=[], prototype=worker_pb2.Work(prompt=PROMPT))
     feed.before(lambda *_: None)(cast(Any, ended), "stop", 0.0)
 
 

@@ -35,6 +35,9 @@ def test_events_have_vllms_fields_in_vllms_order() -> None:
         [["BlockStored", [5, 6], 2**63, [1, 2, 3, 4], 2, None, "GPU", None], ["BlockRemoved", [7], "GPU"]],
         0,
     ]
+    batch = encoded([BlocksStored(None, [5, 6], [1, 2, 3, 4], {6: ("sql", -9)}, "sql")], 2, 1.5)
+    fields = ["BlockStored", [5, 6], None, [1, 2, 3, 4], 2, None, "GPU", "sql", [None, ["sql", -9]]]
+    assert msgpack.unpackb(batch)[1] == [fields]
 
 
 class Subscriber:
