@@ -58,7 +58,7 @@ ALONE := tests/faults tests/integration/hostile tests/unit/worker/pauses
 # In two parts: the second has the machine for itself. ARGS may name tests of one part only: the other one's
 # status is 5.
 test-all: setup  ## Run every test that needs no GPU and ends within minutes
-	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
+	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" --hypothesis-profile=thorough -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),$(ALONE)); second=$$?; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second

@@ -1,7 +1,8 @@
 """How Hypothesis runs here, and what ends a test that hangs.
 
 Hypothesis has no clock, since two busy cores are slow at random. A change is judged by what it changed: `make
-test` draws the same examples each time. `make soak` draws new ones (`--hypothesis-profile=soak`).
+test` draws the same examples each time, and `make test-all` more of them (`--hypothesis-profile=thorough`).
+`make soak` draws new ones (`--hypothesis-profile=soak`).
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "test", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "thorough", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.register_profile("soak", settings.get_profile("test"), derandomize=False)
+settings.register_profile("test", settings.get_profile("thorough"), max_examples=40)
+settings.register_profile("soak", settings.get_profile("thorough"), derandomize=False)
 settings.load_profile("test")
 
 

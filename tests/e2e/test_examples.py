@@ -43,12 +43,14 @@ def test_every_script_has_a_test() -> None:
     assert {path.name for path in (ROOT / "examples").iterdir()} == {*PRINTS, "batch.sh", "requests.jsonl"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("script", PRINTS)
 def test_a_script_prints_what_it_promises(shared: SharedRouter, script: str) -> None:
     printed = run(sys.executable, ROOT / "examples" / script, OPENAI_BASE_URL=f"{shared.get().url}/v1")
     assert re.search(PRINTS[script], printed, re.DOTALL if script == "stream_chat.py" else 0), printed
 
 
+@pytest.mark.thorough
 def test_a_batch_has_an_answer_for_each_request(shared: SharedRouter, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     printed = run("sh", ROOT / "examples" / "batch.sh", answers, shared.get().url)

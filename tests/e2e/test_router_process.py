@@ -17,8 +17,7 @@ from tests.e2e.streaming import Streaming
 
 MIXED = ("--mode", "mixed", "--decode-workers", "1")
 DISAGG = ("--mode", "disagg", "--prefill-workers", "1", "--decode-workers", "1")
-NAME = "300 tokens"
-PROMPT = TEXTS[NAME]
+NAME, SHORT = "300 tokens", "a question"
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +31,13 @@ def disagg(shared: SharedRouter) -> RouterProcess:
     return shared.get()
 
 
-def answer(service: RouterProcess) -> str:
-    text: str = service.complete(PROMPT, NUM_TOKENS, min_tokens=NUM_TOKENS)["choices"][0]["text"]
+def answer(service: RouterProcess, name: str = NAME) -> str:
+    text: str = service.complete(TEXTS[name], NUM_TOKENS, min_tokens=NUM_TOKENS)["choices"][0]["text"]
     return text
 
 
-def streaming(service: RouterProcess) -> Streaming:
-    stream = Streaming(service, PROMPT, NUM_TOKENS, min_tokens=NUM_TOKENS)
+def streaming(service: RouterProcess, name: str = NAME) -> Streaming:
+    stream = Streaming(service, TEXTS[name], NUM_TOKENS, min_tokens=NUM_TOKENS)
     stream.wait_for_chunks(3)
     return stream
 
@@ -72,20 +71,20 @@ def test_a_stream_continues_when_its_worker_is_killed(
 
 
 def test_sighup_ends_nothing_if_there_are_no_files_to_read(disagg: RouterProcess, oracle: Oracle) -> None:
-    stream = streaming(disagg)
+    stream = streaming(disagg, SHORT)
     disagg.process.send_signal(signal.SIGHUP)
-    assert stream.finish() == oracle.text(NAME)
-    assert answer(disagg) == oracle.text(NAME)
+    assert stream.finish() == oracle.text(SHORT)
+    assert answer(disagg, SHORT) == oracle.text(SHORT)
 
 
 def test_sigkill_of_the_router_breaks_its_streams_and_leaves_no_worker(
     disagg: RouterProcess, oracle: Oracle
 ) -> None:
-    stream = streaming(disagg)
+    stream = streaming(disagg, SHORT)
     workers = disagg.workers("DecodeWorker") + disagg.workers("PrefillWorker")
     assert len(workers) == 2
     disagg.process.kill()
-    assert oracle.text(NAME).startswith(stream.broken_off())
+    assert oracle.text(SHORT).startswith(stream.broken_off())
     disagg.family = workers
     assert not disagg.survivors(within_s=15.0)
 

@@ -122,7 +122,7 @@ async def test_a_prompt_of_1000_tokens_beside_shorter_ones_and_once_more_from_th
         await cluster_.all_pages_back()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param("mixed", marks=pytest.mark.thorough), "disagg"])
 async def test_a_pool_too_small_for_all_preempts_and_loses_no_token(
     smollm2: Path, oracle: Oracle, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ from tests.unit.tiny import make_config, save_tiny_llama
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.actor import WorkerActor
 
+pytestmark = pytest.mark.thorough
+
 RESTART_S = 150
 
 

@@ -1,6 +1,7 @@
 """Greedy answers of tiny models of every architecture equal transformers', for all sizes and wherever the
-prompt was computed. Every architecture meets every size of chunk and of page; the full product, which would
-take hours on a real model, is for `make test-all`."""
+prompt was computed. Every architecture meets every size of chunk and of page where it is computed in one
+place, and one of each elsewhere; the full product, which would take hours on a real model, is for `make
+test-all`."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from transformers import PreTrainedModel
 
 from engine.core.request import Request
@@ -25,11 +27,14 @@ MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]
 CHUNKS, PAGES = (16, 48, None), (1, 4, 16)
 PAIRS = list(zip(CHUNKS, PAGES, strict=True))
-SIZES = [
-    pytest.param(chunk, page, marks=[] if (chunk, page) in PAIRS else pytest.mark.thorough)
-    for chunk in CHUNKS
-    for page in PAGES
-]
+
+
+def sizes(quick: Sequence[tuple[int | None, int]]) -> list[ParameterSet]:
+    return [
+        pytest.param(chunk, page, marks=[] if (chunk, page) in quick else pytest.mark.thorough)
+        for chunk in CHUNKS
+        for page in PAGES
+    ]
 
 
 class Model:
@@ -88,7 +93,7 @@ def finish(engine: Engine) -> None:
     assert pages.free + pages.cached == pages.total
 
 
-@pytest.mark.parametrize(("chunk", "page"), SIZES)
+@pytest.mark.parametrize(("chunk", "page"), sizes(PAIRS))
 def test_computed_in_one_place_at_once_and_again_from_the_cache(
     model: Model, chunk: int | None, page: int
 ) -> None:
@@ -115,7 +120,7 @@ class KeepPages:
         return True
 
 
-@pytest.mark.parametrize(("chunk", "page"), SIZES)
+@pytest.mark.parametrize(("chunk", "page"), sizes(PAIRS[1:2]))
 def test_prompts_computed_by_one_engine_and_answered_by_another(
     model: Model, chunk: int | None, page: int
 ) -> None:
@@ -148,7 +153,9 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
     assert [request.output for request in requests] == model.answers
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize(
+    "page", [pytest.param(1, marks=pytest.mark.thorough), 4, pytest.param(16, marks=pytest.mark.thorough)]
+)
 def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without foresight, admission lets in what will not fit.
     monkeypatch.setattr(

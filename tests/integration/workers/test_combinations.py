@@ -282,7 +282,11 @@ def settings_of(model: Model, dense: Model, drawn: dict[str, Any]) -> dict[str, 
 @given(
     number=st.integers(0, len(KINDS)), drawn=engines(), asked=st.lists(questions(), min_size=4, max_size=8)
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=settings.default.max_examples // 8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_every_answer_is_that_of_a_plain_engine(
     models: list[Model], number: int, drawn: dict[str, Any], asked: list[Question]
 ) -> None:

@@ -41,6 +41,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.1,
     "eos_token_id": None,
 }
+ONE_OF_EACH = [next(iter(formats)) for formats in (FP8_FORMATS, INT4_FORMATS, INT8_FORMATS, NVFP4_FORMATS)]
 PROMPTS = [prompt(length, seed=length) for length in (5, 33, 70)]
 COUNT = 12
 
@@ -96,6 +97,12 @@ def test_answers_do_not_depend_on_chunks_the_cache_nor_preemption(
     assert small.stats().preemptions > 0
 
 
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=() if name in ONE_OF_EACH else pytest.mark.thorough) for name in FORMATS],
+    indirect=True,
+    scope="module",
+)
 async def test_handed_off_and_moved_answers_are_the_same(model: Quantized) -> None:
     async with pair(model.folder) as workers:
         jobs = [work(prompt, max_tokens=6) for prompt in PROMPTS]

@@ -27,7 +27,10 @@ from tests.unit.engine.mixers.attention.test_cpu_attention import Shape, check, 
 pytestmark = pytest.mark.skipif(cpu_kernels(torch.float32) is None, reason="there is no compiler")
 
 EMULATED = "AMX, emulated"
-KINDS = [*(products.name for products in attention_products()), EMULATED]
+KINDS = [
+    *(products.name for products in attention_products()),
+    pytest.param(EMULATED, marks=pytest.mark.thorough),
+]
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -57,6 +60,7 @@ SHAPE: dict[str, Any] = {
 CODES = {**INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
 FORMATS = {**FP8_FORMATS, **CODES}
 IDS = torch.arange(40) * 7 % 97
+Written: TypeAlias = Callable[[str, str], tuple[Path, Path]]
 
 
 def model(name: str) -> PreTrainedModel:
@@ -94,6 +98,17 @@ def write(name: str, format: Format, folder: Path) -> tuple[Path, Path]:
     return folder / "quantized", folder / "dense"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """As `write`, once for each model and format. The folders are not to be changed."""
+
+    @cache
+    def once(name: str, format: str) -> tuple[Path, Path]:
+        return write(name, FORMATS[format], tmp_path_factory.mktemp("model"))
+
+    return once
+
+
 @torch.inference_mode()
 def logits(model: CausalLM) -> Tensor:
     return model.logits(model(IDS, torch.arange(len(IDS)), DenseAttention(model)))
@@ -102,10 +117,10 @@ def logits(model: CausalLM) -> Tensor:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ["llama", "mixtral", "qwen2 with a shared expert"])
 def test_where_dense_products_are_faster_the_values_are_computed_with(
-    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, format: str, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: False)
-    quantized, dense = write(name, FORMATS[format], tmp_path)
+    quantized, dense = written(name, format)
 
     assert torch.equal(logits(load_model(quantized)), logits(load_model(dense)))
 
@@ -114,10 +129,10 @@ def test_where_dense_products_are_faster_the_values_are_computed_with(
 @pytest.mark.parametrize("format", CODES)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_weights_that_stay_packed_give_the_logits_of_their_values(
-    name: str, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, format: str, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: True)
-    quantized, dense = write(name, FORMATS[format], tmp_path)
+    quantized, dense = written(name, format)
 
     model = load_model(quantized)
 
@@ -129,9 +144,9 @@ def test_weights_that_stay_packed_give_the_logits_of_their_values(
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["deepseek v3", "glm, which rotates half of each head"])
 def test_expansions_of_latents_and_rearranged_heads_have_their_values(
-    name: str, format: str, ranks: int, tmp_path: Path
+    name: str, format: str, ranks: int, written: Written
 ) -> None:
-    quantized, dense = write(name, FORMATS[format], tmp_path)
+    quantized, dense = written(name, format)
 
     def whole(ranks: TorchCommunicator) -> Tensor:
         part = load_model(quantized, communicator=ranks)
@@ -145,8 +160,8 @@ def test_expansions_of_latents_and_rearranged_heads_have_their_values(
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
-def test_ranks_hold_the_scales_of_their_weights(name: str, format: str, tmp_path: Path) -> None:
-    quantized, dense = write(name, FORMATS[format], tmp_path)
+def test_ranks_hold_the_scales_of_their_weights(name: str, format: str, written: Written) -> None:
+    quantized, dense = written(name, format)
 
     def whole(ranks: TorchCommunicator) -> Tensor:
         part = load_model(quantized, communicator=ranks)
@@ -248,11 +263,11 @@ def test_every_format_is_another_identity(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_dummy_weights_of_every_format_are_finite(format: str, tmp_path: Path) -> None:
-    quantized, _ = write("mixtral", FORMATS[format], tmp_path)
-    (quantized / "model.safetensors").unlink()
+def test_dummy_weights_of_every_format_are_finite(format: str, written: Written, tmp_path: Path) -> None:
+    quantized, _ = written("mixtral", format)
+    folder = shutil.copytree(quantized, tmp_path / "dummy", ignore=shutil.ignore_patterns("*.safetensors"))
 
-    assert torch.isfinite(logits(load_model(quantized, load_format="dummy"))).all()
+    assert torch.isfinite(logits(load_model(folder, load_format="dummy"))).all()
 
 
 def test_parameters_take_the_bytes_of_their_format(tmp_path: Path) -> None:
