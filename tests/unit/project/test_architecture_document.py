@@ -1,0 +1,54 @@
+"""docs/architecture.md names every folder and file of the packages, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+SECTIONS = {
+    "`router/`": ("router",),
+    "`worker/`": ("worker",),
+    "`prefill_worker/`, `decode_worker/`": ("prefill_worker", "decode_worker"),
+    "`engine/`": ("engine",),
+    "`kv_transfer/`": ("kv_transfer",),
+    "Others": ("simulator", "rpc", "baton", "common"),
+}
+"""The packages of each section, by its heading."""
+NAME = re.compile(r"`([\w]+(?:/|\.py))`")
+
+
+def names(heading: str) -> set[str]:
+    """Folders (`name/`) and modules (`name.py`) that the section names."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    return set(NAME.findall(text.split(f"### {heading}\n")[1].split("\n#")[0]))
+
+
+def folders(path: Path) -> set[str]:
+    return {f"{each.name}/" for each in path.iterdir() if each.is_dir() and any(each.rglob("*.py"))}
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_folder_and_module_of_a_package_is_named(heading: str) -> None:
+    for package in SECTIONS[heading]:
+        path = ROOT / package
+        modules = {module.name for module in path.glob("*.py")} - {"__init__.py"}
+        missing = (folders(path) | modules) - names(heading)
+        assert not missing, f"name these of {package}/ in docs/architecture.md"
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_name_is_that_of_a_folder_or_a_module(heading: str) -> None:
+    paths = [each for package in SECTIONS[heading] for each in (ROOT / package).rglob("*")]
+    there = {f"{each.name}/" if each.is_dir() else each.name for each in paths}
+    there |= {f"{package}/" for package in SECTIONS[heading]}
+    assert names(heading) <= there
+
+
+@pytest.mark.parametrize("room", ["router", "engine"])
+def test_the_folders_of_each_room_are_named(room: str) -> None:
+    for path in (ROOT / room).iterdir():
+        if path.is_dir():
+            assert folders(path) <= names(f"`{room}/`"), path.name
