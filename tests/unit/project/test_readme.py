@@ -31,6 +31,8 @@ from router.config.table import SETTINGS
 from simulator.planner import command as plan
 
 ROOT = Path(__file__).resolve().parents[3]
+LONGEST_CELL = 36
+"""In words."""
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -82,6 +84,23 @@ def test_every_anchor_of_a_link_is_a_heading(document: Path) -> None:
         if anchor not in anchors(document.parent / page if page else document)
     ]
     assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_module_that_is_named_exists(document: Path) -> None:
+    modules = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if ".venv" not in path.parts]
+    named = re.findall(r"`([\w/]+\.py)`", document.read_text())
+    assert not [name for name in named if not any(f"/{module}".endswith(f"/{name}") for module in modules)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_a_cell_of_a_table_is_a_phrase(document: Path) -> None:
+    """Flags are described by their help texts."""
+    if document.name == "flags.md":
+        return
+    rows = [line for line in document.read_text().splitlines() if line.startswith("|")]
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    assert not [cell for cell in cells if len(cell.split()) > LONGEST_CELL]
 
 
 def anchors(page: Path) -> set[str]:
