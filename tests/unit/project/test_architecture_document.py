@@ -36,7 +36,7 @@ def test_every_folder_and_module_of_a_package_is_named(heading: str) -> None:
         path = ROOT / package
         modules = {module.name for module in path.glob("*.py")} - {"__init__.py"}
         missing = (folders(path) | modules) - names(heading)
-        assert not missing, f"name these of {package}/ in docs/architecture.md"
+        assert not missing, f"name in docs/architecture.md, of {package}/: {sorted(missing)}"
 
 
 @pytest.mark.parametrize("heading", SECTIONS)
