@@ -16,9 +16,6 @@ from router.api.generation.output.parts import Arguments, Call, Content, Reasoni
 from router.api.generation.run import Run
 from rpc.baton.v1 import sampling_pb2
 
-_TOKEN_BYTES: Final = 32
-"""Bytes of an answer for each token of text; many times that with log-probabilities."""
-
 BlockStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -86,11 +83,6 @@ class BlockWriter(ABC):
 
     def add(self, chunk: Chunk) -> None:
         self.event(chunk)
-
-    @property
-    def size(self) -> int:
-        """Bytes of `body`, roughly."""
-        return self._run.usage.completion_tokens * _TOKEN_BYTES
 
     def body(self) -> bytes:
         return orjson.dumps(self.answer())

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field, Tag
 
 from router.api.cache_hints import CacheControl
 from router.api.fields import TEXT_OR_LIST, Refused, WithoutEffect
 from router.api.generation.params.validation import RequestModel
-from router.api.openai.messages import (
-    AssistantMessage,
-    FunctionCall,
-    MessageBody,
-    SystemMessage,
-    ToolCall,
-    ToolMessage,
-    UserMessage,
-)
+from router.api.openai.messages import AssistantMessage, MessageBody, ToolMessage, text_message, tool_call
 from router.api.openai.tools import ToolName
 from router.errors import InvalidRequest
 
@@ -88,60 +80,44 @@ class ToolParam(RequestModel):
     allowed_callers: Annotated[Any, Refused("no hosted tools", (["direct"],))] = None
 
 
+_BLOCKS: Final[dict[str, tuple[type, ...]]] = {
+    "system": (TextBlock,),
+    "user": (TextBlock, ToolResultBlock),
+    "assistant": (TextBlock, ToolUseBlock, ThinkingBlock),
+}
+"""Blocks that the messages of a role may have."""
+
+
 def in_openais_format(message: MessageParam, number: int) -> list[MessageBody]:
     """A message, with each tool result as its own; `number`: of the message. Raises InvalidRequest."""
     if isinstance(message.content, str):
-        return [_plain(message.role, message.content)]
-    texts = [block.text for block in message.content if isinstance(block, TextBlock)]
-    if message.role == "system":
-        wrong = [block for block in message.content if not isinstance(block, TextBlock)]
-        if wrong:
-            raise _misplaced(wrong[0].type, number)
-        return [_plain("system", "\n".join(texts))]
-    if message.role == "user":
-        wrong = [block for block in message.content if not isinstance(block, TextBlock | ToolResultBlock)]
-        if wrong:
-            raise _misplaced(wrong[0].type, number)
-        results: list[MessageBody] = [
-            ToolMessage(role="tool", content=text_of(block.content or ""), tool_call_id=block.tool_use_id)
-            for block in message.content
-            if isinstance(block, ToolResultBlock)
+        return [text_message(message.role, message.content)]
+    for block in message.content:
+        if not isinstance(block, _BLOCKS[message.role]):
+            raise InvalidRequest(
+                f"A {block.type} block is in a message of the wrong role.", param=f"messages.{number}.content"
+            )
+    texts, thoughts, calls, results = list[str](), list[str](), list[Any](), list[MessageBody]()
+    for block in message.content:
+        match block:
+            case TextBlock(text=text):
+                texts.append(text)
+            case ThinkingBlock(thinking=text):
+                thoughts.append(text)
+            case ToolUseBlock():
+                calls.append(tool_call(block.id, block.name, json.dumps(block.input)))
+            case ToolResultBlock():
+                text, call_id = text_of(block.content or ""), block.tool_use_id
+                results.append(ToolMessage(role="tool", content=text, tool_call_id=call_id))
+    text = "\n".join(texts)
+    if message.role == "assistant":
+        thought = "\n".join(thoughts) if thoughts else None
+        return [
+            AssistantMessage(
+                role="assistant", content=text, tool_calls=calls or None, reasoning_content=thought
+            )
         ]
-        return [*results, *([_plain("user", "\n".join(texts))] if texts or not results else [])]
-    if any(isinstance(block, ToolResultBlock) for block in message.content):
-        raise _misplaced("tool_result", number)
-    calls = [
-        ToolCall(
-            id=block.id,
-            type="function",
-            function=FunctionCall(name=block.name, arguments=json.dumps(block.input)),
-        )
-        for block in message.content
-        if isinstance(block, ToolUseBlock)
-    ]
-    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
-    return [
-        AssistantMessage(
-            role="assistant",
-            content="\n".join(texts),
-            tool_calls=calls or None,
-            reasoning_content="\n".join(thoughts) if thoughts else None,
-        )
-    ]
-
-
-def _plain(role: str, text: str) -> MessageBody:
-    match role:
-        case "user":
-            return UserMessage(role="user", content=text)
-        case "system":
-            return SystemMessage(role="system", content=text)
-    return AssistantMessage(role="assistant", content=text)
-
-
-def _misplaced(kind: str, number: int) -> InvalidRequest:
-    param = f"messages.{number}.content"
-    return InvalidRequest(f"A {kind} block is in a message of the wrong role.", param=param)
+    return [*results, *([text_message(message.role, text)] if texts or not results else [])]
 
 
 def text_of(content: str | Sequence[TextBlock]) -> str:

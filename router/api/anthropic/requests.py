@@ -31,7 +31,7 @@ from router.api.generation.params.constraint import Constraint
 from router.api.generation.params.validation import RequestModel
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.tools import Tool, ToolUse
-from router.api.openai.messages import MessageBody, SystemMessage, for_template
+from router.api.openai.messages import MessageBody, for_template, text_message
 from router.api.openai.prompting import ReasoningEffort, with_effort
 from router.api.openai.structured_output import SchemaText, json_constraint
 from router.api.openai.tools import ToolName, choose
@@ -108,7 +108,7 @@ class CountTokensBody(RequestModel):
         """Raises InvalidRequest."""
         messages: list[MessageBody] = []
         if self.system is not None:
-            messages.append(SystemMessage(role="system", content=text_of(self.system)))
+            messages.append(text_message("system", text_of(self.system)))
         for number, message in enumerate(self.messages):
             messages += in_openais_format(message, number)
         last = self.messages[-1]

@@ -79,11 +79,6 @@ class Writer(Protocol):
         """Take the next chunk of a whole answer."""
         ...
 
-    @property
-    def size(self) -> int:
-        """Bytes of `body`, roughly."""
-        ...
-
     def body(self) -> bytes: ...
 
 

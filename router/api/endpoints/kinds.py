@@ -20,6 +20,7 @@ from router.api.generation.run import Run
 from router.api.scheduled_body import ScheduledBody
 
 _JSON: Final = "application/json"
+_TOKEN_BYTES: Final = 64
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _ScheduledT = TypeVar("_ScheduledT", bound=ScheduledBody)
 _T = TypeVar("_T")
@@ -41,7 +42,7 @@ def generates(
             if asked.stream:
                 return await EventStream.of(run, answer)
             await run.serve(answer.add)
-            return Response(await off_loop(answer.size, answer.body), media_type=_JSON)
+            return Response(await off_loop(_size_of(run), answer.body), media_type=_JSON)
 
     return Endpoint(path=path, serve=serve, body=body, **about)
 
@@ -70,6 +71,13 @@ def gets(path: str, serve: Serve, answer: Any = None, summary: str = "", *refusa
 
 def json_response(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type=_JSON)
+
+
+def _size_of(run: Run) -> int:
+    """Bytes of an answer, roughly: for each token, and each alternative to it."""
+    usage, options = run.usage, run.request.options
+    tokens = usage.completion_tokens + (0 if options.prompt_logprobs is None else usage.prompt_tokens)
+    return _TOKEN_BYTES * tokens * (1 + max(options.logprobs or 0, options.prompt_logprobs or 0))
 
 
 async def _read(

@@ -9,18 +9,16 @@ from pydantic import ValidationError
 
 from router.api.generation.generation_request import Chat, Prompt
 from router.api.generation.params.validation import refusal_of, require_few_parts
-from router.api.generation.tools import ToolUse
+from router.api.generation.tools import Tool, ToolUse
 from router.api.openai.messages import (
     AssistantMessage,
-    FunctionCall,
     MessageBody,
-    SystemMessage,
-    ToolCall,
     ToolMessage,
-    UserMessage,
     for_template,
+    text_message,
+    tool_call,
 )
-from router.api.openai.tools import MAX_TOOLS, ToolBody, choose, known_tools
+from router.api.openai.tools import MAX_TOOLS, FunctionBody, choose
 from router.errors import InvalidRequest
 from rpc.baton.v1 import router_pb2
 
@@ -57,21 +55,21 @@ def chat_of(chat: router_pb2.Chat) -> Chat:
 def _tool_use(chat: router_pb2.Chat) -> ToolUse:
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidRequest(f"There are more than {MAX_TOOLS} tools.", param="chat.tools")
-    tools: list[ToolBody] = []
+    tools: list[Tool] = []
     for number, tool in enumerate(chat.tools):
         param = f"chat.tools.{number}"
         function: dict[str, Any] = {"name": tool.name, "description": tool.description or None}
         if tool.parameters:
             function["parameters"] = _object(tool.parameters, f"{param}.parameters")
         try:
-            tools.append(ToolBody.model_validate({"type": "function", "function": function}))
+            tools.append(FunctionBody.model_validate(function).tool)
         except ValidationError as error:
-            refusal = refusal_of(error, {"function": function})
+            refusal = refusal_of(error, function)
             raise InvalidRequest(refusal.message, param=param, code=refusal.code) from None
     mode = _MODES.get(chat.tool_choice)
     if mode is None:
         raise InvalidRequest(f"There is no tool choice {chat.tool_choice}.", param="chat.tool_choice")
-    return choose(known_tools(tools), chat.tool_name or None, mode, not chat.single_tool_call)
+    return choose(tools, chat.tool_name or None, mode, not chat.single_tool_call)
 
 
 def _object(text: str, param: str) -> dict[str, Any]:
@@ -94,21 +92,12 @@ def _message(message: router_pb2.ChatMessage) -> MessageBody:
     if message.role != "tool" and message.tool_call_id:
         raise InvalidRequest("Only a tool has a tool_call_id.", param="chat.messages.tool_call_id")
     match message.role:
-        case "system" | "developer":
-            return SystemMessage(role="system", content=content)
-        case "user":
-            return UserMessage(role="user", content=content)
+        case "system" | "developer" | "user":
+            return text_message(message.role, content)
         case "tool":
             return ToolMessage(role="tool", content=content, tool_call_id=message.tool_call_id)
         case "assistant":
-            calls = [
-                ToolCall(
-                    id=call.id,
-                    type="function",
-                    function=FunctionCall(name=call.name, arguments=call.arguments),
-                )
-                for call in message.tool_calls
-            ]
+            calls = [tool_call(call.id, call.name, call.arguments) for call in message.tool_calls]
             return AssistantMessage(
                 role="assistant",
                 content=content,

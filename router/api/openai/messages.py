@@ -131,6 +131,20 @@ MessageBody: TypeAlias = Annotated[
 ]
 
 
+def text_message(role: str, text: str) -> MessageBody:
+    """A message of text alone; `role` is not "tool"."""
+    match role:
+        case "user":
+            return UserMessage(role="user", content=text)
+        case "assistant":
+            return AssistantMessage(role="assistant", content=text)
+    return SystemMessage(role="system", content=text)
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> ToolCall:
+    return ToolCall(id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments))
+
+
 def for_template(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
     """The conversation in the format of chat templates. Raises InvalidRequest.
 

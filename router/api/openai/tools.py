@@ -25,6 +25,10 @@ class FunctionBody(RequestModel):
     strict: bool | None = None
     """No effect: forced calls always follow the schema; otherwise the model decides."""
 
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description, *(() if self.parameters is None else (self.parameters,)))
+
 
 class ToolBody(RequestModel):
     """A function; tools of other types are refused."""
@@ -51,19 +55,8 @@ ToolChoiceBody: TypeAlias = Annotated[
 def tool_use(tools: Sequence[ToolBody], choice: str | NamedToolChoice | None, parallel: bool) -> ToolUse:
     """The tools and the choice. Raises InvalidRequest if they contradict each other."""
     name = choice.function.name if isinstance(choice, NamedToolChoice) else None
-    return choose(known_tools(tools), name, choice if isinstance(choice, str) else None, parallel)
-
-
-def known_tools(bodies: Sequence[ToolBody]) -> list[Tool]:
-    functions = [body.function for body in bodies]
-    return [
-        Tool(
-            function.name,
-            function.description,
-            *(() if function.parameters is None else (function.parameters,)),
-        )
-        for function in functions
-    ]
+    mode = choice if isinstance(choice, str) else None
+    return choose([body.function.tool for body in tools], name, mode, parallel)
 
 
 def choose(tools: Sequence[Tool], name: str | None, mode: str | None, parallel: bool) -> ToolUse:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 
 from router.api.generation.text.tokenizer import Tokenizer
 from rpc.baton.v1 import sampling_pb2
@@ -13,34 +12,22 @@ _LOWEST: Final = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
 
 
-class Entry(Protocol):
-    """Log-probabilities at one position: a `sampling_pb2.TokenLogprobs`, or a `_PromptEntry`."""
-
-    @property
-    def logprob(self) -> float: ...
-
-    @property
-    def top_ids(self) -> Sequence[int]: ...
-
-    @property
-    def top_logprobs(self) -> Sequence[float]: ...
+Entry: TypeAlias = sampling_pb2.TokenLogprobs
+"""Log-probabilities at one position, of an answer or a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptEntry:
-    logprob: float
-    rank: int
-    top_ids: Sequence[int]
-    top_logprobs: Sequence[float]
-
-
-def prompt_entries(parts: Sequence[sampling_pb2.PromptLogprobs]) -> list[_PromptEntry | None]:
+def prompt_entries(parts: Sequence[sampling_pb2.PromptLogprobs]) -> list[Entry | None]:
     """One for each prompt token; None for the first, which nothing precedes. O(tokens)."""
-    entries: list[_PromptEntry | None] = [None]
+    entries: list[Entry | None] = [None]
     for part in parts:
         k, ids, values = part.num_top, list(part.top_ids), list(part.top_logprobs)
         entries += [
-            _PromptEntry(logprob, rank, ids[i * k : (i + 1) * k], values[i * k : (i + 1) * k])
+            Entry(
+                logprob=logprob,
+                rank=rank,
+                top_ids=ids[i * k : (i + 1) * k],
+                top_logprobs=values[i * k : (i + 1) * k],
+            )
             for i, (logprob, rank) in enumerate(zip(part.logprobs, part.ranks, strict=True))
         ]
     return entries

@@ -25,8 +25,6 @@ from router.errors import RouterError
 from rpc.as_json import as_json
 from rpc.baton.v1 import sampling_pb2
 
-_ENTRY_BYTES: Final = 64
-"""Bytes of an answer for each token, and for each alternative to it."""
 _DONE: Final = b"data: [DONE]\n\n"
 _FINISH_REASONS: Final[Mapping[int, str | None]] = {
     sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
@@ -161,17 +159,6 @@ class AnswerWriter(ABC):
         """Take the next chunk of a whole answer."""
         self._note_calls(chunk)
         self._gathered[chunk.index].add(chunk)
-
-    @property
-    def size(self) -> int:
-        """Bytes of `body`, roughly."""
-        entries = sum(len(one.token_ids) for one in self._gathered)
-        options = self._run.request.options
-        entries *= 1 + (options.logprobs or 0)
-        if options.prompt_logprobs is not None:
-            prompts = sum(len(self._run.prompt(index)) for index in range(self._run.num_completions))
-            entries += prompts * (1 + options.prompt_logprobs)
-        return entries * _ENTRY_BYTES
 
     def body(self) -> bytes:
         """The JSON, after the last chunk of every completion. Takes microseconds for each log-probability.

@@ -11,13 +11,11 @@ from router.api.fields import TEXT_OR_LIST, WithoutEffect
 from router.api.generation.params.validation import RequestModel
 from router.api.openai.messages import (
     AssistantMessage,
-    FunctionCall,
     MessageBody,
-    SystemMessage,
-    ToolCall,
     ToolMessage,
-    UserMessage,
     for_template,
+    text_message,
+    tool_call,
 )
 from router.errors import InvalidRequest
 
@@ -107,9 +105,9 @@ def as_messages(items: str | Sequence[InputItem], instructions: str | None) -> l
     """
     messages: list[MessageBody] = []
     if instructions is not None:
-        messages.append(SystemMessage(role="system", content=instructions))
+        messages.append(text_message("system", instructions))
     if isinstance(items, str):
-        messages.append(UserMessage(role="user", content=items))
+        messages.append(text_message("user", items))
     else:
         messages += _merged(items)
     try:
@@ -138,10 +136,8 @@ def _merged(items: Sequence[InputItem]) -> list[MessageBody]:
             case ReasoningItem():
                 add("reasoning_content", "".join(part.text for part in item.content or ()))
             case FunctionCallItem():
-                call = FunctionCall(name=item.name, arguments=item.arguments)
-                answer.setdefault("tool_calls", []).append(
-                    ToolCall(id=item.call_id, type="function", function=call)
-                )
+                calls = answer.setdefault("tool_calls", [])
+                calls.append(tool_call(item.call_id, item.name, item.arguments))
             case MessageItem(role="assistant"):
                 add("content", _text(item.content))
             case FunctionCallOutputItem():
@@ -151,12 +147,7 @@ def _merged(items: Sequence[InputItem]) -> list[MessageBody]:
                 )
             case MessageItem():
                 close()
-                role = item.role
-                messages.append(
-                    UserMessage(role="user", content=_text(item.content))
-                    if role == "user"
-                    else SystemMessage(role="system", content=_text(item.content))
-                )
+                messages.append(text_message(item.role, _text(item.content)))
     close()
     return messages
 

@@ -18,12 +18,12 @@ from router.api.generation.params.bounds import (
 )
 from router.api.generation.params.constraint import Constraint
 from router.api.generation.params.validation import RequestModel
-from router.api.generation.tools import Tool, ToolUse
+from router.api.generation.tools import ToolUse
 from router.api.openai.prompting import ReasoningEffort, with_effort
 from router.api.openai.requests import StreamOptions
 from router.api.openai.responses_api.items import InputItems, as_messages
 from router.api.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
-from router.api.openai.tools import ToolName, choose
+from router.api.openai.tools import FunctionBody, ToolName, choose
 from router.api.scheduled_body import ScheduledBody
 from router.errors import InvalidRequest
 
@@ -37,14 +37,8 @@ _MAX_METADATA: Final = 64
 """OpenAI takes 16."""
 
 
-class FunctionTool(RequestModel):
+class FunctionTool(FunctionBody):
     type: Literal["function"]
-    name: ToolName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON Schema of an object."""
-    strict: bool | None = None
-    """No effect: forced calls always follow the schema; otherwise the model decides."""
 
 
 class OtherTool(BaseModel):
@@ -194,10 +188,7 @@ class ResponsesBody(ScheduledBody, OpenAICacheHints):
         return None
 
     def _tool_use(self) -> ToolUse:
-        tools = [
-            Tool(tool.name, tool.description, *(() if tool.parameters is None else (tool.parameters,)))
-            for tool in self.functions
-        ]
+        tools = [function.tool for function in self.functions]
         choice = self.tool_choice
         name = choice.name if isinstance(choice, FunctionToolChoice) else None
         mode = choice if isinstance(choice, str) else None
