@@ -24,6 +24,7 @@ from common.progress import Progress
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.gguf_codes import GROUPS, WITH_OFFSETS, coded
+from engine.modeling.loader.gguf_tokenizer import write_tokenizer
 
 Array: TypeAlias = npt.NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]
@@ -40,13 +41,6 @@ _ARCHITECTURES: Final = {
     "gemma3": "Gemma3ForCausalLM",
 }
 """`general.architecture` -> the class of config.json. GGUF files of Mistral and SmolLM2 say llama."""
-_TOKENIZERS: Final = {
-    "llama": "TokenizersBackend",
-    "qwen2": "Qwen2Tokenizer",
-    "qwen3": "Qwen2Tokenizer",
-    "gemma3": "GemmaTokenizer",
-}
-"""`general.architecture` -> what transformers' AutoTokenizer is."""
 
 _MODULES: Final = {
     "token_embd": "model.embed_tokens",
@@ -83,7 +77,7 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
     Costs about a second for every 200 MB written, and some seconds for the tokenizer.
 
     Raises:
-        UnsupportedModel: Baton does not support the file's architecture or one of its features.
+        UnsupportedModel: Baton does not support the file's architecture, tokenizer or one of its features.
         OSError: `target` cannot be written; with ENOSPC, also before anything is, and its text has the sizes.
     """
     reader = _open(source)
@@ -96,8 +90,8 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
     ModelSpec.from_config(config)  # fail before a conversion of minutes, not after it
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_tokenizer(metadata.get, target)
     _write_tensors(reader, config, codes, target, progress)
-    _write_tokenizer(source, metadata.architecture, target)
 
 
 class _Reader(GGUFReader):
@@ -321,12 +315,3 @@ def _halves_apart(value: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     pairs = value.shape[0] // num_heads // 2
     ordered = value.reshape(num_heads, pairs, 2, *value.shape[1:]).swapaxes(1, 2)
     return np.ascontiguousarray(ordered).reshape(value.shape)
-
-
-def _write_tokenizer(source: Path, architecture: str, target: Path) -> None:
-    # Takes a second to import and is needed only here. AutoTokenizer would read the file once more, for
-    # seconds, to choose the class.
-    import transformers
-
-    tokenizer = getattr(transformers, _TOKENIZERS[architecture])
-    tokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)

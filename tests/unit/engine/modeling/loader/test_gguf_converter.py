@@ -241,19 +241,6 @@ def test_the_tokenizer_and_the_end_of_a_chat_turn_come_along(tmp_path: Path) -> 
     assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [5, 9]}
 
 
-@pytest.mark.parametrize("architecture", MODELS)
-@pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_the_tokenizer_is_the_one_of_transformers(tmp_path: Path, architecture: str, kind: str) -> None:
-    write(tmp_path / "model.gguf", architecture, MODELS[architecture](), tokenizer=kind)
-    oracle = AutoTokenizer.from_pretrained(tmp_path, gguf_file="model.gguf")
-    oracle.save_pretrained(tmp_path / "oracle")
-
-    folder = converted(tmp_path / "model.gguf")
-
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (folder / name).read_text() == (tmp_path / "oracle" / name).read_text()
-
-
 def test_linear_rope_scaling_comes_along_and_others_are_refused(tmp_path: Path) -> None:
     def scaled(kind: str) -> Callable[[GGUFWriter], None]:
         def add(writer: GGUFWriter) -> None:
