@@ -24,7 +24,7 @@ from common.error_text import first_line
 from common.main_memory import available_memory
 from router.cluster.bundles import bundle_of, gpu_memory, summed, total
 from router.cluster.detached_workers import DetachedWorkers, InUse, Shape
-from router.cluster.fleet import WantedWorkers, in_order, role_of
+from router.cluster.fleet import WantedWorkers, role_of
 from router.cluster.nodes import gcs
 from router.cluster.ray_connection import ClusterError, RayConnection
 from router.cluster.ray_thread import RayThread
@@ -146,7 +146,9 @@ class Cluster:
         self.found_workers &= self._found_group == settled
         await self._until_room(group, on_wait)
         counts = Counter(plan.config.role for plan in plans)
-        there = await self._acting.call(partial(self._agree, counts))
+        there = await self._acting.call(
+            lambda: self._record.agree(counts, self._detached.actors(), self.keeps_room)
+        )
         self.workers = [self.handle(worker_id) for worker_id in there]
         return self.workers
 
@@ -165,24 +167,6 @@ class Cluster:
                 f"within --startup-timeout {self._settings.startup_timeout:g} s the cluster had no room for"
                 f" {needed} with --placement {self._settings.placement.value}; ask for fewer, or add nodes"
             ) from None
-
-    def _agree(self, counts: Mapping[WorkerRole, int]) -> Sequence[str]:
-        """Names of the wanted workers, and of others that exist.
-
-        Their number is the one that routers have agreed on, unless the settings have changed since. Blocks.
-        """
-        names: set[str] = set(self._detached.actors())
-        for role, number in counts.items():
-            wanted = self._record.first_wanted(role, WantedWorkers.first(role, number))
-            if wanted.configured != number:
-                wanted = wanted.resized(role, number, self.keeps_room).configured_as(number)
-                self._record.keep_wanted(role, wanted)
-            names.update(wanted.worker_ids)
-        if not names:  # scaled to zero: a router learns from a worker what it can serve
-            one = WantedWorkers.first(WorkerRole.DECODE, 1).configured_as(counts[WorkerRole.DECODE])
-            self._record.keep_wanted(WorkerRole.DECODE, one)
-            names.update(one.worker_ids)
-        return in_order(names)
 
     def handle(self, worker_id: str) -> RayWorker:
         """Handle of a wanted or existing worker."""

@@ -6,11 +6,11 @@ Whoever can read them holds Ray's token, and can run code as this user anyway.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
-from router.cluster.fleet import WantedWorkers, role_of
+from router.cluster.fleet import WantedWorkers, in_order, role_of
 from router.dispatch.workers.fencing import Incarnation
 from rpc.tls import Identity
 from worker.config import WorkerRole
@@ -121,6 +121,27 @@ class ClusterRecord:
 
     def keep_wanted(self, role: WorkerRole, workers: WantedWorkers) -> None:
         self._put(_WANTED + role.value.encode(), workers.to_json())
+
+    def agree(
+        self, counts: Mapping[WorkerRole, int], there: Iterable[str], worth: Callable[[str], Any]
+    ) -> Sequence[str]:
+        """Names of the wanted workers, and of those that exist (`there`).
+
+        Their number is what routers have agreed on, unless the settings (`counts`) have changed since.
+        `worth`: see `WantedWorkers.resized`.
+        """
+        names = set(there)
+        for role, number in counts.items():
+            wanted = self.first_wanted(role, WantedWorkers.first(role, number))
+            if wanted.configured != number:
+                wanted = wanted.resized(role, number, worth).configured_as(number)
+                self.keep_wanted(role, wanted)
+            names.update(wanted.worker_ids)
+        if not names:  # scaled to zero: a router learns from a worker what it can serve
+            one = WantedWorkers.first(WorkerRole.DECODE, 1).configured_as(counts[WorkerRole.DECODE])
+            self.keep_wanted(WorkerRole.DECODE, one)
+            names.update(one.worker_ids)
+        return in_order(names)
 
     def forget_workers(self) -> None:
         """Which workers the cluster is to have, and which of them were drained."""

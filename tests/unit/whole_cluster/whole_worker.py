@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,7 @@ from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
-from tests.unit.worker.handlers import handled
+from tests.unit.worker.handlers import Stream, handled
 from worker.session.convert import peer_to_proto
 
 PAGE = 4
@@ -82,19 +83,6 @@ class _Page(MutableSequence[int]):
 
     def copy(self) -> list[int]:
         return self[:]
-
-
-class _Stream:
-    """The worker's end of the router's stream."""
-
-    router = "the only one"
-    without_ray = False
-
-    def __init__(self) -> None:
-        self.batches: deque[worker_pb2.EventBatch] = deque()
-
-    def send(self, batch: worker_pb2.EventBatch) -> None:
-        self.batches.append(batch)
 
 
 class WholeWorker(FakeSession):
@@ -155,10 +143,11 @@ class WholeWorker(FakeSession):
         self.to_endpoint: deque[Callable[[float], None]] = deque()
         """For the transfer thread."""
         self._clock = clock
-        self._stream: Any = _Stream()
+        self._stream: Any = Stream()
         transfer: Any = SimpleNamespace(
             sender=SenderCommands(self.endpoint.sender, self.to_endpoint.append),
             receiver=ReceiverCommands(self.endpoint.receiver, self.to_endpoint.append, self._on_event),
+            fence=lambda epoch, reason: self.to_endpoint.append(partial(self.endpoint.fence, epoch, reason)),
             num_unexpected=0,
         )
         self.worker = handled(self.engine, transfer=transfer, clock=clock, timeout_s=HANDOFF_TIMEOUT_S)
@@ -202,6 +191,12 @@ class WholeWorker(FakeSession):
         ):
             for message in events:
                 self.notify(message.request_id, message)
+
+    def heard(self) -> list[worker_pb2.EventBatch]:
+        """All batches on their way, which the router's account of this worker does not get."""
+        batches = list(self._stream.batches)
+        self._stream.batches.clear()
+        return batches
 
     def lose(self) -> None:
         """The process ends, which the router notices at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
@@ -12,12 +13,14 @@ from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
+from rpc.baton.v1 import worker_pb2
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
 from worker.session.handoff_reports import HandoffReports
 from worker.session.inbox import Inbox
+from worker.session.metrics import WorkerMetrics
 from worker.session.outbox import Outbox
 
 
@@ -27,6 +30,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+class Stream:
+    """The worker's end of a router's stream."""
+
+    router = "the only one"
+    without_ray = False
+
+    def __init__(self) -> None:
+        self.batches: deque[worker_pb2.EventBatch] = deque()
+
+    def send(self, batch: worker_pb2.EventBatch) -> None:
+        self.batches.append(batch)
 
 
 @dataclass
@@ -42,7 +58,7 @@ class Handled:
     inbox: Inbox = field(default_factory=Inbox)
 
     def __post_init__(self) -> None:
-        self.answers = Answers(self.outbox, Mock())
+        self.answers = Answers(self.outbox, WorkerMetrics())
         self.jobs = self.answers.jobs
         reports = HandoffReports(self.answers)
         sender = PageSender(self.transfer.sender, reports, self.engine, self.timeout_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,10 +24,14 @@ DRAFTERS: dict[str, dict[str, Any]] = {
 }
 
 
+@cache
+def without_drafts(machine: str, batch: int, answer: int) -> float:
+    return tokens_a_second(MACHINES[machine](), batch, acceptance=None, answer=answer)
+
+
 def ratio(machine: str, batch: int, answer: int = 200, **drafter: Any) -> float:
-    make = MACHINES[machine]
-    plain = tokens_a_second(make(), batch, acceptance=None, answer=answer)
-    return tokens_a_second(make(), batch, answer=answer, **drafter) / plain
+    drafting = tokens_a_second(MACHINES[machine](), batch, answer=answer, **drafter)
+    return drafting / without_drafts(machine, batch, answer)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
