@@ -22,6 +22,8 @@ class Architecture:
     """Fields of `ModelSpec` that depend on the architecture."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields that config.json may leave out."""
+    text_types: frozenset[str] = frozenset()
+    """With a vision part: the model types of `text_config` that `read` describes."""
 
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = {
@@ -34,7 +36,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Olmo3ForCausalLM": Architecture("olmo3", dense.olmo3),
     "Gemma2ForCausalLM": Architecture("gemma2", dense.gemma2),
     "Gemma3ForCausalLM": Architecture("gemma3_text", dense.gemma3, dense.GEMMA3_DEFAULTS),
-    "Gemma3ForConditionalGeneration": Architecture("gemma3", dense.gemma3, dense.GEMMA3_DEFAULTS),
+    "Gemma3ForConditionalGeneration": Architecture(
+        "gemma3", dense.gemma3, dense.GEMMA3_DEFAULTS, text_types=frozenset({"gemma3_text"})
+    ),
     "Qwen2ForCausalLM": Architecture("qwen2", dense.qwen2),
     "Qwen3ForCausalLM": Architecture("qwen3", dense.qwen3),
     "SeedOssForCausalLM": Architecture("seed_oss", dense.seed_oss),
@@ -44,21 +48,36 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Exaone4ForCausalLM": Architecture("exaone4", dense.exaone4),
     "Ernie4_5ForCausalLM": Architecture("ernie4_5", dense.ernie4_5),
     "Ministral3ForCausalLM": Architecture("ministral3", dense.mistral3),
-    "Mistral3ForConditionalGeneration": Architecture("mistral3", dense.mistral3),
-    "Qwen2_5_VLForConditionalGeneration": Architecture("qwen2_5_vl", dense.qwen2),
-    "Qwen3VLForConditionalGeneration": Architecture("qwen3_vl", dense.qwen3),
+    "Mistral3ForConditionalGeneration": Architecture(
+        "mistral3", dense.mistral3, text_types=frozenset({"ministral3", "mistral"})
+    ),
+    "Qwen2_5_VLForConditionalGeneration": Architecture(
+        "qwen2_5_vl", dense.qwen2, text_types=frozenset({"qwen2_5_vl_text"})
+    ),
+    "Qwen3VLForConditionalGeneration": Architecture(
+        "qwen3_vl", dense.qwen3, text_types=frozenset({"qwen3_vl_text"})
+    ),
     "MixtralForCausalLM": Architecture("mixtral", experts.mixtral),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", experts.qwen2_moe),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", experts.qwen3_moe),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(
+        "qwen3_vl_moe", experts.qwen3_vl_moe, text_types=frozenset({"qwen3_vl_moe_text"})
+    ),
     "OlmoeForCausalLM": Architecture("olmoe", experts.olmoe),
+    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", experts.minimax_m2),
+    "HYV3ForCausalLM": Architecture("hy_v3", experts.hy_v3),
     "Glm4MoeForCausalLM": Architecture("glm4_moe", experts.glm4_moe),
     "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe", experts.ernie4_5_moe),
     "GptOssForCausalLM": Architecture("gpt_oss", experts.gpt_oss),
     "Qwen3NextForCausalLM": Architecture("qwen3_next", delta.qwen3_next),
     "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", delta.qwen3_5),
-    "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", delta.qwen3_5),
+    "Qwen3_5ForConditionalGeneration": Architecture(
+        "qwen3_5", delta.qwen3_5, text_types=frozenset({"qwen3_5_text"})
+    ),
     "Qwen3_5MoeForCausalLM": Architecture("qwen3_5_moe_text", delta.qwen3_5_moe),
-    "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5_moe", delta.qwen3_5_moe),
+    "Qwen3_5MoeForConditionalGeneration": Architecture(
+        "qwen3_5_moe", delta.qwen3_5_moe, text_types=frozenset({"qwen3_5_moe_text"})
+    ),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
@@ -67,6 +86,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
 }
 """Architectures by the class name in config.json."""
 
+_TEXT_TYPES: Final = {"kimi_k2": "deepseek_v3"}
+"""Model types of language models that have the architecture of another type."""
+
 _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
     "an encoder": lambda config: bool(config.get("is_encoder_decoder")),
     "Mamba's or another recurrent state": lambda config: (
@@ -74,7 +96,8 @@ _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
         or any(name.startswith(("ssm_", "mamba_", "state_size")) for name in config)
     ),
     "a sparse attention indexer": lambda config: bool(config.get("index_topk")),
-    "images or audio": lambda config: any(name in config for name in ("vision_config", "audio_config")),
+    "another language model": lambda config: bool(config.get("text_config")),
+    "audio": lambda config: "audio_config" in config,
     "ALiBi": lambda config: bool(config.get("alibi")),
 }
 """Features that Baton lacks, and how config.json shows them."""
@@ -88,8 +111,23 @@ def architecture_of(config: Config) -> str:
     named = config.get("architectures") or [by_type.get(config.get("model_type", ""))]
     for name in named:
         if name in ARCHITECTURES:
+            _check_text(name, config)
             return str(name)
+    language = (config.get("text_config") or {}).get("model_type", "")
+    if known := by_type.get(_TEXT_TYPES.get(language, language)):
+        return known  # a wrapper that Baton does not know, around a language model that it does
     what = ", ".join(filter(None, named)) or f"model_type {config.get('model_type')!r}"
     missing = ", ".join(feature for feature, needed in _MISSING.items() if needed(config))
     needs = f": it needs {missing}" if missing else ""
     raise UnsupportedModel(f"{what} is not supported{needs}; Baton runs {', '.join(sorted(ARCHITECTURES))}")
+
+
+def _check_text(name: str, config: Config) -> None:
+    """Raises UnsupportedModel if the language model within is not the one that the architecture has."""
+    known = ARCHITECTURES[name].text_types
+    found = (config.get("text_config") or {}).get("model_type")
+    if known and found is not None and found not in known:
+        raise UnsupportedModel(
+            f"{name} with a language model of the type {found} is not supported;"
+            f" Baton runs it with {' or '.join(sorted(known))}"
+        )

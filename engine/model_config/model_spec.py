@@ -291,7 +291,9 @@ class ModelSpec:
         if config is None:
             raise UnsupportedModel(f"{folder} has no config.json: it is no Hugging Face model folder")
         generation = _read_json(folder / "generation_config.json") or {}
-        if "quantization_config" not in config and (beside := _read_json(folder / _MODELOPT)):
+        if "quant_method" not in (config.get("quantization_config") or {}) and (
+            beside := _read_json(folder / _MODELOPT)
+        ):
             config = {**config, "quantization_config": {"quant_method": "modelopt", **beside["quantization"]}}
         return cls.from_config(config, generation)
 

@@ -21,6 +21,7 @@ NVFP4_BLOCK: Final = 16
 NESTED: Final = {
     "model.language_model.": "model.",  # transformers from 4.52 on
     "language_model.model.": "model.",  # before
+    "model.text_model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
 """What names begin with in checkpoints with a vision part, which nest the language model, and in others."""
@@ -87,6 +88,8 @@ class Quantization:
     zero_offset: int = 0
     """Added to the zero points that are stored."""
     nvfp4: Nvfp4Names = Nvfp4Names.COMPRESSED
+    spellings: tuple[tuple[str, str], ...] = ()
+    """Other names that the tensors of a module have in some checkpoints, and the names that are read."""
     unused: tuple[str, ...] = ()
     """Names of tensors that hold nothing further."""
     targets: tuple[str, ...] = ()
@@ -116,6 +119,11 @@ class Quantization:
         if self.format is WeightFormat.INTEGERS:
             return self.bits == 4
         return self.format is not WeightFormat.GGUF
+
+    def read_as(self, name: str) -> str:
+        """The name under which the checkpoint's tensor `name` is read."""
+        module, _, tensor = name.rpartition(".")
+        return next((f"{module}.{read}" for spelling, read in self.spellings if spelling == tensor), name)
 
     def covers(self, module: str) -> bool:
         """Whether the checkpoint's linear layer `module` is quantized."""

@@ -23,6 +23,15 @@ from engine.model_config.quantization import (
 Config = Mapping[str, Any]
 
 _COMPRESSED: Final = "compressed-tensors"
+_PRODUCERS: Final = {"modelopt": "modelopt"}
+"""Methods by the tool that wrote a configuration without one."""
+_FP8_SPELLINGS: Final = (
+    ("weight_scale_inv", "weight_scale"),
+    ("activation_scale", "input_scale"),
+    ("qscale_weight", "weight_scale"),
+    ("qscale_act", "input_scale"),
+)
+"""Names of the scales of tensors: those of transformers and of Mistral, and the ones that are read."""
 
 
 def read_quantization(config: Config) -> Quantization | None:
@@ -30,7 +39,8 @@ def read_quantization(config: Config) -> Quantization | None:
     fields: Config = config.get("quantization_config") or config.get("compression_config") or {}
     if not fields:
         return None
-    method = fields.get("quant_method", "an unnamed method")
+    producer = str((fields.get("producer") or {}).get("name"))
+    method = fields.get("quant_method") or _PRODUCERS.get(producer, "an unnamed method")
     reader = _READERS.get(method)
     if reader is None:
         known = ", ".join(sorted(_READERS))
@@ -43,12 +53,18 @@ def read_quantization(config: Config) -> Quantization | None:
 
 def _fp8(fields: Config) -> Quantization:
     """FP8 of transformers, as in Qwen3-FP8 and DeepSeek-V3; also AutoFP8's, which has no blocks."""
-    _require(fields, "fp8", "fmt", "e4m3")
+    _require(fields, "fp8", "fmt", "e4m3", "float8_e4m3fn")
     left_out = (*(fields.get("modules_to_not_convert") or fields.get("ignored_layers") or ()), "lm_head")
     blocks = fields.get("weight_block_size")
     if blocks is None:
         unused = _static_scales(fields.get("activation_scheme") == "static")
-        return Quantization(format=WeightFormat.FP8_ROWS, per_tensor=True, unused=unused, left_out=left_out)
+        return Quantization(
+            format=WeightFormat.FP8_ROWS,
+            per_tensor=True,
+            spellings=_FP8_SPELLINGS,
+            unused=unused,
+            left_out=left_out,
+        )
     _require(fields, "fp8", "activation_scheme", "dynamic")
     _require(fields, "fp8", "weight_block_size", [FP8_BLOCK, FP8_BLOCK])
     return Quantization(format=WeightFormat.FP8_BLOCKS, scale="weight_scale_inv", left_out=left_out)

@@ -22,6 +22,45 @@ def mixtral(config: Config) -> dict[str, Any]:
     return llama(config) | {"experts": experts}
 
 
+def minimax_m2(config: Config) -> dict[str, Any]:
+    """Mixtral's names, sigmoid routing, and norms over all heads. Older files state `rotary_dim`."""
+    if "rotary_dim" in config:
+        config = {"partial_rotary_factor": config["rotary_dim"] / config["head_dim"]} | dict(config)
+    require(config, "shared_intermediate_size", 0)
+    experts = ExpertSpec(
+        count=config.get("num_local_experts") or config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=config["intermediate_size"],
+        scoring=Scoring.SIGMOID,
+        score_bias=True,
+    )
+    return llama(config, partial_rotation=True) | {"qk_norm": QKNorm.ALL_HEADS, "experts": experts}
+
+
+def hy_v3(config: Config) -> dict[str, Any]:
+    """DeepSeek's routing without groups, with norms of heads; by default the first layer has no experts."""
+    require(config, "mlp_bias", False)
+    layers = range(config["num_hidden_layers"])
+    kinds = config.get("mlp_layer_types") or ["dense" if layer == 0 else "sparse" for layer in layers]
+    size = config["moe_intermediate_size"]
+    experts = ExpertSpec(
+        count=config["num_experts"],
+        per_token=config["num_experts_per_tok"],
+        intermediate_size=size,
+        scoring=Scoring.SIGMOID,
+        scale=float(config["router_scaling_factor"]),
+        score_bias=True,
+        shared_size=size * config["num_shared_experts"],
+        dense_layers=frozenset(layer for layer in layers if kinds[layer] == "dense"),
+    )
+    return llama(config) | {"qk_norm": QKNorm.HEAD, "experts": experts}
+
+
+def qwen3_vl_moe(config: Config) -> dict[str, Any]:
+    experts = qwen_experts(config, normalized=True, shared=False)
+    return qwen3(config) | {"experts": experts}
+
+
 def qwen2_moe(config: Config) -> dict[str, Any]:
     last = config.get("max_window_layers", 28)
     attention = AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0 and layer < last))

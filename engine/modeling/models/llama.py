@@ -6,7 +6,7 @@ is in the spec and in the tables of names. Layers get the spec of a rank's part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -26,7 +26,26 @@ from engine.modeling.models.base import Attention, CausalLM
 from engine.modeling.models.mlp_table import mlp_names, mlp_table
 from engine.modeling.models.weight_table import ParamSlice, WeightTable, per_layer
 
-_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+_VISION: Final = (
+    "vision_tower.",
+    "vision_model.",
+    "multi_modal_projector.",
+    "mm_projector.",
+    "connector.",
+    "visual.",
+)
+_SPELLINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Ernie4_5_MoeForCausalLM": {"mlp.moe_statics.": "mlp.gate.", "mlp.gate.moe_statics.": "mlp.gate."},
+    "MiniMaxM2ForCausalLM": {"moe.e_score_correction_bias": "moe.gate.e_score_correction_bias"},
+    "HYV3ForCausalLM": {
+        "mlp.router.gate.": "mlp.gate.",
+        "mlp.expert_bias": "mlp.gate.e_score_correction_bias",
+        "mlp.shared_mlp.": "mlp.shared_experts.",
+    },
+}
+"""Parts of names in checkpoints of an architecture, and the parts that are read."""
+_BASE_CLASS: Final = ("embed_tokens.", "layers.", "norm.")
+"""Beginnings of names in a checkpoint that was saved from the model without its head."""
 
 
 class LlamaModel(CausalLM):
@@ -109,10 +128,14 @@ class LlamaModel(CausalLM):
         return attention_table(self.spec, self.part, self.shard)
 
     def source_name(self, name: str) -> str:
+        if self.spec.quantization is not None:
+            name = self.spec.quantization.read_as(name)
+        for spelling, read in _SPELLINGS.get(self.spec.architecture, {}).items():
+            name = name.replace(spelling, read)
         for nested, plain in NESTED.items():
             if name.startswith(nested):
                 return plain + name.removeprefix(nested)
-        return name
+        return f"model.{name}" if name.startswith(_BASE_CLASS) else name
 
     def ignores(self, name: str) -> bool:
         if self.spec.mtp is not None and name.startswith(self.spec.mtp.tensors):

@@ -20,6 +20,8 @@ _FUSED: Final = MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 _SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
 _NAMES: Final = {
     "MixtralForCausalLM": _MIXTRAL,
+    "MiniMaxM2ForCausalLM": _MIXTRAL,
+    "HYV3ForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,

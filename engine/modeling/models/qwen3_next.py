@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -15,11 +15,11 @@ from engine.modeling.layers.delta_net import Convolution, Decay, GatedNorm
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.ops.ops import Rotation
 from engine.modeling.models.base import RecurrentAttention
-from engine.modeling.models.llama import LlamaModel
+from engine.modeling.models.rearranged import StackedExpertsModel
 from engine.modeling.models.weight_table import ParamSlice
 
 
-class Qwen3NextModel(LlamaModel):
+class Qwen3NextModel(StackedExpertsModel):
     def mixer(self, index: int, layers: Layers) -> nn.Module:
         delta = self.part.delta
         if delta is None or index not in delta.layers:
@@ -31,21 +31,6 @@ class Qwen3NextModel(LlamaModel):
         if whole is None or part is None or index not in whole.layers:
             return super().mixer_table(index)
         return _delta_table(whole, part, self.shard)
-
-    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-        # Qwen3.5's checkpoints stack all experts: gate and up [E, 2 I, d], down [E, d, I].
-        block, _, module = name.rpartition(".experts.")
-        if module not in ("gate_up_proj", "down_proj"):
-            yield name, tensor
-            return
-        for expert, part in enumerate(tensor):
-            source = f"{block}.experts.{expert}."
-            if module == "down_proj":
-                yield f"{source}down_proj.weight", part
-                continue
-            gate, up = part.chunk(2)
-            yield f"{source}gate_proj.weight", gate
-            yield f"{source}up_proj.weight", up
 
 
 class GatedDeltaNet(nn.Module):

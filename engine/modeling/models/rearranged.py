@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from torch import Tensor
 
 from engine.modeling.models.llama import LlamaModel
 
-_STATICS: Final = ("mlp.moe_statics.", "mlp.gate.moe_statics.")
-
 
 class ErnieMoeModel(LlamaModel):
     """ERNIE 4.5 with experts: the biases of routers are apart."""
-
-    def source_name(self, name: str) -> str:
-        for statics in _STATICS:
-            name = name.replace(statics, "mlp.gate.")
-        return super().source_name(name)
 
     def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         """Biases are stored as [1, E]."""
@@ -50,3 +42,31 @@ class GptOssModel(LlamaModel):
                 yield f"{source}up_proj.{stored}", part[1::2]
             else:
                 yield f"{source}{projection}_proj.{stored}", part
+
+
+class StackedExpertsModel(LlamaModel):
+    """Qwen3.5: all experts are in one tensor, gate and up [E, 2 I, d], down [E, d, I]."""
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        block, _, module = name.rpartition(".experts.")
+        if module not in ("gate_up_proj", "down_proj"):
+            yield name, tensor
+            return
+        for expert, part in enumerate(tensor):
+            source = f"{block}.experts.{expert}."
+            if module == "down_proj":
+                yield f"{source}down_proj.weight", part
+                continue
+            gate, up = part.chunk(2)
+            yield f"{source}gate_proj.weight", gate
+            yield f"{source}up_proj.weight", up
+
+
+class Qwen3VLMoeModel(StackedExpertsModel):
+    """Qwen3-VL with experts, whose matrices the hub's files have the other way round."""
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        turned = {"gate_up_proj": 1, "down_proj": 2}.get(name.rpartition(".experts.")[2])
+        if turned is not None and tensor.shape[turned] == self.spec.hidden_size:
+            tensor = tensor.transpose(1, 2)
+        return super().unstacked(name, tensor)

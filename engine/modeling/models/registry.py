@@ -15,13 +15,14 @@ from engine.modeling.models.gpt2 import GPT2Model
 from engine.modeling.models.llama import LlamaModel
 from engine.modeling.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
 from engine.modeling.models.qwen3_next import Qwen3NextModel
-from engine.modeling.models.rearranged import ErnieMoeModel, GptOssModel
+from engine.modeling.models.rearranged import ErnieMoeModel, GptOssModel, Qwen3VLMoeModel
 
 _Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
 
 _MODELS: Final[dict[str, _Build]] = {
     "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
     "GptOssForCausalLM": GptOssModel,
+    "Qwen3VLMoeForConditionalGeneration": Qwen3VLMoeModel,
     "Qwen3NextForCausalLM": Qwen3NextModel,
     "Qwen3_5ForCausalLM": Qwen3NextModel,
     "Qwen3_5ForConditionalGeneration": Qwen3NextModel,

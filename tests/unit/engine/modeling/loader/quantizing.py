@@ -68,6 +68,16 @@ def _with_static_scales(split: Split) -> Split:
     return also
 
 
+def _spelled(split: Split, names: Mapping[str, str]) -> Split:
+    """With other names of tensors."""
+
+    def renamed(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts, values = split(weight)
+        return {names.get(name, name): part for name, part in parts.items()}, values
+
+    return renamed
+
+
 def _blocks(name: str) -> Split:
     def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows, columns = weight.shape
@@ -104,6 +114,24 @@ FP8_FORMATS: Mapping[str, Format] = {
     "fp8 per tensor with static activations": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head", "mlp.gate"]},
         _with_static_scales(_tensor),
+    ),
+    "fp8 per tensor, as transformers writes it": Format(
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "static",
+            "fmt": "float8_e4m3fn",
+            "weight_block_size": None,
+        },
+        _spelled(
+            _with_static_scales(_tensor),
+            {"weight_scale": "weight_scale_inv", "input_scale": "activation_scale"},
+        ),
+    ),
+    "fp8 per tensor, as Mistral writes it": Format(
+        {"quant_method": "fp8", "activation_scheme": "static"},
+        _spelled(
+            _with_static_scales(_tensor), {"weight_scale": "qscale_weight", "input_scale": "qscale_act"}
+        ),
     ),
     "fp8 per channel with static activations": Format(
         _compressed({"strategy": "channel"}, {"strategy": "tensor", "dynamic": False}),

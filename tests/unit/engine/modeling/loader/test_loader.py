@@ -160,6 +160,18 @@ def test_gpt2_loads_in_both_spellings_of_its_names(tmp_path: Path) -> None:
     assert same(load_model(tmp_path), prefixed)
 
 
+def test_a_checkpoint_saved_without_its_head_class_loads(folder: Path) -> None:
+    """Its names lack `model.`, as those of embedding models."""
+    whole = load_model(folder)
+
+    def strip(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("model.")] = tensors.pop(name)
+
+    rewrite(folder, strip)
+    assert same(whole, load_model(folder))
+
+
 def test_progress_rises_to_the_size_of_the_files(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
 

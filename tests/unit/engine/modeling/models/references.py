@@ -35,12 +35,14 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -53,10 +55,7 @@ from transformers import (
     OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
-    PixtralVisionConfig,
     PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -67,8 +66,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -283,6 +280,14 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             for name, parameter in model.named_parameters():
                 if name.endswith("e_score_correction_bias"):
                     parameter.data.uniform_(-0.1, 0.1)
+        case "minimax m2":
+            rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+            shape = tiny | NO_PADDING | {"head_dim": 16, "intermediate_size": 24, "rope_parameters": rope}
+            config = MiniMaxM2Config(**shape, num_local_experts=8, num_experts_per_tok=3)
+            model = MiniMaxM2ForCausalLM(config)
+        case "hy3":
+            shape = tiny | NO_PADDING | EXPERTS | {"head_dim": 16}
+            model = HYV3ForCausalLM(HYV3Config(**shape, router_scaling_factor=1.7, num_shared_experts=2))
         case "ministral 3":
             yarn = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
             yarn |= {"original_max_position_embeddings": 256}
@@ -348,6 +353,8 @@ LIKE_OTHERS = [
     "exaone4 without windows",
     "ernie 4.5",
     "ministral 3",
+    "minimax m2",
+    "hy3",
 ]
 """To an engine: they differ in weights, factors and names alone."""
 
@@ -362,28 +369,3 @@ def tolerance(name: str) -> float:
 @torch.inference_mode()
 def logits(model: CausalLM, ids: Tensor) -> Tensor:
     return model.logits(model(ids, torch.arange(len(ids)), DenseAttention(model)))
-
-
-def with_vision(name: str) -> PreTrainedModel:
-    """A model of text and images whose language model is tiny, and the rest tinier."""
-    torch.manual_seed(0)
-    text = TINY | {"head_dim": 16}
-    eye = {"hidden_size": 16, "intermediate_size": 16}
-    if name == "mistral 3":
-        yarn = YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 256}
-        language = Ministral3Config(**text, rope_parameters=yarn)
-        vision = PixtralVisionConfig(
-            **eye, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
-        )
-        return Mistral3ForConditionalGeneration(Mistral3Config(text_config=language, vision_config=vision))
-    if name == "qwen2.5-vl":
-        text = TINY | {"rope_scaling": {"type": "mrope", "mrope_section": [2, 1, 1]}, **NO_PADDING}
-        eye |= {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "fullatt_block_indexes": [0]}
-        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=eye))
-    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
-    config = Qwen3VLConfig(
-        text_config=text | {"rope_parameters": sections | {"mrope_interleaved": True}},
-        vision_config=eye
-        | {"depth": 1, "num_heads": 2, "out_hidden_size": 48, "deepstack_visual_indexes": []},
-    )
-    return Qwen3VLForConditionalGeneration(config)

@@ -205,6 +205,35 @@ def test_quantization_is_read_from_the_file_of_nvidias_older_checkpoints(tmp_pat
     assert not quantization.covers("lm_head")
 
 
+@pytest.mark.parametrize("beside", [True, False], ids=["file beside it", "producer alone"])
+def test_quantization_without_a_method_is_that_of_its_producer(tmp_path: Path, beside: bool) -> None:
+    fields = {"quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": fields}))
+    if beside:
+        own = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
+
+    quantization = ModelSpec.from_folder(tmp_path).quantization
+
+    assert quantization is not None
+    assert quantization.format is WeightFormat.FP8_ROWS
+
+
+def test_another_language_model_within_a_known_wrapper_is_refused() -> None:
+    text = LLAMA | {"model_type": "deepseek_v3"}
+    config = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    with pytest.raises(UnsupportedModel, match=r"of the type deepseek_v3 .*with ministral3 or mistral"):
+        ModelSpec.from_config(config)
+
+
+def test_a_known_language_model_is_read_within_any_wrapper() -> None:
+    text = LLAMA | {"model_type": "llama"}
+    config = {"architectures": ["SomeForConditionalGeneration"], "vision_config": {}, "text_config": text}
+    assert ModelSpec.from_config(config) == ModelSpec.from_config(LLAMA)
+    with pytest.raises(UnsupportedModel, match=r"SomeFor.* another language model"):
+        ModelSpec.from_config(config | {"text_config": text | {"model_type": "unheard of"}})
+
+
 def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
     with pytest.raises(UnsupportedModel, match=r"GPT2LMHeadModel, .*LlamaForCausalLM, .*MistralForCausalLM"):
         ModelSpec.from_config({"architectures": ["OPTForCausalLM"]})

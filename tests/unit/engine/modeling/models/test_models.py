@@ -25,8 +25,8 @@ from tests.unit.engine.modeling.models.references import (
     logits,
     reference,
     tolerance,
-    with_vision,
 )
+from tests.unit.engine.modeling.models.vision_references import with_vision
 
 
 @pytest.mark.parametrize("name", NAMES + LIKE_OTHERS)
@@ -59,7 +59,9 @@ def test_the_number_of_threads_changes_no_bit(name: str, tmp_path: Path) -> None
         assert torch.equal(by_threads[0], by_threads[2])
 
 
-@pytest.mark.parametrize("name", ["mistral 3", "qwen2.5-vl", "qwen3-vl"])
+@pytest.mark.parametrize(
+    "name", ["mistral 3", "qwen2.5-vl", "qwen3-vl", "qwen3-vl with experts", "internvl", "smolvlm"]
+)
 @torch.inference_mode()
 def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path) -> None:
     oracle = with_vision(name).eval()
@@ -69,6 +71,22 @@ def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path
     ours = logits(load_model(tmp_path), ids)
 
     torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_experts_of_qwen3_vl_are_read_in_both_orientations(tmp_path: Path) -> None:
+    with_vision("qwen3-vl with experts").save_pretrained(tmp_path)
+    ids = torch.randint(97, (30,), generator=torch.Generator().manual_seed(1))
+    before = logits(load_model(tmp_path), ids)
+    file = tmp_path / "model.safetensors"
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file)
+
+    assert any(".experts." in name for name in tensors)
+    assert torch.equal(logits(load_model(tmp_path), ids), before)
 
 
 @torch.inference_mode()
