@@ -22,7 +22,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.sampling_defaults import sampling_defaults
 from router.api.generation.served_model import ServedModel
-from router.api.generation.text.tokenizer import Tokenizer, TokenizerError
+from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, tokenizer_file
 from router.api.page.status import StatusReader
 from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import workers_by_node
@@ -129,6 +129,7 @@ class ModelStart:
     async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
         """Raises what placing and loading the workers raises."""
         config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
+        tokenizer_file(checkpoint.path)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
         load = asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
         tokenizing = asyncio.create_task(load, name="tokenizer")

@@ -22,6 +22,7 @@ from typing import Final
 from common.progress import Progress, silent
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.hub_errors import reason_of
+from engine.modeling.loader.weight_files import TORCH_FILE, named_weights
 
 _CONVERTER_VERSION: Final = 1
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
@@ -29,7 +30,9 @@ _KEPT: Final = "-codes"
 """Ends the name of a folder whose weights are the integers of a GGUF file."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILES: Final = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_HUB_FILES: Final = ["*.json", "*.jinja", "tokenizer.model"]
+_IN_FOLDERS: Final = "*/*"
+"""Files that are not read: gpt-oss has its weights a second time in a folder."""
 
 
 class CheckpointError(Exception):
@@ -139,9 +142,12 @@ def _downloaded(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        path = snapshot_download(model, allow_patterns=_HUB_FILES)
-        if not any(Path(path).glob("*.safetensors")):
-            path = snapshot_download(model, allow_patterns=[*_HUB_FILES, "pytorch_model.bin"])
+        path = Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_IN_FOLDERS))
+        # Not all that is there: Mistral's repositories have them again as consolidated.safetensors.
+        weights = [file.name for file in named_weights(path)]
+        snapshot_download(model, allow_patterns=weights, ignore_patterns=_IN_FOLDERS)
+        if not any((path / name).exists() for name in weights):
+            snapshot_download(model, allow_patterns=[TORCH_FILE], ignore_patterns=_IN_FOLDERS)
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             free = shutil.disk_usage(HF_HUB_CACHE).free
@@ -153,7 +159,7 @@ def _downloaded(model: str) -> Path:
             f"{model} is not on this machine and could not be fetched from the hub:"
             f" {reason_of(error, model)}; {_choices()}"
         ) from None
-    return Path(path)
+    return path
 
 
 def _cached(model: str) -> Path:

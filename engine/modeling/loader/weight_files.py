@@ -25,14 +25,9 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         WeightsError: there are none, or the index names files that do not exist.
     """
-    index = folder / _INDEX
-    if index.exists():
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    else:
-        files = [folder / "model.safetensors"]
-        if not files[0].exists() and (folder / TORCH_FILE).exists():
-            return [folder / TORCH_FILE]
+    files = named_weights(folder)
+    if not files[0].exists() and not (folder / _INDEX).exists() and (folder / TORCH_FILE).exists():
+        return [folder / TORCH_FILE]
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise WeightsError(
@@ -40,6 +35,15 @@ def weight_files(folder: Path) -> list[Path]:
             f"Baton reads model.safetensors, the files that {_INDEX} lists, or {TORCH_FILE}"
         )
     return files
+
+
+def named_weights(folder: Path) -> list[Path]:
+    """The safetensors files of the index, whether they exist or not; without an index, the only one."""
+    index = folder / _INDEX
+    if not index.exists():
+        return [folder / "model.safetensors"]
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [folder / name for name in sorted(set(names))]
 
 
 def check_whole(files: Iterable[Path]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
 from pathlib import Path
@@ -65,6 +65,24 @@ def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "content": "\n".join([*filter(None, [message["content"]]), *calls])}
 
 
+def _spoken(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """Ways to say the conversation: with the arguments of calls as objects, then as text, to which templates
+    such as DeepSeek-V3.1's append more."""
+    yield from arrangements(messages)
+    if any(message.get("tool_calls") for message in messages):
+        yield from arrangements([_with_text_arguments(message) for message in messages])
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _to_json(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
 _CUT: Final = "\ue000continue here\ue000"
 """Marks the end of the last message's content."""
 _LOST: Final = {"content": "this message: it", "tool_calls": "tool_calls: they"}
@@ -108,11 +126,20 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
-        """Load chat_template.jinja or the template in tokenizer_config.json; None if there is neither."""
+        """Load chat_template.jinja, or the template in tokenizer_config.json or chat_template.json.
+
+        None if there is none of them.
+        """
         config_path = folder / "tokenizer_config.json"
         config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
         file = folder / "chat_template.jinja"
-        source = file.read_text("utf-8") if file.exists() else _default_of(config.get("chat_template"))
+        older = folder / "chat_template.json"  # beside the processors of older models with a vision part
+        if file.exists():
+            source: str | None = file.read_text("utf-8")
+        elif config.get("chat_template") is None and older.exists():
+            source = _default_of(json.loads(older.read_text("utf-8")).get("chat_template"))
+        else:
+            source = _default_of(config.get("chat_template"))
         if source is None:
             return None
         return cls(source, {name: text for name in _SPECIAL_TOKENS if (text := _text_of(config.get(name)))})
@@ -145,7 +172,8 @@ class ChatTemplate:
             messages = with_tools_described(messages, tools)
         options = {**options, "tools": [tool.for_template() for tool in tools] or None}
         refusal: InvalidRequest | None = None
-        for arranged, probe in zip(arrangements(messages), arrangements(marked(messages)), strict=True):
+        ways = zip(_spoken(messages), _spoken(marked(messages)), strict=True)
+        for arranged, probe in ways:
             try:
                 prompt = self._render(arranged, options, end)
                 ignored = self._ignored(messages, probe, options, end, prompt)

@@ -28,8 +28,25 @@ _MESSAGE_CHARACTERS: Final = 100
 """Rendering a message takes as long as encoding about this many characters."""
 
 
+_OTHER_FILES: Final = ("tekken.json", "tiktoken.model", "tokenizer.model")
+"""Files in which some models keep their tokenizer instead."""
+
+
 class TokenizerError(Exception):
     """The model's folder has no usable tokenizer; the message names the file."""
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """The model's tokenizer.json. Raises TokenizerError if there is none."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        others = [name for name in _OTHER_FILES if (folder / name).exists()]
+        instead = f", but {' and '.join(others)}, which Baton does not read" if others else ""
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json{instead}; take it from a checkpoint of the same model"
+            " that has one"
+        )
+    return path
 
 
 class Tokenizer:
@@ -51,11 +68,7 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
         """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError."""
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise TokenizerError(
-                f"{folder} has no tokenizer.json; write one there with transformers' save_pretrained."
-            )
+        path = tokenizer_file(folder)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no error class

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects
 
 from engine.modeling.loader.checkpoint import CheckpointError, resolve
 
@@ -88,3 +90,27 @@ def test_a_plain_word_that_was_fetched_before_is_a_model(
     (tmp_path / "models--gpt2" / "refs" / "main").write_text("0" * 40)
     found = resolve("gpt2")
     assert (found.path, found.name) == (folder, "gpt2")
+
+
+@pytest.mark.parametrize("sharded", [True, False])
+def test_weights_are_fetched_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sharded: bool) -> None:
+    """Repositories may have the same weights again: in a folder, or as Mistral's own file."""
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weights = shards if sharded else ["model.safetensors"]
+    others = ["original/model.safetensors", "original/config.json", "consolidated.safetensors", "README.md"]
+    index = "model.safetensors.index.json"
+    files = ["config.json", "tokenizer.json", *weights, *others, *([index] if sharded else [])]
+
+    def fetch(model: str, **options: Any) -> str:
+        for name in filter_repo_objects(files, **options):
+            path = tmp_path / name
+            path.parent.mkdir(exist_ok=True)
+            named = {"weight_map": dict(enumerate(shards))} if name == index else {}
+            path.write_text(json.dumps(named))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    resolve("o/m")
+
+    fetched = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert fetched == set(files) - set(others)

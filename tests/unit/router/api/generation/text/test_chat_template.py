@@ -202,3 +202,28 @@ def test_the_template_may_be_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_has_none(tmp_path: Path) -> None:
     assert ChatTemplate.load(tmp_path) is None
+
+
+def called(arguments: dict[str, Any]) -> dict[str, Any]:
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": arguments}}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def test_a_template_that_appends_arguments_gets_them_as_text() -> None:
+    source = (
+        "{%- for message in messages -%}[{{ message.role }}]{{ message.content }}"
+        "{%- for call in message.tool_calls or [] -%}"
+        "{{ '<' + call.function.name + '>' + call.function.arguments + '</>' }}"
+        "{%- endfor -%}{%- endfor -%}"
+    )
+    template = ChatTemplate(source, {})
+    messages = [user("hi"), called({"text": "ü", "n": 1}), {"role": "tool", "content": "found"}]
+    assert template.render(messages, {}) == '[user]hi[assistant]<find>{"text": "ü", "n": 1}</>[tool]found'
+
+
+def test_the_template_of_older_processors_is_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ bos_token }}!"}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([user("hi")], {}) == "<s>!"

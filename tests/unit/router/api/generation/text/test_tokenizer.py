@@ -68,7 +68,7 @@ async def test_a_chat_gets_no_special_tokens_but_those_of_its_template(tmp_path:
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="save_pretrained"):
+    with pytest.raises(TokenizerError, match="take it from a checkpoint of the same model"):
         Tokenizer.load(tmp_path, vocab_size=500)
 
 
