@@ -33,7 +33,6 @@ from worker.session.convert import (
     peer_from_proto,
     peer_to_proto,
     prompt_from_proto,
-    prompt_logprobs_to_proto,
     stats_to_proto,
     step_work_to_proto,
     ticket_from_proto,
@@ -141,9 +140,9 @@ class RequestHandler:
         tokens = [
             (job, t) for t in output.tokens if (job := self._answers.jobs.get(t.request.id)) is not None
         ]
-        for request, scores in output.scored:
+        for request, payload in output.outputs:
             if (job := self._answers.jobs.get(request.id)) is not None:
-                self._answers.outbox.scored(job, prompt_logprobs_to_proto(scores))
+                self._answers.outbox.output(job, payload)
         for verified in output.verified:
             if (job := self._answers.jobs.get(verified.request.id)) is not None:
                 job.verified = verified

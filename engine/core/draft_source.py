@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from engine.core.request import Request, RequestId, TokenId
-from engine.core.sampling_params import SamplingParams
 
 
 class Wanted(NamedTuple):
@@ -30,18 +28,3 @@ class DraftSource(Protocol):
         """Raises PageLeak for a page of its own without exactly one owner."""
 
     def close(self) -> None: ...
-
-
-def guessing(sampling: SamplingParams) -> SamplingParams:
-    """What decides about a single token. Penalties and grammars follow all tokens so far, also wrong ones."""
-    return replace(
-        sampling,
-        min_tokens=0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logprobs=None,
-        prompt_logprobs=None,
-        stop_token_ids=(),
-        grammar=None,
-    )

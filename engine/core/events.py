@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.core.output import Output
 from engine.core.plan import ChunkKind, StepPlan
 from engine.core.request import Request, TokenId
-from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import EngineError
 
 
@@ -75,7 +76,7 @@ class StepOutput:
     tokens: list[TokenOut] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     """At most one for each request; its tokens are in `tokens`."""
-    scored: list[tuple[Request, PromptLogprobs]] = field(default_factory=list)
+    outputs: list[tuple[Request, Output]] = field(default_factory=list)
     """Log-probabilities of each request in the order of its prompt, without gaps, and before its first token.
     """
     started: list[Request] = field(default_factory=list)

@@ -79,6 +79,20 @@ class SamplingParams(SharedParams):
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
+    def of_one_token(self) -> SamplingParams:
+        """What decides about a single token: penalties and grammars follow all tokens so far."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+            logit_bias=self.logit_bias,
+        )
+
+    @property
     def argmax_only(self) -> bool:
         """Whether an argmax over unmodified logits is enough."""
         return (
@@ -122,6 +136,9 @@ class PromptLogprobs:
     top_ids: list[int]
     """`num_top` for each token, most likely first."""
     top_logprobs: list[float]
+
+    def __len__(self) -> int:
+        return len(self.logprobs)
 
     def part(self, first: int, end: int) -> PromptLogprobs:
         """Select tokens [first, end) of these."""

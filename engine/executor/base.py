@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from engine.core.output import Output
 from engine.core.plan import StepPlan
-from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import TokenLogprobs
 from engine.errors import EngineError
 from engine.model_config.served_model import ServedModel
 
@@ -20,7 +21,7 @@ class StepResult:
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, EngineError] = field(default_factory=dict)
     """Errors by index among these rows; the token of such an entry is undefined, but in range."""
-    scores: list[PromptLogprobs | None] = field(default_factory=list)
+    scores: list[Output | None] = field(default_factory=list)
     """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
 
     def accepted(self, draft: Sequence[int], first: int) -> int:

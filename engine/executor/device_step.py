@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import torch
 
+from engine.core.output import Output
 from engine.core.plan import StepPlan
-from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import TokenLogprobs
 from engine.device.staging import Readback
 from engine.errors import EngineError, NotFinite
 from engine.executor.base import StepResult
@@ -73,7 +74,7 @@ class DeviceStep:
             pass
         assert self._enqueued is not None
         read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
-        scores: list[PromptLogprobs | None] = []
+        scores: list[Output | None] = []
         if self._scored:
             scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
         if not self._plan.sampling():

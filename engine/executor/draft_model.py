@@ -18,7 +18,7 @@ from typing import Final
 
 from common.progress import Progress, silent
 from engine.config import EngineConfig, SpeculationConfig
-from engine.core.draft_source import Wanted, guessing
+from engine.core.draft_source import Wanted
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request, RequestId, TokenId
 from engine.errors import EngineError
@@ -150,7 +150,7 @@ class DraftModel:
         twin = Request(
             request.id,
             request.prompt,
-            guessing(request.sampling),
+            request.sampling.of_one_token,
             output=request.output[:known],
             namespace=request.namespace,
             prompt_keys=request.prompt_keys,

@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 from common.progress import Progress, silent
 from common.token_array import token_array
 from engine.config import EngineConfig
-from engine.core.draft_source import Wanted, guessing
+from engine.core.draft_source import Wanted
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, PageId, Request, RequestId, TokenId
 from engine.executor.base import StepInFlight
@@ -245,7 +245,7 @@ class HeadDrafts:
         first = computed = -(-since // self._page_size)
         while first and self._marks.get(self._page(request, first - 1)) == self._mark(request, first - 1):
             first -= 1
-        rows = Request(request.id, (), guessing(request.sampling))
+        rows = Request(request.id, (), request.sampling.of_one_token)
         rows.num_computed = (computed - first) * self._page_size
         offset = first * self._page_size
         return _Twin(rows, token_array(rows.prompt), request.admissions, offset, computed - first)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 from engine.core.events import StepOutput, TokenOut, Verified
+from engine.core.output import Output
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import PENDING, Request
-from engine.core.sampling_params import FinishReason, PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.loop.requests import Requests
@@ -88,14 +89,14 @@ class StepResults:
                 break
         return accepted
 
-    def _score(self, request: Request, scores: PromptLogprobs | None, output: StepOutput) -> None:
-        """Report the log-probabilities of a chunk, without those that were reported before a preemption."""
+    def _score(self, request: Request, scores: Output | None, output: StepOutput) -> None:
+        """Report what a chunk has for its rows, without those that were reported before a preemption."""
         if scores is None:
             self._requests.fail(request, NotFinite(), output)
             return
-        known, computed = request.num_scored + 1 - scores.position, len(scores.logprobs)
+        known, computed = request.num_scored + 1 - scores.position, len(scores)
         if request.finish is None and known < computed:
-            output.scored.append((request, scores.part(known, computed)))
+            output.outputs.append((request, scores.part(known, computed)))
             request.num_scored += computed - known
 
     def _deliver(

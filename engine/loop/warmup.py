@@ -17,6 +17,7 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
 from engine.loop.engine import Engine
+from engine.sampling.scoring import SCORED
 from engine.speculation.kinds import NO_HINTS, DrafterKind, DraftHints
 
 _Requests: TypeAlias = tuple[tuple[dict[str, Any], DraftHints], ...]
@@ -41,9 +42,8 @@ _SAMPLED: Final[dict[str, Any]] = {
     "logit_bias": ((0, 1.0),),
     "logprobs": 1,
 }
-_SCORED: Final[dict[str, Any]] = {"prompt_logprobs": 1}
 _PREDICTED: Final = DraftHints(prediction=(0,) * _SHORT)
-_ALONE: Final[_Requests] = (({}, NO_HINTS), (_SAMPLED, NO_HINTS), (_SCORED, NO_HINTS))
+_ALONE: Final[_Requests] = (({}, NO_HINTS), (_SAMPLED, NO_HINTS), (SCORED, NO_HINTS))
 _DRAFTED: Final[_Requests] = (({}, _PREDICTED), (_SAMPLED, _PREDICTED))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.core.sampling_params import PromptLogprobs, TokenLogprobs
+from engine.core.sampling_params import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,6 @@ class LogprobTensors:
             TokenLogprobs(chosen, rank, tuple(zip(ids[:k], values[:k], strict=True)))
             for chosen, rank, ids, values, k in rows
         ]
-
-    def to_prompt(self, rows: slice, position: int, num_top: int) -> PromptLogprobs:
-        """Convert tensors on the host: `rows`, which are of the prompt tokens from `position` on."""
-        return PromptLogprobs(
-            position,
-            self.chosen[rows].tolist(),
-            self.rank[rows].tolist(),
-            num_top,
-            self.top_ids[rows, :num_top].flatten().tolist(),
-            self.top[rows, :num_top].flatten().tolist(),
-        )
 
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:

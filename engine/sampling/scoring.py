@@ -13,12 +13,15 @@ from typing import Final
 import numpy as np
 import torch
 
+from engine.core.output import Output
 from engine.core.plan import Chunk
 from engine.core.sampling_params import PromptLogprobs
 from engine.device.staging import send
 from engine.sampling.gumbel_sample import all_finite
 from engine.sampling.logprobs import LogprobTensors, measure
 
+SCORED: Final = {"prompt_logprobs": 1}
+"""Sampling parameters that ask for scores, for warm-up."""
 SCORE_TENSORS: Final = 5
 """Length of `Scores.tensors`."""
 _BLOCK_ROWS: Final = 128
@@ -60,17 +63,29 @@ class Scored:
         tokens = [c.request.tokens(c.scored.start + 1, c.scored.stop + 1) for c in self.chunks]
         return send([np.concatenate([np.asarray(t, dtype=np.int64) for t in tokens])], device)[0]
 
-    def results(self, tensors: Sequence[torch.Tensor]) -> list[PromptLogprobs | None]:
+    def results(self, tensors: Sequence[torch.Tensor]) -> list[Output | None]:
         """Result of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""
         finite, *columns = tensors
-        logprobs, found, first = LogprobTensors(*columns), list[PromptLogprobs | None](), 0
+        logprobs, found, first = LogprobTensors(*columns), list[Output | None](), 0
         for chunk in self.chunks:
             rows = slice(first, first := first + len(chunk.scored))
             num_top = chunk.request.sampling.prompt_logprobs or 0
             position = chunk.scored.start + 1
             good = bool(finite[rows].all())
-            found.append(logprobs.to_prompt(rows, position, num_top) if good else None)
+            found.append(_on_host(logprobs, rows, position, num_top) if good else None)
         return found
+
+
+def _on_host(tensors: LogprobTensors, rows: slice, position: int, num_top: int) -> PromptLogprobs:
+    """`rows` of tensors on the host, which are of the prompt tokens from `position` on."""
+    return PromptLogprobs(
+        position,
+        tensors.chosen[rows].tolist(),
+        tensors.rank[rows].tolist(),
+        num_top,
+        tensors.top_ids[rows, :num_top].flatten().tolist(),
+        tensors.top[rows, :num_top].flatten().tolist(),
+    )
 
 
 def logit_blocks(

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 T = TypeVar("T")
 
@@ -69,8 +69,8 @@ class Delta:
     """Includes the stop token, which counts as generated but is not part of the text."""
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
     """One per token, or none."""
-    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
-    """With the first delta, if asked for: of all prompt tokens but the first, in order."""
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
+    """With the first delta: what the request gets besides tokens, in order."""
     finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
     """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
     stop_token: int | None = None

@@ -322,14 +322,13 @@ def started(work: worker_pb2.Work) -> worker_pb2.EventBatch:
 def tokens(
     work: worker_pb2.Work, token: int, finish: sampling_pb2.FinishReason, position: int
 ) -> worker_pb2.EventBatch:
-    message = worker_pb2.Tokens(
-        request_id=work.request_id, ids=[token], finish=finish, cached_tokens=3, position=position
-    )
+    message = worker_pb2.Tokens(ids=[token], finish=finish, cached_tokens=3, position=position)
     if work.sampling.HasField("logprobs"):
         most_likely = range(token, token + work.sampling.logprobs)
         falling = [-1.0 - rank for rank in range(len(most_likely))]
         message.logprobs.add(logprob=-1.0, rank=1, top_ids=most_likely, top_logprobs=falling)
-    return worker_pb2.EventBatch(tokens=[message])
+    output = worker_pb2.Output(request_id=work.request_id, tokens=message)
+    return worker_pb2.EventBatch(outputs=[output])
 
 
 def prefill_worker(name: str, fabric: dict[int, asyncio.Event], **behaviour: object) -> FakeWorker:

@@ -137,7 +137,8 @@ def say(tokenizer: Tokenizer, text: str, *, eos: int | None = None) -> Callable[
                 delta.logprobs = [token_logprobs(token, call.sampling.logprobs)]
         deltas[0].cached_tokens = len(call.prompt) // 2
         if call.sampling.HasField("prompt_logprobs"):
-            deltas[0].prompt_logprobs = [_prompt_logprobs(call.prompt[1:], call.sampling.prompt_logprobs)]
+            scores = _prompt_logprobs(call.prompt[1:], call.sampling.prompt_logprobs)
+            deltas[0].outputs = [worker_pb2.Output(prompt_logprobs=scores)]
         last = deltas[-1]
         last.finish = STOP if last.token_ids[0] == eos else LENGTH
         last.stop_token = eos if last.finish == STOP else None

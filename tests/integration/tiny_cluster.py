@@ -27,7 +27,7 @@ from worker.process.host import WorkerHost
 
 PATIENCE_S = 20.0
 
-_KINDS = ("started", "reserved", "wanted", "arrived", "scored", "tokens", "handed_off", "failed")
+_KINDS = ("started", "reserved", "wanted", "arrived", "outputs", "handed_off", "failed")
 _ids = count(1)
 
 
@@ -108,7 +108,11 @@ class Link:
             self.batches.append(batch)
             for name in _KINDS:
                 for message in getattr(batch, name):
-                    self.events[message.request_id].put_nowait((name, message))
+                    kind, event = name, message
+                    if isinstance(message, worker_pb2.Output):
+                        kind = message.WhichOneof("kind")
+                        event = getattr(message, kind)
+                    self.events[message.request_id].put_nowait((kind, event))
 
 
 def work(

@@ -12,8 +12,9 @@ from google.protobuf.message import Message
 
 from common.token_array import token_array
 from engine.core.events import StepMeasured
-from engine.core.request import Request
-from engine.core.sampling_params import FinishReason, PromptLogprobs, SamplingParams, TokenLogprobs
+from engine.core.output import Output
+from engine.core.request import Request, RequestId
+from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
 from engine.errors import InvalidRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv.manager.page_audit import GroupPages
@@ -31,7 +32,13 @@ FINISH_REASONS: Final[dict[FinishReason | None, sampling_pb2.FinishReason]] = {
     FinishReason.ABORT: sampling_pb2.FINISH_REASON_ABORT,
 }
 
-_SCORES_A_MESSAGE: Final = 4096
+_ROWS_A_MESSAGE: Final = 4096
+_KINDS: Final = {
+    kind.message_type.name: kind.name
+    for kind in worker_pb2.Output.DESCRIPTOR.fields
+    if kind.message_type is not None
+}
+"""Kinds of outputs, by the names of their types."""
 _UINT64: Final = (1 << 64) - 1
 
 _SCALARS: Final = {field.name for field in fields(SamplingParams)} - {
@@ -137,11 +144,12 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> sampling_pb2.TokenLogprobs:
     )
 
 
-def prompt_logprobs_to_proto(logprobs: PromptLogprobs) -> Iterator[sampling_pb2.PromptLogprobs]:
+def outputs_to_proto(request_id: RequestId, output: Output) -> Iterator[worker_pb2.Output]:
     """In messages that a client's default limit of 4 MiB has room for."""
-    for first in range(0, len(logprobs.logprobs), _SCORES_A_MESSAGE):
-        part = logprobs.part(first, first + _SCORES_A_MESSAGE)
-        yield sampling_pb2.PromptLogprobs(**asdict(part))
+    kind = _KINDS[type(output).__name__]
+    for first in range(0, len(output), _ROWS_A_MESSAGE):
+        part: Any = output.part(first, first + _ROWS_A_MESSAGE)
+        yield worker_pb2.Output(request_id=request_id, **{kind: asdict(part)})
 
 
 def peer_to_proto(peer: Peer) -> worker_pb2.Peer:

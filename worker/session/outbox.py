@@ -7,13 +7,19 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.core.events import TokenOut
+from engine.core.output import Output
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
 from engine.kv.cache.journal import CacheChange
 from engine.kv.manager.page_tiers import TierUse
 from engine.loop.pauses.slow_steps import SlowStep
-from rpc.baton.v1 import sampling_pb2, worker_pb2
-from worker.session.convert import FINISH_REASONS, logprobs_to_proto, slow_step_to_proto
+from rpc.baton.v1 import worker_pb2
+from worker.session.convert import (
+    FINISH_REASONS,
+    logprobs_to_proto,
+    outputs_to_proto,
+    slow_step_to_proto,
+)
 from worker.session.jobs import Job
 from worker.session.router_session import RouterSession
 
@@ -100,17 +106,17 @@ class Outbox:
 
     def token(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
         """Report a new token; `finish` is the reason to report. Several of a step become one event."""
-        tokens = self._batch(job.session).tokens
+        outputs = self._batch(job.session).outputs
         logprobs = () if token.logprobs is None else (logprobs_to_proto(token.logprobs),)
-        if tokens and tokens[-1].request_id == job.id and not tokens[-1].finish:
-            event = tokens[-1]
+        last = outputs[-1] if outputs else None
+        if last is not None and last.request_id == job.id and last.tokens.ids and not last.tokens.finish:
+            event = last.tokens
             event.ids.append(token.token)
             event.logprobs.extend(logprobs)
             event.finish = FINISH_REASONS[finish]
         else:
             chunks, job.chunks = job.chunks, []
-            event = tokens.add(
-                request_id=job.id,
+            tokens = worker_pb2.Tokens(
                 ids=(token.token,),
                 logprobs=logprobs,
                 finish=FINISH_REASONS[finish],
@@ -118,6 +124,7 @@ class Outbox:
                 position=token.position,
                 chunks=chunks,
             )
+            event = outputs.add(request_id=job.id, tokens=tokens).tokens
             job.reported_cached = True
             if job.verified is not None:
                 event.drafted, event.accepted = job.verified.drafted, job.verified.accepted
@@ -126,10 +133,9 @@ class Outbox:
         if token.is_stop:
             event.stop_token = token.token
 
-    def scored(self, job: Job, logprobs: Iterable[sampling_pb2.PromptLogprobs]) -> None:
-        scored = self._batch(job.session).scored
-        for part in logprobs:
-            scored.add(request_id=job.id, logprobs=part)
+    def output(self, job: Job, output: Output) -> None:
+        """Report what is no token, in the order of the calls."""
+        self._batch(job.session).outputs.extend(outputs_to_proto(job.id, output))
 
     def started(self, job: Job, queued_s: float, of_tiers: TierUse | None = None) -> None:
         waited = {reason.value: seconds for reason, seconds in job.request.scheduling.waited.items()}
@@ -159,7 +165,7 @@ class Outbox:
     def slow(self, step: SlowStep) -> None:
         """Add the step to the batches of all sessions that get tokens of it."""
         for batch in self._batches.values():
-            if batch.tokens:
+            if any(output.HasField("tokens") for output in batch.outputs):
                 batch.slow_step.CopyFrom(slow_step_to_proto(step))
 
     def measured(self, work: worker_pb2.StepWork) -> None:

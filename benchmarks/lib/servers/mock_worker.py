@@ -92,12 +92,9 @@ class MockWorker(worker_pb2_grpc.WorkerServicer):
             word = self._words[position % len(self._words)]
             request.sent_at.append(now)
             request.left -= 1
-            batch.tokens.add(
-                request_id=request.request_id,
-                ids=[word],
-                finish=_GOES_ON if request.left else _ENDS,
-                position=position,
-            )
+            finish = _GOES_ON if request.left else _ENDS
+            tokens = worker_pb2.Tokens(ids=[word], finish=finish, position=position)
+            batch.outputs.add(request_id=request.request_id, tokens=tokens)
             if not request.left:
                 del requests[request.request_id]
         return batch

@@ -12,7 +12,7 @@ from router.api.generation.output.reasoning import ReasoningCounter
 from router.api.generation.text.detokenizer import Detokenizer
 from router.api.generation.text.stop_strings import StopFinder
 from router.dispatch.token_stream import Delta
-from rpc.baton.v1 import router_pb2, sampling_pb2
+from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 _STOP: Final = sampling_pb2.FINISH_REASON_STOP
 _LENGTH: Final = sampling_pb2.FINISH_REASON_LENGTH
@@ -35,8 +35,8 @@ class Chunk:
     """With the last chunk: the stop string or stop token that ended the completion; None after EOS."""
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
-    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
-    """With the first chunk, if asked for: of all prompt tokens but the first, in order."""
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
+    """With the first chunk: what the request gets besides tokens, in order."""
     parts: list[Part] | None = None
     """The parts of `text` if it is parsed; None: all of it is content."""
     cut_call: bool = False
@@ -110,15 +110,13 @@ class Completion:
         self.rejected_predicted += delta.rejected_predicted
         if self._prompt_only:
             self.finished = True
-            return Chunk(self.index, "", [], [], _LENGTH, prompt_logprobs=delta.prompt_logprobs)
+            return Chunk(self.index, "", [], [], _LENGTH, outputs=delta.outputs)
         if self._finder is None and self._counter is None and not delta.finish:
             text = self._detokenizer.feed(delta.token_ids)
-            chunk = Chunk(
-                self.index, text, delta.token_ids, delta.logprobs, 0, None, None, delta.prompt_logprobs
-            )
+            chunk = Chunk(self.index, text, delta.token_ids, delta.logprobs, 0, None, None, delta.outputs)
         else:
             chunk = self._read(delta)
-            chunk.prompt_logprobs = delta.prompt_logprobs
+            chunk.outputs = delta.outputs
         if self._parser is not None:
             chunk.parts = self._parser.feed(chunk.text)
             if chunk.finish:

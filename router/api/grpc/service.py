@@ -97,10 +97,8 @@ class RouterService(router_pb2_grpc.RouterServicer):
             run = await generation.start(asked)
             async with aclosing(run.chunks()) as chunks:
                 async for chunk in chunks:
-                    for part in chunk.prompt_logprobs:
-                        yield router_pb2.GenerateResponse(
-                            request_id=request_id, index=chunk.index, prompt_logprobs=part
-                        )
+                    for output in chunk.outputs:
+                        yield _output_response(request_id, chunk.index, output)
                     yield _response(run, chunk)
         except Exception as error:
             await _fail(context, as_router_error(error), request_id)
@@ -227,6 +225,15 @@ def _options(sampling: sampling_pb2.SamplingParams) -> SamplingOptions:
         given["constraint"] = constraint_from_proto(grammar, "sampling.grammar")
     given |= {"stop": tuple(sampling.stop), "stop_token_ids": tuple(sampling.stop_token_ids)}
     return SamplingOptions(**given | {"logit_bias": dict(sampling.logit_bias)})
+
+
+def _output_response(request_id: str, index: int, output: worker_pb2.Output) -> router_pb2.GenerateResponse:
+    """An output is a field of the same name."""
+    kind = output.WhichOneof("kind")
+    assert kind is not None
+    response = router_pb2.GenerateResponse(request_id=request_id, index=index)
+    getattr(response, kind).CopyFrom(getattr(output, kind))
+    return response
 
 
 def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:

@@ -31,7 +31,7 @@ from router.dispatch.workers.events import Listener, Message, WorkerLost
 from router.dispatch.workers.session import WorkerSession
 from router.errors import Unavailable
 from router.placement.account.load import Phase
-from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
 _GROWTH_TOKENS: Final = 256
@@ -57,7 +57,7 @@ class Attempt(ABC):
         self._migration: Migration | None = None  # the latest; at most one at a time
         self._decoder: Assignment | None = None  # decodes the answer and depends on no other worker
         self._computed_tokens = 0
-        self._prompt_logprobs: list[sampling_pb2.PromptLogprobs] = []
+        self._outputs: list[worker_pb2.Output] = []
         """Delivered with the first token: another attempt begins with the first of them again."""
         self._pull: Pull | None = None
         self._preempted: Assignment | None = None  # where the request was preempted, and waits
@@ -200,7 +200,7 @@ class Attempt(ABC):
 
     def _listen(self, assignment: Assignment, handle: Handler) -> None:
         """Let `handle` get the worker's events, except those that all workers report alike."""
-        listener = Listener(partial(self._on_event, assignment, handle), partial(self._on_tokens, assignment))
+        listener = Listener(partial(self._on_event, assignment, handle), partial(self._on_output, assignment))
         assignment.session.listen(assignment.request_id, listener)
 
     def _on_event(
@@ -217,8 +217,6 @@ class Attempt(ABC):
                     self._preempt(assignment, preempted, at)
                 case worker_pb2.Resumed() as resumed:
                     self._resume(assignment, resumed)
-                case worker_pb2.Scored() as scored:
-                    self._prompt_logprobs.append(scored.logprobs)
                 case _:
                     handle(message, at)
         except Exception as error:  # raised by `run`: it must not end the reader of the worker's stream
@@ -297,6 +295,12 @@ class Attempt(ABC):
     def _decodes(self, assignment: Assignment) -> None:
         """A worker begins to send tokens."""
 
+    def _on_output(self, assignment: Assignment, output: worker_pb2.Output, at: float) -> None:
+        if output.HasField("tokens"):
+            self._on_tokens(assignment, output.tokens, at)
+        else:
+            self._outputs.append(output)
+
     def _on_tokens(self, assignment: Assignment, tokens: worker_pb2.Tokens, at: float) -> None:
         """Append new tokens to the stream. The hot path: everything else is behind a comparison."""
         if self._finished.done():
@@ -341,7 +345,7 @@ class Attempt(ABC):
         if not self._has_tokens:
             self._has_tokens = True
             if tokens.position == 0:
-                delta.prompt_logprobs = self._prompt_logprobs
+                delta.outputs = self._outputs
                 delta.cached_tokens = tokens.cached_tokens
             self.on_first_token()
         if tokens.finish:

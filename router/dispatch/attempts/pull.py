@@ -19,7 +19,7 @@ class Pull:
         self._receiver = receiver
         self._on_transfer = on_transfer
         self._id = secrets.randbits(64)
-        source.session.listen(self._id, Listener(self._on_event, lambda _tokens, _at: None))
+        source.session.listen(self._id, Listener(self._on_event, lambda _output, _at: None))
 
     def request(self) -> worker_pb2.Pull:
         """For the command to the receiver, which answers with Wanted."""

@@ -32,7 +32,6 @@ class WorkerLost(NamedTuple):
 Message: TypeAlias = (
     worker_pb2.Started
     | worker_pb2.Progress
-    | worker_pb2.Scored
     | worker_pb2.Preempted
     | worker_pb2.Resumed
     | worker_pb2.Reserved
@@ -41,7 +40,7 @@ Message: TypeAlias = (
     | worker_pb2.Arrived
     | worker_pb2.Failed
 )
-"""An event that is not a token."""
+"""An event that is no output."""
 
 
 class Listener(NamedTuple):
@@ -51,5 +50,5 @@ class Listener(NamedTuple):
     """
 
     event: Callable[[Message | WorkerLost, float], None]
-    tokens: Callable[[worker_pb2.Tokens, float], None]
+    output: Callable[[worker_pb2.Output, float], None]
     """The hot path: called for every token of the cluster."""

@@ -347,13 +347,12 @@ class WorkerSession:
             batch.resumed,
             batch.progress,
             batch.arrived,
-            batch.scored,
         ):
             self._hand_out(events, now)
-        for tokens in batch.tokens:
-            listener = self._listeners.get(tokens.request_id)
+        for output in batch.outputs:
+            listener = self._listeners.get(output.request_id)
             if listener is not None:
-                listener.tokens(tokens, now)
+                listener.output(output, now)
         self._hand_out(batch.preempted, now)
         self._hand_out(batch.handed_off, now)
         self._hand_out(batch.failed, now)

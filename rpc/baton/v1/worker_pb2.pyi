@@ -329,9 +329,9 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ..., state: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "tokens", "started", "reserved", "handed_off", "arrived", "failed", "load", "commands", "peer", "progress", "scored", "step_work", "cache", "preempted", "resumed", "wanted", "slow_step", "sent_s", "written_s")
+    __slots__ = ("step", "outputs", "started", "reserved", "handed_off", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache", "preempted", "resumed", "wanted", "slow_step", "sent_s", "written_s")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     RESERVED_FIELD_NUMBER: _ClassVar[int]
     HANDED_OFF_FIELD_NUMBER: _ClassVar[int]
@@ -341,7 +341,6 @@ class EventBatch(_message.Message):
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    SCORED_FIELD_NUMBER: _ClassVar[int]
     STEP_WORK_FIELD_NUMBER: _ClassVar[int]
     CACHE_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
@@ -351,7 +350,7 @@ class EventBatch(_message.Message):
     SENT_S_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_S_FIELD_NUMBER: _ClassVar[int]
     step: int
-    tokens: _containers.RepeatedCompositeFieldContainer[Tokens]
+    outputs: _containers.RepeatedCompositeFieldContainer[Output]
     started: _containers.RepeatedCompositeFieldContainer[Started]
     reserved: _containers.RepeatedCompositeFieldContainer[Reserved]
     handed_off: _containers.RepeatedCompositeFieldContainer[HandedOff]
@@ -361,7 +360,6 @@ class EventBatch(_message.Message):
     commands: int
     peer: Peer
     progress: _containers.RepeatedCompositeFieldContainer[Progress]
-    scored: _containers.RepeatedCompositeFieldContainer[Scored]
     step_work: StepWork
     cache: _containers.RepeatedCompositeFieldContainer[CacheChange]
     preempted: _containers.RepeatedCompositeFieldContainer[Preempted]
@@ -370,7 +368,7 @@ class EventBatch(_message.Message):
     slow_step: SlowStep
     sent_s: float
     written_s: float
-    def __init__(self, step: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[Tokens, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., scored: _Optional[_Iterable[_Union[Scored, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., slow_step: _Optional[_Union[SlowStep, _Mapping]] = ..., sent_s: _Optional[float] = ..., written_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., slow_step: _Optional[_Union[SlowStep, _Mapping]] = ..., sent_s: _Optional[float] = ..., written_s: _Optional[float] = ...) -> None: ...
 
 class SlowStep(_message.Message):
     __slots__ = ("cause", "seconds", "expected_s", "parts")
@@ -409,9 +407,18 @@ class Wanted(_message.Message):
     ticket: Ticket
     def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
-class Tokens(_message.Message):
-    __slots__ = ("request_id", "ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")
+class Output(_message.Message):
+    __slots__ = ("request_id", "tokens", "prompt_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    tokens: Tokens
+    prompt_logprobs: _sampling_pb2.PromptLogprobs
+    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")
     IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -422,7 +429,6 @@ class Tokens(_message.Message):
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
     ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]
     finish: _sampling_pb2.FinishReason
@@ -433,15 +439,7 @@ class Tokens(_message.Message):
     drafted: int
     accepted: int
     predicted: bool
-    def __init__(self, request_id: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ..., position: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., predicted: _Optional[bool] = ...) -> None: ...
-
-class Scored(_message.Message):
-    __slots__ = ("request_id", "logprobs")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    request_id: int
-    logprobs: _sampling_pb2.PromptLogprobs
-    def __init__(self, request_id: _Optional[int] = ..., logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ..., position: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., predicted: _Optional[bool] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promotion_s", "promoted")

@@ -24,16 +24,17 @@ async def test_the_tokens_of_a_step_are_handed_out_in_one_turn_of_the_loop() -> 
             turn += 1
             await asyncio.sleep(0)
 
-    def on_tokens(tokens: worker_pb2.Tokens, at: float) -> None:
-        turns[tokens.request_id] = turn
+    def on_output(output: worker_pb2.Output, at: float) -> None:
+        turns[output.request_id] = turn
 
     async with service(decode_worker("decode-0")) as served:
         (session,) = served.registry.sessions()
         for request_id in range(STREAMS):
-            session.listen(request_id, Listener(lambda _message, _at: None, on_tokens))
-        tokens = [worker_pb2.Tokens(request_id=k, ids=[7]) for k in range(STREAMS)]
+            session.listen(request_id, Listener(lambda _message, _at: None, on_output))
+        tokens = worker_pb2.Tokens(ids=[7])
+        outputs = [worker_pb2.Output(request_id=k, tokens=tokens) for k in range(STREAMS)]
         counting = asyncio.create_task(count_turns())
-        served.workers[0].say(tokens=tokens)
+        served.workers[0].say(outputs=outputs)
         async with asyncio.timeout(5):
             while len(turns) < STREAMS:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

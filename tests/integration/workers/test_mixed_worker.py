@@ -58,9 +58,9 @@ async def test_one_event_batch_a_step_carries_the_tokens_of_all_requests(folder:
     async with mixed(folder) as link:
         jobs = [work(prompt(4, seed=i), max_tokens=40) for i in range(4)]
         await asyncio.gather(*(run(link, job) for job in jobs))
-        with_tokens = [batch for batch in link.batches if batch.tokens]
+        with_tokens = [batch for batch in link.batches if batch.outputs]
         assert len({batch.step for batch in with_tokens}) == len(with_tokens)
-        assert max(len(batch.tokens) for batch in with_tokens) == 4
+        assert max(len(batch.outputs) for batch in with_tokens) == 4
 
 
 async def test_a_stop_token_is_the_last_id_and_is_named(folder: Path, oracle: Oracle) -> None:

@@ -155,9 +155,9 @@ async def test_ranks_score_a_prompt_together(folder: Path, oracle: Oracle) -> No
             found: list[float] = []
             await link.next(job.request_id, "started")
             while len(found) < len(job.prompt) - 1:
-                scored = await link.next(job.request_id, "scored")
-                assert scored.logprobs.position == 1 + len(found)
-                found += scored.logprobs.logprobs
+                scored = await link.next(job.request_id, "prompt_logprobs")
+                assert scored.position == 1 + len(found)
+                found += scored.logprobs
             with torch.inference_mode():
                 rows = oracle.model(torch.tensor([list(job.prompt)])).logits[0].log_softmax(-1)
             right = [float(row[token]) for row, token in zip(rows, job.prompt[1:], strict=False)]

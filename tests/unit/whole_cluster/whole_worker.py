@@ -185,7 +185,7 @@ class WholeWorker(FakeSession):
             batch.wanted,
             batch.progress,
             batch.arrived,
-            batch.tokens,
+            batch.outputs,
             batch.handed_off,
             batch.failed,
         ):

@@ -196,12 +196,12 @@ class PullMachine(RuleBasedStateMachine):
         for batch in side.outbox():
             for wanted in batch.wanted:
                 self.tickets[wanted.ticket.handoff_id] = wanted.ticket, self.prompts[wanted.request_id]
-            for tokens in batch.tokens:
-                answer = reference(self.prompts[tokens.request_id], 3)
+            for output in batch.outputs:
+                tokens, answer = output.tokens, reference(self.prompts[output.request_id], 3)
                 part = answer[tokens.position : tokens.position + len(tokens.ids)]
                 assert list(tokens.ids) == part, "a wrong token"
                 if tokens.finish:
-                    del self.prompts[tokens.request_id]
+                    del self.prompts[output.request_id]
             assert not batch.failed
 
     @rule(data=st.data(), fault=st.sampled_from(["", "", "", "flip", "lost", "dead source"]))

@@ -54,7 +54,7 @@ def test_only_the_first_token_reports_cached_prompt_tokens() -> None:
             handler.on_step(engine.step())
             worker.outbox.flush(0)
         batches = [call.args[0] for call in session.send.call_args_list]
-        return [token.cached_tokens for batch in batches for token in batch.tokens]
+        return [output.tokens.cached_tokens for batch in batches for output in batch.outputs]
 
     prompt = list(range(30))
     assert cached_tokens(1, prompt) == [0, 0, 0]
@@ -98,7 +98,7 @@ def test_the_first_token_brings_the_times_of_the_prompts_chunks_in_mixed_mode() 
         worker.clock.now += 1.0
         worker.handler.on_step(engine.step())
         worker.outbox.flush(0)
-    tokens = [token for call in session.send.call_args_list for token in call.args[0].tokens]
+    tokens = [output.tokens for call in session.send.call_args_list for output in call.args[0].outputs]
     assert [len(token.chunks) for token in tokens] == [3, 0, 0]
     spans = [(chunk.begin_s, chunk.end_s, chunk.first_token, chunk.num_tokens) for chunk in tokens[0].chunks]
     assert spans == [(0.0, 1.0, 0, 16), (1.0, 2.0, 16, 16), (2.0, 3.0, 32, 8)]

@@ -24,7 +24,7 @@ class CompletionWriter(AnswerWriter):
     def __init__(self, run: Run, body: CompletionBody, tokenizer: Tokenizer) -> None:
         super().__init__(run, body, tokenizer)
         self._echo: Final = _echo(run, tokenizer) if body.echo else None
-        self._echoes_scores: Final = bool(body.echo) and run.request.options.prompt_logprobs is not None
+        self._echoes_scores: Final = bool(body.echo) and self._scores.are_computed
         self._to_echo: Final = set(range(run.num_completions)) if self._echoes_scores else set()
         """Completions whose prompt's log-probabilities are to be sent with their first chunk."""
         self._text_offsets: Final[dict[int, _TextOffset]] = {}
@@ -33,7 +33,7 @@ class CompletionWriter(AnswerWriter):
         if chunk.index not in self._to_echo:
             return super().event(chunk)
         self._to_echo.remove(chunk.index)
-        entries = prompt_entries(chunk.prompt_logprobs)
+        entries = prompt_entries(chunk.outputs)
         logprobs = self._logprobs(chunk.index, self._run.prompt(chunk.index), entries)
         choice = {"index": chunk.index, "text": "", "logprobs": logprobs, "finish_reason": None}
         return self._rare([choice], self._usage_so_far()) + super().event(chunk)
@@ -59,9 +59,7 @@ class CompletionWriter(AnswerWriter):
         if not self._echoes_scores:
             return super()._whole_logprobs(index, gathered)
         token_ids = [*self._run.prompt(index), *gathered.token_ids]
-        return self._logprobs(
-            index, token_ids, [*prompt_entries(gathered.prompt_logprobs), *gathered.logprobs]
-        )
+        return self._logprobs(index, token_ids, [*prompt_entries(gathered.outputs), *gathered.logprobs])
 
 
 class _TextOffset:

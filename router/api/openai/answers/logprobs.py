@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.text.tokenizer import Tokenizer
-from rpc.baton.v1 import sampling_pb2
+from router.api.openai.requests import GenerationBody
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _LOWEST: Final = -9999.0
 """Replaces minus infinity, which JSON cannot represent."""
@@ -16,10 +19,37 @@ Entry: TypeAlias = sampling_pb2.TokenLogprobs
 """Log-probabilities at one position, of an answer or a prompt."""
 
 
-def prompt_entries(parts: Sequence[sampling_pb2.PromptLogprobs]) -> list[Entry | None]:
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of the prompts of one request."""
+
+    are_computed: bool
+    has_field: bool
+    """Whether answers have vLLM's `prompt_logprobs`."""
+
+    @classmethod
+    def of(cls, body: GenerationBody, options: SamplingOptions) -> PromptScores:
+        return cls(options.prompt_logprobs is not None, body.prompt_logprobs is not None)
+
+    def field(
+        self, tokenizer: Tokenizer, token_ids: Sequence[int], outputs: Sequence[worker_pb2.Output]
+    ) -> dict[str, Any]:
+        """vLLM's, if it was asked for. O(tokens), some microseconds each."""
+        if not self.has_field:
+            return {}
+        entries = zip(token_ids, prompt_entries(outputs), strict=True)
+        return {
+            "prompt_logprobs": [
+                None if entry is None else _by_token(tokenizer, token, entry) for token, entry in entries
+            ]
+        }
+
+
+def prompt_entries(outputs: Sequence[worker_pb2.Output]) -> list[Entry | None]:
     """One for each prompt token; None for the first, which nothing precedes. O(tokens)."""
     entries: list[Entry | None] = [None]
-    for part in parts:
+    for output in outputs:
+        part = output.prompt_logprobs
         k, ids, values = part.num_top, list(part.top_ids), list(part.top_logprobs)
         entries += [
             Entry(
@@ -33,29 +63,18 @@ def prompt_entries(parts: Sequence[sampling_pb2.PromptLogprobs]) -> list[Entry |
     return entries
 
 
-def prompt_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], parts: Sequence[sampling_pb2.PromptLogprobs]
-) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`. O(tokens), some microseconds each."""
-    found: list[dict[str, Any] | None] = []
-    for token_id, entry in zip(token_ids, prompt_entries(parts), strict=True):
-        if entry is None:
-            found.append(None)
-            continue
-        tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
-        tokens = {token_id: (entry.logprob, entry.rank)}
-        tokens |= {other: (value, rank) for rank, (other, value) in enumerate(tops, 1) if other != token_id}
-        found.append(
-            {
-                str(other): {
-                    "logprob": max(value, _LOWEST),
-                    "rank": rank,
-                    "decoded_token": tokenizer.token_bytes(other).decode(errors="replace"),
-                }
-                for other, (value, rank) in tokens.items()
-            }
-        )
-    return found
+def _by_token(tokenizer: Tokenizer, token_id: int, entry: Entry) -> dict[str, Any]:
+    tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
+    tokens = {token_id: (entry.logprob, entry.rank)}
+    tokens |= {other: (value, rank) for rank, (other, value) in enumerate(tops, 1) if other != token_id}
+    return {
+        str(other): {
+            "logprob": max(value, _LOWEST),
+            "rank": rank,
+            "decoded_token": tokenizer.token_bytes(other).decode(errors="replace"),
+        }
+        for other, (value, rank) in tokens.items()
+    }
 
 
 def chat_logprobs(

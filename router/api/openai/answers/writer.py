@@ -18,12 +18,12 @@ from router.api.generation.completion import Chunk
 from router.api.generation.output.parts import Call, Part
 from router.api.generation.run import Run, Usage
 from router.api.generation.text.tokenizer import Tokenizer
-from router.api.openai.answers.logprobs import Entry, prompt_logprobs
+from router.api.openai.answers.logprobs import Entry, PromptScores
 from router.api.openai.errors import error_event
 from router.api.openai.requests import GenerationBody, StreamedUsage
 from router.errors import RouterError
 from rpc.as_json import as_json
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _DONE: Final = b"data: [DONE]\n\n"
 _FINISH_REASONS: Final[Mapping[int, str | None]] = {
@@ -41,14 +41,14 @@ class Gathered:
     parts: list[Part] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[sampling_pb2.PromptLogprobs] = field(default_factory=list)
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
     last: Chunk | None = None
 
     def add(self, chunk: Chunk) -> None:
         self.parts += chunk.all_parts
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
-        self.prompt_logprobs += chunk.prompt_logprobs
+        self.outputs += chunk.outputs
         self.last = chunk
 
 
@@ -70,7 +70,7 @@ class AnswerWriter(ABC):
         self._tokenizer: Final = tokenizer
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
-        self._reports_prompts: Final = body.prompt_logprobs is not None
+        self._scores: Final = PromptScores.of(body, run.request.options)
         self._gathered: Final = [Gathered() for _ in range(run.num_completions)]
         self._calling: Final[set[int]] = set()
         """Completions with a tool call."""
@@ -202,11 +202,8 @@ class AnswerWriter(ABC):
 
     def _prompt(self, index: int) -> dict[str, Any]:
         """vLLM's fields about a completion's prompt, if they were asked for."""
-        fields = self._prompt_ids(index)
-        if self._reports_prompts:
-            parts = self._gathered[index].prompt_logprobs
-            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, self._run.prompt(index), parts)
-        return fields
+        prompt, outputs = self._run.prompt(index), self._gathered[index].outputs
+        return self._prompt_ids(index) | self._scores.field(self._tokenizer, prompt, outputs)
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._run.prompt(index))} if self._token_ids else {}

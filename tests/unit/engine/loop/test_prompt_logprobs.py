@@ -95,7 +95,7 @@ class Driven:
 
     def step(self) -> None:
         output = self.engine.step()
-        for request, scores in output.scored:
+        for request, scores in output.outputs:
             assert request.id not in self.first_token_at, "scores come before the first token"
             self.scored.setdefault(request.id, []).append(scores)
         for token in output.tokens:

@@ -32,7 +32,7 @@ def test_cached_tokens_and_chunks_are_reported_with_the_first_token_and_no_other
         outbox.token(job, TokenOut(request, 7, position, None, None), None)
         outbox.flush(position)
 
-    tokens = [token for batch in session.batches for token in batch.tokens]
+    tokens = [output.tokens for batch in session.batches for output in batch.outputs]
     assert [(token.position, token.cached_tokens, len(token.chunks)) for token in tokens] == [
         (0, 8, 1),
         (1, 0, 0),
@@ -52,7 +52,7 @@ def test_the_tokens_of_a_step_with_drafts_are_one_event() -> None:
         outbox.token(job, TokenOut(request, token, position, None, finish, token == 9), finish)
     outbox.flush(0)
 
-    (event,) = [token for batch in session.batches for token in batch.tokens]
+    (event,) = [output.tokens for batch in session.batches for output in batch.outputs]
     assert (list(event.ids), event.position, event.stop_token) == ([7, 8, 9], 5, 9)
     assert event.finish == sampling_pb2.FINISH_REASON_STOP
     assert (event.drafted, event.accepted, event.predicted) == (4, 2, True)

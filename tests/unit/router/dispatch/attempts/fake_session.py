@@ -70,8 +70,8 @@ class FakeSession:
         """Call the listener of the request, if there still is one."""
         if (listener := self.listeners.get(request_id)) is None:
             return
-        if isinstance(message, worker_pb2.Tokens):
-            listener.tokens(message, time.monotonic())
+        if isinstance(message, worker_pb2.Output):
+            listener.output(message, time.monotonic())
         else:
             listener.event(message, time.monotonic())
 

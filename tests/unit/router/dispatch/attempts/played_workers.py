@@ -128,8 +128,9 @@ class PlayedWorker(FakeSession):
             finish = sampling_pb2.FINISH_REASON_LENGTH
             del self.jobs[request_id]
         self.events.append(
-            worker_pb2.Tokens(
-                request_id=request_id, ids=[token_at(position)], position=position, finish=finish
+            worker_pb2.Output(
+                request_id=request_id,
+                tokens=worker_pb2.Tokens(ids=[token_at(position)], position=position, finish=finish),
             )
         )
         if finish:

@@ -24,7 +24,8 @@ def test_a_retry_keeps_those_that_a_slow_reader_has_not_read_yet() -> None:
         await asyncio.sleep(0)
         first.obey()
         (job,) = first.can_compute()
-        first.events.append(worker_pb2.Scored(request_id=job.work.request_id, logprobs=logprobs))
+        output = worker_pb2.Output(request_id=job.work.request_id, prompt_logprobs=logprobs)
+        first.events.append(output)
         first.compute(job)  # starts
         first.compute(job)  # its first token
         for _ in range(3):
@@ -43,7 +44,7 @@ def test_a_retry_keeps_those_that_a_slow_reader_has_not_read_yet() -> None:
         while second.events:
             second.deliver()
         await attempt
-        assert sequence.stream.delta.prompt_logprobs == [logprobs]
+        assert sequence.stream.delta.outputs == [output]
 
     asyncio.run(compute_on_two_workers())
 
