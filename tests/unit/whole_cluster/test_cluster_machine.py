@@ -65,26 +65,33 @@ class Question:
     kept_s: float
     answers: int
 
+    @property
+    def origin(self) -> tuple[list[int], bytes, str]:
+        return self.prompt, self.image, self.salt
+
+    @property
+    def keys(self) -> list[int]:
+        return [
+            media_keys(self.image, range(i, i + 1))[0] if self.image and token == IMAGE else token
+            for i, token in enumerate(self.prompt)
+        ]
+
     def sequence(self) -> tuple[SequenceState, list[int]]:
         """And its only right answer."""
         sampling = sampling_pb2.SamplingParams(
             max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
-        keys = [
-            media_keys(self.image, range(i, i + 1))[0] if self.image and token == IMAGE else token
-            for i, token in enumerate(self.prompt)
-        ]
         namespace = namespace_of(cache_salt=self.salt)
         request = worker_pb2.Work(
             prompt=self.prompt,
-            prompt_keys=keys if self.image else (),
+            prompt_keys=self.keys if self.image else (),
             namespace=namespace,
             sampling=sampling,
             priority=self.priority,
             retention=kept,
         )
-        right = reference(keys, self.length, ignore_eos=True, namespace=namespace)
+        right = reference(self.keys, self.length, ignore_eos=True, namespace=namespace)
         return SequenceState(request, Waterfall(0.0)), right
 
 

@@ -129,6 +129,7 @@ def test_a_poison_request_is_found_by_prompt_and_parameters_whatever_its_seed() 
     poison_requests.add("id", [1, 2], sampling(seed=1))
     assert poison_requests.find((1, 2), sampling(seed=2)) == "id"
     assert poison_requests.find([1, 2, 3], sampling()) is None
+    assert poison_requests.find([1, -2], sampling()) is None, "an image in the same place"
     assert poison_requests.find([1, 2], sampling(max_tokens=6)) is None
 
 
