@@ -161,9 +161,9 @@ _LOOK_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    keys: ApiKeys | None
+    keys: ApiKeys | None = None
     """None: no authentication."""
-    tls: TlsFiles | None
+    tls: TlsFiles | None = None
     """None: no encryption."""
     metrics_keys: ApiKeys | None = None
     """None: metrics are open without `keys`, and closed with `keys`."""
@@ -224,6 +224,10 @@ class Access:
         return [
             _stamp(file) for part in (self.keys, self.metrics_keys, self.tls) if part for file in part.files
         ]
+
+
+OPEN_ACCESS: Final = Access()
+"""Without keys and encryption."""
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

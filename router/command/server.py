@@ -18,7 +18,8 @@ from common.background import in_background
 from common.garbage_collection import freeze_gc
 from common.metric_export import Source, exported
 from router.api.access import Access
-from router.api.endpoints.record import Endpoint
+from router.api.apis import APIS
+from router.api.endpoints.record import ApiEndpoint, Backend
 from router.api.generation.models import Models
 from router.api.grpc.server import GrpcConfig, GrpcServer
 from router.api.http.app import build_app
@@ -119,10 +120,7 @@ async def serving(
             port=config.frontend.http_port,
             shared=config.frontend.frontends > 1,
             max_body_bytes=config.access.max_body_bytes,
-            tls=access.tls,
-            keys=access.keys,
-            metrics_keys=access.metrics_keys,
-            cors_origins=access.cors_origins,
+            access=access,
             keep_alive_s=config.frontend.http_keep_alive,
             write_timeout_s=config.frontend.http_write_timeout,
         ),
@@ -137,8 +135,7 @@ async def serving(
             port=config.frontend.grpc_port,
             shared=config.frontend.frontends > 1,
             max_message_bytes=config.access.max_body_bytes,
-            tls=access.tls,
-            keys=access.keys,
+            access=access,
         ),
     )
     for flag, server in (("--http-port", http), ("--grpc-port", grpc)):
@@ -165,16 +162,10 @@ def web_app(
 ) -> Starlette:
     """The HTTP APIs for another server of ASGI; see `serving`."""
     _watch(models, access, stack)
-    return build_app(
-        Models(model.generation for model in models),
-        metrics=_metrics(config, models),
-        worker_targets=partial(_targets, models),
-        max_body_bytes=config.access.max_body_bytes,
-        keys=access.keys,
-        metrics_keys=access.metrics_keys,
-        cors_origins=access.cors_origins,
-        endpoints=_page(models),
-    )
+    generations = Models(model.generation for model in models)
+    targets, max_bytes = partial(_targets, models), config.access.max_body_bytes
+    backend = Backend(APIS, generations, _metrics(config, models), targets, max_bytes)
+    return build_app(backend, access, endpoints=_page(models))
 
 
 def _watch(models: Sequence[ModelService], access: Access, stack: AsyncExitStack) -> None:
@@ -184,7 +175,7 @@ def _watch(models: Sequence[ModelService], access: Access, stack: AsyncExitStack
     in_background(stack, watch_loop(partial(_observe_lag, models)), "loop lag")
 
 
-def _page(models: Sequence[ModelService]) -> list[Endpoint]:
+def _page(models: Sequence[ModelService]) -> list[ApiEndpoint]:
     return page_routes({model.name: model.status().read for model in models})
 
 

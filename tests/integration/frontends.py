@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter
 
-from router.api.access import ApiKeys
+from router.api.access import Access, ApiKeys
 from router.api.generation.generation import Generation
 from router.api.generation.models import Models
 from router.api.generation.served_model import ServedModel
@@ -225,21 +225,15 @@ async def open_frontends(
     models = Models([Generation(model, tokenizer, dispatcher, limits)])
     registry = CollectorRegistry()
     Counter("baton_example", "An example", registry=registry)
+    access = Access(keys, tls, metrics_keys, tuple(cors_origins))
     http = HttpServer(
         models,
-        HttpConfig(
-            port=0,
-            tls=tls,
-            keys=keys,
-            metrics_keys=metrics_keys,
-            cors_origins=cors_origins,
-            keep_alive_s=keep_alive_s,
-        ),
+        HttpConfig(port=0, access=access, keep_alive_s=keep_alive_s),
         metrics=registry,
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
         endpoints=page_routes({"small": _no_status}),
     )
-    grpc = GrpcServer(models, GrpcConfig(port=0, tls=tls, keys=keys))
+    grpc = GrpcServer(models, GrpcConfig(port=0, access=access))
     await http.start()
     await grpc.start()
     try:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from router.api.endpoints.body import read_json_body
 from router.api.endpoints.event_stream import EventStream, Writer, ends_with_client
-from router.api.endpoints.record import Endpoint, Serve, Service
+from router.api.endpoints.record import ApiEndpoint, Backend
 from router.api.generation.generation import Generation
 from router.api.generation.off_loop import off_loop
 from router.api.generation.params.validation import parse, require_few_parts
@@ -31,11 +31,11 @@ def generates(
     body: type[_ScheduledT],
     writer: Callable[[Run, _ScheduledT, Generation], Writer],
     **about: Any,
-) -> Endpoint:
-    """An endpoint whose answer `writer` renders, whole or as a stream. `about`: fields of Endpoint."""
+) -> ApiEndpoint:
+    """An endpoint whose answer `writer` renders, whole or as a stream. `about`: fields of ApiEndpoint."""
 
-    async def serve(service: Service, request: Request) -> Response:
-        model, asked, generation = await _read(service, request, body, body.to_request)
+    async def serve(backend: Backend, request: Request) -> Response:
+        model, asked, generation = await _read(backend, request, body, body.to_request)
         async with ends_with_client(request.receive):
             run = await model.start(generation)
             answer = writer(run, asked, model)
@@ -44,7 +44,7 @@ def generates(
             await run.serve(answer.add)
             return Response(await off_loop(_size_of(run), answer.body), media_type=_JSON)
 
-    return Endpoint(path=path, serve=serve, body=body, **about)
+    return ApiEndpoint(path=path, serve=serve, body=body, **about)
 
 
 def computes(
@@ -55,18 +55,32 @@ def computes(
     answer: Any,
     summary: str,
     id_prefix: str = "req",
-) -> Endpoint:
+) -> ApiEndpoint:
     """An endpoint whose answer is the JSON of `compute(model, convert(body, request id))`."""
 
-    async def serve(service: Service, request: Request) -> Response:
-        model, _, asked = await _read(service, request, body, convert)
+    async def serve(backend: Backend, request: Request) -> Response:
+        model, _, asked = await _read(backend, request, body, convert)
         return json_response(await compute(model, asked))
 
-    return Endpoint(path=path, serve=serve, body=body, answer=answer, summary=summary, id_prefix=id_prefix)
+    return ApiEndpoint(path=path, serve=serve, body=body, answer=answer, summary=summary, id_prefix=id_prefix)
 
 
-def gets(path: str, serve: Serve, answer: Any = None, summary: str = "", *refusals: str) -> Endpoint:
-    return Endpoint(path=path, serve=serve, method="GET", answer=answer, summary=summary, refusals=refusals)
+def reads(
+    path: str,
+    read: Callable[[Backend, Request], Any],
+    answer: Any = None,
+    summary: str = "",
+    *refusals: str,
+    method: str = "GET",
+) -> ApiEndpoint:
+    """An endpoint without a body, whose answer is what `read` returns: a Response, or JSON."""
+
+    async def serve(backend: Backend, request: Request) -> Response:
+        value = read(backend, request)
+        return value if isinstance(value, Response) else json_response(value)
+
+    about = {"answer": answer, "summary": summary, "refusals": refusals}
+    return ApiEndpoint(path=path, serve=serve, method=method, **about)
 
 
 def json_response(value: Any) -> Response:
@@ -81,14 +95,14 @@ def _size_of(run: Run) -> int:
 
 
 async def _read(
-    service: Service, request: Request, kind: type[_BodyT], convert: Callable[[_BodyT, str], _T]
+    backend: Backend, request: Request, kind: type[_BodyT], convert: Callable[[_BodyT, str], _T]
 ) -> tuple[Generation, _BodyT, _T]:
     """The model that the body names, whose bounds apply to other fields; the body, and it converted."""
-    raw = await read_json_body(request, service.max_body_bytes)
+    raw = await read_json_body(request, backend.max_body_bytes)
 
     def parsed() -> tuple[Generation, _BodyT, _T]:
         require_few_parts(raw)
-        model = service.models.find(_model_in(raw))
+        model = backend.models.find(_model_in(raw))
         body = parse(kind, raw, model.bounds)
         return model, body, convert(body, request.state.id)
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from common.version import VERSION
-from router.api.endpoints.record import Api, Endpoint
+from router.api.endpoints.record import Api, ApiEndpoint
 from router.api.generation.params.bounds import ServedBounds, resolved
 
 Schema: TypeAlias = dict[str, Any]
@@ -61,11 +61,11 @@ def openapi_document(apis: Sequence[Api], model_name: str, bounds: ServedBounds)
     }
 
 
-def documented(api: Api) -> list[Endpoint]:
+def documented(api: Api) -> list[ApiEndpoint]:
     return [endpoint for endpoint in api.endpoints if endpoint.answer is not None]
 
 
-def _path(api: Api, endpoint: Endpoint) -> Schema:
+def _path(api: Api, endpoint: ApiEndpoint) -> Schema:
     content: Schema = {"application/json": {"schema": _ref(endpoint.answer)}}
     operation: Schema = {"summary": endpoint.summary}
     statuses: Sequence[str] = ("401", "403", *endpoint.refusals)

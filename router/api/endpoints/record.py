@@ -15,8 +15,8 @@ from router.api.generation.models import Models
 from router.errors import RouterError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+@dataclass(frozen=True, slots=True)
+class Backend:
     """What endpoints answer from."""
 
     apis: Sequence[Api]
@@ -27,12 +27,12 @@ class Service:
     max_body_bytes: int
 
 
-Serve: TypeAlias = Callable[[Service, Request], Awaitable[Response]]
+Serve: TypeAlias = Callable[[Backend, Request], Awaitable[Response]]
 """Answers a request, whose id is its `state.id`. Raises RouterError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
+class ApiEndpoint:
     """A route, and its part of the OpenAPI document."""
 
     path: str
@@ -55,7 +55,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[ApiEndpoint]
     error_body: Callable[[RouterError, str], bytes]
     """The JSON of an error, given the request's id."""
     error: Any

@@ -47,6 +47,16 @@ class Chunk:
         """The parts; without a parser, the whole text as content."""
         return (Content(self.text),) if self.parts is None else self.parts
 
+    def add(self, later: Chunk) -> None:
+        """Continue with the next chunk of the completion, all but its `text`; needs `parts`."""
+        assert self.parts is not None
+        self.parts += later.all_parts
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.outputs += later.outputs
+        self.finish, self.stop, self.timings = later.finish, later.stop, later.timings
+        self.cut_call = later.cut_call
+
 
 class Completion:
     """Turns the deltas of one sequence into chunks, in constant time per token."""

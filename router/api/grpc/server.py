@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from common.background import supervised
-from router.api.access import ApiKeys
+from router.api.access import OPEN_ACCESS, Access, ApiKeys
 from router.api.generation.models import Models
 from router.api.generation.tenants import CURRENT_TENANT
 from router.api.grpc.service import RouterService
@@ -28,7 +28,6 @@ from router.errors import Unauthenticated
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from rpc.health import HealthService
 from rpc.server import stopped
-from rpc.tls import TlsFiles
 
 _OPEN: Final = "/grpc.health.v1.Health/"
 """Open to orchestrators without a key."""
@@ -89,10 +88,7 @@ class GrpcConfig:
     """Whether other processes serve on the same port."""
     max_message_bytes: int = 4 << 20
     """Larger requests get RESOURCE_EXHAUSTED."""
-    tls: TlsFiles | None = None
-    """None: plaintext."""
-    keys: ApiKeys | None = None
-    """API keys; None: no authentication."""
+    access: Access = OPEN_ACCESS
 
 
 class GrpcServer:
@@ -109,9 +105,9 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Return when calls are accepted. Raises OSError if the address cannot be bound."""
-        config = self._config
+        config, access = self._config, self._config.access
         server = grpc.aio.server(
-            interceptors=() if config.keys is None else (RequireApiKey(config.keys),),
+            interceptors=() if access.keys is None else (RequireApiKey(access.keys),),
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.so_reuseport", int(config.shared)),
@@ -126,10 +122,10 @@ class GrpcServer:
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         address = f"{_bracketed(config.host)}:{config.port}"
         try:
-            if config.tls is None:
+            if access.tls is None:
                 self.port = server.add_insecure_port(address)
             else:
-                self.port = server.add_secure_port(address, config.tls.credentials())
+                self.port = server.add_secure_port(address, access.tls.credentials())
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         self._publish_health()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -15,12 +14,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.api.access import ApiKeys
-from router.api.apis import APIS
+from router.api.access import Access
 from router.api.disclosure import as_router_error
 from router.api.endpoints.event_stream import ClientGone
-from router.api.endpoints.record import Endpoint, Service
-from router.api.generation.models import Models
+from router.api.endpoints.record import ApiEndpoint, Backend
 from router.api.http.foreign_routes import advice_on, advice_on_field
 from router.api.http.middleware import (
     IgnoreTrailingSlash,
@@ -43,38 +40,26 @@ _CLIENT_GONE_STATUS: Final = 499
 
 
 def build_app(
-    models: Models,
+    backend: Backend,
+    access: Access,
     *,
-    metrics: CollectorRegistry,
-    worker_targets: Callable[[], Sequence[str]],
-    max_body_bytes: int,
-    keys: ApiKeys | None = None,
-    metrics_keys: ApiKeys | None = None,
-    cors_origins: Sequence[str] = (),
     local_names_only: bool = False,
-    endpoints: Sequence[Endpoint] = (),
+    endpoints: Sequence[ApiEndpoint] = (),
 ) -> Starlette:
-    """An ASGI application over `models`; see HttpServer for the parameters.
+    """An ASGI application; `endpoints` are served in addition to those of the APIs.
 
     `local_names_only`: see RequireLocalName.
     """
-    service = Service(
-        apis=APIS,
-        models=models,
-        metrics=metrics,
-        worker_targets=worker_targets,
-        max_body_bytes=max_body_bytes,
-    )
-    served = [endpoint for api in APIS for endpoint in api.endpoints]
+    served = [endpoint for api in backend.apis for endpoint in api.endpoints]
     app = Starlette(
-        routes=[_route(service, endpoint) for endpoint in (*served, *endpoints)],
+        routes=[_route(backend, endpoint) for endpoint in (*served, *endpoints)],
         exception_handlers={HTTPException: _no_such_route},
         middleware=[
             Middleware(ReturnRequestId),
             *([Middleware(RequireLocalName)] if local_names_only else ()),
             Middleware(IgnoreTrailingSlash),
-            *_cors(cors_origins),
-            Middleware(RequireApiKey, keys, metrics_keys),
+            *_cors(access.cors_origins),
+            Middleware(RequireApiKey, access.keys, access.metrics_keys),
         ],
     )
     app.router.redirect_slashes = False
@@ -105,7 +90,7 @@ class _Cors(CORSMiddleware):
         return response
 
 
-def _route(service: Service, endpoint: Endpoint) -> Route:
+def _route(backend: Backend, endpoint: ApiEndpoint) -> Route:
     """Assigns request ids, and turns errors into responses."""
 
     async def answer(request: Request) -> Response:
@@ -114,13 +99,13 @@ def _route(service: Service, endpoint: Endpoint) -> Route:
         clients_id = clients_id_of(request.headers.get(REQUEST_ID_HEADER))
         CURRENT_REQUEST.set(RequestIdentity(request_id, trace, endpoint.operation, clients_id))
         try:
-            response = await endpoint.serve(service, request)
+            response = await endpoint.serve(backend, request)
         except (ClientGone, ClientDisconnect):
             return Response(status_code=_CLIENT_GONE_STATUS)
         except Exception as error:
             refusal = as_router_error(error)
             if refusal.code == "unknown_parameter":
-                refusal.message += advice_on_field(refusal.param or "", APIS)
+                refusal.message += advice_on_field(refusal.param or "", backend.apis)
             return error_response(refusal, request.url.path, request_id)
         response.headers[REQUEST_ID_HEADER] = request_id
         return response

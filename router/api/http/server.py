@@ -24,8 +24,9 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
 from common.background import supervised
-from router.api.access import ApiKeys
-from router.api.endpoints.record import Endpoint
+from router.api.access import OPEN_ACCESS, Access
+from router.api.apis import APIS
+from router.api.endpoints.record import ApiEndpoint, Backend
 from router.api.generation.models import Models
 from router.api.http.app import build_app
 from router.api.http.protocol import BoundedProtocol, ConnectionsState
@@ -50,14 +51,7 @@ class HttpConfig:
     """Whether other processes serve on the same port."""
     max_body_bytes: int = 4 << 20
     """Larger requests get 413 without being read into memory."""
-    tls: TlsFiles | None = None
-    """None: plaintext."""
-    keys: ApiKeys | None = None
-    """API keys; None: no authentication."""
-    metrics_keys: ApiKeys | None = None
-    """Keys for metrics; see RequireApiKey."""
-    cors_origins: Sequence[str] = ()
-    """Origins of web pages that may call the API; "*" for all."""
+    access: Access = OPEN_ACCESS
     keep_alive_s: float = _KEEP_ALIVE_S
     """How long idle connections are kept open."""
     write_timeout_s: float = _WRITE_TIMEOUT_S
@@ -74,7 +68,7 @@ class HttpServer:
         *,
         metrics: CollectorRegistry,
         worker_targets: Callable[[], Sequence[str]] = tuple,
-        endpoints: Sequence[Endpoint] = (),
+        endpoints: Sequence[ApiEndpoint] = (),
     ) -> None:
         """`metrics` is served at /metrics; `worker_targets()`, the workers' metrics endpoints, at
         /sd/workers.
@@ -84,17 +78,12 @@ class HttpServer:
         self._config = config
         self._models = models
         app = build_app(
-            models,
-            metrics=metrics,
-            worker_targets=worker_targets,
-            max_body_bytes=config.max_body_bytes,
-            keys=config.keys,
-            metrics_keys=config.metrics_keys,
-            cors_origins=config.cors_origins,
-            local_names_only=config.keys is None and is_loopback(config.host),
+            Backend(APIS, models, metrics, worker_targets, config.max_body_bytes),
+            config.access,
+            local_names_only=config.access.keys is None and is_loopback(config.host),
             endpoints=endpoints,
         )
-        self._server = QuietServer(app, config.tls, keep_alive_s=config.keep_alive_s)
+        self._server = QuietServer(app, config.access.tls, keep_alive_s=config.keep_alive_s)
         self._serving: asyncio.Task[None] | None = None
         self.port = 0
         """The port that it listens on, after `start`."""

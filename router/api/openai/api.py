@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NoReturn
 
 from starlette.requests import Request
-from starlette.responses import Response
 
-from router.api.endpoints.kinds import computes, generates, gets, json_response
-from router.api.endpoints.record import Api, Endpoint, Service
+from router.api.endpoints.kinds import computes, generates, reads
+from router.api.endpoints.record import Api, Backend
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.off_loop import off_loop
@@ -45,12 +44,12 @@ async def _render_chat(model: Generation, asked: GenerationRequest) -> schemas.R
     return rendered
 
 
-async def _models(service: Service, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_card(model) for model in service.models]})
+def _models(backend: Backend, request: Request) -> schemas.Models:
+    return {"object": "list", "data": [_card(model) for model in backend.models]}
 
 
-async def _model(service: Service, request: Request) -> Response:
-    return json_response(_card(service.models.find(request.path_params["name"])))
+def _model(backend: Backend, request: Request) -> schemas.Model:
+    return _card(backend.models.find(request.path_params["name"]))
 
 
 def _card(generation: Generation) -> schemas.Model:
@@ -64,8 +63,8 @@ def _card(generation: Generation) -> schemas.Model:
     }
 
 
-async def _other_kinds(service: Service, request: Request) -> Response:
-    names = service.models.names
+def _other_kinds(backend: Backend, request: Request) -> NoReturn:
+    names = backend.models.names
     raise NotImplementedHere(
         f"{request.url.path} needs another kind of model; this server has {names}, for text."
     )
@@ -129,8 +128,8 @@ OPENAI: Final[Api] = Api(
             schemas.Detokenized,
             "Text of token ids.",
         ),
-        gets("/v1/models", _models, schemas.Models, "The served model, as a list."),
-        gets("/v1/models/{name:path}", _model, schemas.Model, "The served model.", "404"),
-        *(Endpoint(path=path, serve=_other_kinds) for path in _OTHER_KINDS),
+        reads("/v1/models", _models, schemas.Models, "The served model, as a list."),
+        reads("/v1/models/{name:path}", _model, schemas.Model, "The served model.", "404"),
+        *(reads(path, _other_kinds, method="POST") for path in _OTHER_KINDS),
     ),
 )

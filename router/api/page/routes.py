@@ -10,8 +10,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.endpoints.kinds import gets
-from router.api.endpoints.record import Endpoint, Serve, Service
+from router.api.endpoints.kinds import reads
+from router.api.endpoints.record import ApiEndpoint, Backend
 from router.errors import NotFound
 
 STATUS_PATH: Final = "/status"
@@ -36,13 +36,13 @@ _HEADERS: Final = {
 }
 
 
-def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]]) -> list[Endpoint]:
+def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]]]) -> list[ApiEndpoint]:
     """GET / and what it loads; GET /status, the status of the model in `?model=`, or of the first one.
 
     `statuses`: by the model's name, at least one. Raises NotFound.
     """
 
-    async def read_status(service: Service, request: Request) -> Response:
+    async def read_status(backend: Backend, request: Request) -> Response:
         name = request.query_params.get("model") or next(iter(statuses))
         if name not in statuses:
             raise NotFound(f"There is no model {name[:100]!r}; this server has {', '.join(statuses)}.")
@@ -52,14 +52,11 @@ def page_routes(statuses: Mapping[str, Callable[[], Awaitable[Mapping[str, Any]]
             headers={"cache-control": "no-store"},
         )
 
-    pages = [gets(path, _file(*file)) for path, file in _FILES.items()]
-    return [*pages, gets(STATUS_PATH, read_status)]
+    pages = [reads(path, _file(*file)) for path, file in _FILES.items()]
+    return [*pages, ApiEndpoint(path=STATUS_PATH, serve=read_status, method="GET")]
 
 
-def _file(name: str, media_type: str) -> Serve:
+def _file(name: str, media_type: str) -> Callable[[Backend, Request], Response]:
     content = files("router.api.page").joinpath("static", name).read_bytes()
 
-    async def serve(service: Service, request: Request) -> Response:
-        return Response(content, headers={**_HEADERS, "content-type": media_type})
-
-    return serve
+    return lambda *_: Response(content, headers={**_HEADERS, "content-type": media_type})

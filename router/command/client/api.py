@@ -42,7 +42,7 @@ class ApiError(Exception):
         super().__init__(f"{_message(self.body)} (HTTP {status})")
 
 
-class Api:
+class ApiClient:
     """Safe to use from several threads."""
 
     def __init__(self, url: str, key: str | None = None, ca_file: Path | None = None) -> None:
@@ -127,9 +127,9 @@ def add_api_arguments(parser: argparse.ArgumentParser, *, key: str = "API key") 
     )
 
 
-def api_of(arguments: argparse.Namespace) -> Api:
+def api_of(arguments: argparse.Namespace) -> ApiClient:
     """Raises OSError if a file cannot be read, ValueError if the key file holds no key."""
-    return Api(arguments.url, _key(arguments.key_file), arguments.ca_file)
+    return ApiClient(arguments.url, _key(arguments.key_file), arguments.ca_file)
 
 
 def _key(path: Path | None) -> str | None:

@@ -28,7 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from router.command.client.api import Api, ApiError, Unreachable, add_api_arguments, api_of
+from router.command.client.api import ApiClient, ApiError, Unreachable, add_api_arguments, api_of
 from router.command.client.batch_files import (
     BadInput,
     BatchRequest,
@@ -56,7 +56,9 @@ class Outcome:
 class Sender:
     """Sends one request until it has an answer, or `max_attempts` have failed. Thread-safe."""
 
-    def __init__(self, api: Api, max_attempts: int, pause: Callable[[float], object] = time.sleep) -> None:
+    def __init__(
+        self, api: ApiClient, max_attempts: int, pause: Callable[[float], object] = time.sleep
+    ) -> None:
         """`pause(seconds)` waits."""
         self._api = api
         self._max_attempts = max_attempts
@@ -117,7 +119,7 @@ def _errors_beside(output: Path) -> Path:
 
 
 def _send_all(
-    api: Api,
+    api: ApiClient,
     requests: Sequence[BatchRequest],
     total: int,
     arguments: argparse.Namespace,

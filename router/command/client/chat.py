@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 
-from router.command.client.api import Api, ApiError, Unreachable, add_api_arguments, api_of
+from router.command.client.api import ApiClient, ApiError, Unreachable, add_api_arguments, api_of
 from router.command.client.waterfall_chart import waterfall_chart
 
 _PATH: Final = "/v1/chat/completions"
@@ -74,7 +74,7 @@ class Conversation:
         }
 
 
-def parameters_of(api: Api) -> Collection[str]:
+def parameters_of(api: ApiClient) -> Collection[str]:
     """The fields of a chat request that the router knows. Raises ApiError, Unreachable."""
     document = api.get("/openapi.json")
     body = document["paths"][_PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -85,7 +85,9 @@ def parameters_of(api: Api) -> Collection[str]:
 
 
 class _Chat:
-    def __init__(self, api: Api, conversation: Conversation, console: Console, *, timeline: bool) -> None:
+    def __init__(
+        self, api: ApiClient, conversation: Conversation, console: Console, *, timeline: bool
+    ) -> None:
         self._api = api
         self._conversation = conversation
         self._console = console

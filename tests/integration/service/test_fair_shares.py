@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from common.log_format import formatter
 from engine.config import Policy
-from router.api.access import ApiKeys
+from router.api.access import Access, ApiKeys
 from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.models import Models
@@ -57,7 +57,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
         tokenizer.detokenizer.return_value.flush.return_value = ""
         server = HttpServer(
             Models([Generation(model, tokenizer, dispatcher, history=history)]),
-            HttpConfig(port=0, keys=ApiKeys({LOUD: "loud", QUIET: "quiet"})),
+            HttpConfig(port=0, access=Access(ApiKeys({LOUD: "loud", QUIET: "quiet"}))),
             metrics=CollectorRegistry(),
             worker_targets=list,
         )

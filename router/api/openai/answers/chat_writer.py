@@ -27,8 +27,8 @@ class ChatWriter(AnswerWriter):
         news = [{"delta": _delta(part)} for part in chunk.all_parts]
         return news or ([{"delta": {}}] if chunk.finish or chunk.logprobs or self._token_ids else [])
 
-    def _content(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        return {"message": _message(parts)}
+    def _content(self, whole: Chunk) -> dict[str, Any]:
+        return {"message": _message(whole.all_parts)}
 
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from router.api.generation.completion import Chunk
-from router.api.generation.output.parts import Content, Part
+from router.api.generation.output.parts import Content
 from router.api.generation.run import Run
 from router.api.generation.text.detokenizer import Detokenizer
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.openai.answers.logprobs import Entry, completion_logprobs, prompt_entries
-from router.api.openai.answers.writer import AnswerWriter, Gathered
+from router.api.openai.answers.writer import AnswerWriter
 from router.api.openai.requests import CompletionBody
 
 
@@ -44,9 +44,9 @@ class CompletionWriter(AnswerWriter):
     def _news(self, chunk: Chunk) -> list[dict[str, Any]]:
         return [{"text": chunk.text}]
 
-    def _content(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
-        text = "".join([part.text for part in parts if isinstance(part, Content)])
-        return {"text": text if self._echo is None else self._echo[index] + text}
+    def _content(self, whole: Chunk) -> dict[str, Any]:
+        text = "".join([part.text for part in whole.all_parts if isinstance(part, Content)])
+        return {"text": text if self._echo is None else self._echo[whole.index] + text}
 
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
@@ -55,11 +55,11 @@ class CompletionWriter(AnswerWriter):
         offsets = [text_offset.advance(token_id) for token_id in token_ids]
         return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
 
-    def _whole_logprobs(self, index: int, gathered: Gathered) -> dict[str, Any]:
+    def _whole_logprobs(self, whole: Chunk) -> dict[str, Any]:
         if not self._echoes_scores:
-            return super()._whole_logprobs(index, gathered)
-        token_ids = [*self._run.prompt(index), *gathered.token_ids]
-        return self._logprobs(index, token_ids, [*prompt_entries(gathered.outputs), *gathered.logprobs])
+            return super()._whole_logprobs(whole)
+        entries = [*prompt_entries(whole.outputs), *whole.logprobs]
+        return self._logprobs(whole.index, [*self._run.prompt(whole.index), *whole.token_ids], entries)
 
 
 class _TextOffset:

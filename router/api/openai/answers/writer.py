@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import orjson
 
 from router.api.generation.completion import Chunk
-from router.api.generation.output.parts import Call, Part
+from router.api.generation.output.parts import Call
 from router.api.generation.run import Run, Usage
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.openai.answers.logprobs import Entry, PromptScores
@@ -23,33 +22,14 @@ from router.api.openai.errors import error_event
 from router.api.openai.requests import GenerationBody, StreamedUsage
 from router.errors import RouterError
 from rpc.as_json import as_json
-from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1 import sampling_pb2
 
 _DONE: Final = b"data: [DONE]\n\n"
-_FINISH_REASONS: Final[Mapping[int, str | None]] = {
-    sampling_pb2.FINISH_REASON_UNSPECIFIED: None,
+_FINISH_REASONS: Final[Mapping[int, str]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
     sampling_pb2.FINISH_REASON_ABORT: "abort",
 }
-
-
-@dataclass(slots=True)
-class Gathered:
-    """The fold of one completion's chunks."""
-
-    parts: list[Part] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
-    outputs: list[worker_pb2.Output] = field(default_factory=list)
-    last: Chunk | None = None
-
-    def add(self, chunk: Chunk) -> None:
-        self.parts += chunk.all_parts
-        self.token_ids += chunk.token_ids
-        self.logprobs += chunk.logprobs
-        self.outputs += chunk.outputs
-        self.last = chunk
 
 
 class AnswerWriter(ABC):
@@ -71,7 +51,8 @@ class AnswerWriter(ABC):
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
         self._scores: Final = PromptScores.of(body, run.request.options)
-        self._gathered: Final = [Gathered() for _ in range(run.num_completions)]
+        self._whole: Final = [Chunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)]
+        """The fold of each completion's chunks."""
         self._calling: Final[set[int]] = set()
         """Completions with a tool call."""
         self._began: Final[set[int]] = set()
@@ -94,7 +75,7 @@ class AnswerWriter(ABC):
         """The contents of the events of a chunk."""
 
     @abstractmethod
-    def _content(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
+    def _content(self, whole: Chunk) -> dict[str, Any]:
         """The content of a whole choice."""
 
     @abstractmethod
@@ -106,11 +87,8 @@ class AnswerWriter(ABC):
     def opening(self) -> bytes:
         """The events before the first token."""
         prompt = {} if self.prompts_in_choices else self._prompt_ids(0)
-        choices = [
-            {"index": index, **content, "logprobs": None, "finish_reason": None}
-            for index in range(self._run.num_completions)
-            if (content := self._opening(index)) is not None
-        ]
+        contents = map(self._opening, range(self._run.num_completions))
+        choices = [_choice(index, said) for index, said in enumerate(contents) if said is not None]
         return b"".join([self._rare([choice], self._usage_so_far() | prompt) for choice in choices])
 
     def event(self, chunk: Chunk) -> bytes:
@@ -131,19 +109,12 @@ class AnswerWriter(ABC):
         if not news:
             return b""
         more = self._usage_so_far()
-        choices = [
-            {"index": chunk.index, **content, "logprobs": None, "finish_reason": None} for content in news
-        ]
-        last = choices[-1]
+        choices = [_choice(chunk.index, content) for content in news]
         if chunk.logprobs:
-            last["logprobs"] = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
-        last |= self._ids(chunk)
+            choices[-1]["logprobs"] = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
+        choices[-1] |= self._ids(chunk) | self._end(chunk)
         events = [self._rare([choice], more) for choice in choices[:-1]]
-        if chunk.finish:
-            last["finish_reason"] = self._finish_reason(chunk)
-            last["stop_reason"] = chunk.stop
-            more |= _timings(chunk)
-        return b"".join([*events, self._rare([last], more)])
+        return b"".join([*events, self._rare(choices[-1:], more | _timings(chunk))])
 
     def closing(self) -> bytes:
         """The events after the last token."""
@@ -158,7 +129,7 @@ class AnswerWriter(ABC):
     def add(self, chunk: Chunk) -> None:
         """Take the next chunk of a whole answer."""
         self._note_calls(chunk)
-        self._gathered[chunk.index].add(chunk)
+        self._whole[chunk.index].add(chunk)
 
     def body(self) -> bytes:
         """The JSON, after the last chunk of every completion. Takes microseconds for each log-probability.
@@ -167,43 +138,36 @@ class AnswerWriter(ABC):
         """
         answer = self._head(self.whole_object)
         answer["choices"] = [
-            orjson.Fragment(orjson.dumps(self._choice(index, gathered)))
-            for index, gathered in enumerate(self._gathered)
+            orjson.Fragment(orjson.dumps(self._whole_choice(whole))) for whole in self._whole
         ]
         answer["usage"] = _usage(self._run.usage)
-        if not self.prompts_in_choices:
-            answer |= self._prompt(0)
-        return orjson.dumps(answer | _timings(self._gathered[0].last))
+        prompt = {} if self.prompts_in_choices else self._prompt_ids(0) | self._prompt_scores(0)
+        return orjson.dumps(answer | prompt | _timings(self._whole[0]))
 
-    def _choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        last, is_scored = gathered.last, self._run.request.options.logprobs is not None
-        assert last is not None, "the run has ended"
-        return {
-            "index": index,
-            **self._content(index, gathered.parts),
-            "logprobs": self._whole_logprobs(index, gathered) if is_scored else None,
-            "finish_reason": self._finish_reason(last),
-            "stop_reason": last.stop,
-            **({"token_ids": gathered.token_ids} if self._token_ids else {}),
-            **(self._prompt(index) if self.prompts_in_choices else {}),
-        }
+    def _whole_choice(self, whole: Chunk) -> dict[str, Any]:
+        choice = _choice(whole.index, self._content(whole)) | self._ids(whole) | self._end(whole)
+        if self._run.request.options.logprobs is not None:
+            choice["logprobs"] = self._whole_logprobs(whole)
+        return choice | (self._prompt_scores(whole.index) if self.prompts_in_choices else {})
 
-    def _whole_logprobs(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        return self._logprobs(index, gathered.token_ids, gathered.logprobs)
+    def _whole_logprobs(self, whole: Chunk) -> dict[str, Any]:
+        return self._logprobs(whole.index, whole.token_ids, whole.logprobs)
 
-    def _finish_reason(self, last: Chunk) -> str | None:
-        """`tool_calls` if all calls of the answer are complete."""
-        complete = last.finish == sampling_pb2.FINISH_REASON_STOP and not last.cut_call
-        return "tool_calls" if complete and last.index in self._calling else _FINISH_REASONS[last.finish]
+    def _end(self, chunk: Chunk) -> dict[str, Any]:
+        """Fields of a choice's end; the reason is `tool_calls` if all calls of the answer are complete."""
+        if not chunk.finish:
+            return {}
+        complete = chunk.finish == sampling_pb2.FINISH_REASON_STOP and not chunk.cut_call
+        calls = complete and chunk.index in self._calling
+        reason = "tool_calls" if calls else _FINISH_REASONS[chunk.finish]
+        return {"finish_reason": reason, "stop_reason": chunk.stop}
 
     def _note_calls(self, chunk: Chunk) -> None:
         if any(isinstance(part, Call) for part in chunk.parts or ()):
             self._calling.add(chunk.index)
 
-    def _prompt(self, index: int) -> dict[str, Any]:
-        """vLLM's fields about a completion's prompt, if they were asked for."""
-        prompt, outputs = self._run.prompt(index), self._gathered[index].outputs
-        return self._prompt_ids(index) | self._scores.field(self._tokenizer, prompt, outputs)
+    def _prompt_scores(self, index: int) -> dict[str, Any]:
+        return self._scores.field(self._tokenizer, self._run.prompt(index), self._whole[index].outputs)
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._run.prompt(index))} if self._token_ids else {}
@@ -240,8 +204,12 @@ class AnswerWriter(ABC):
         return b"data: %b\n\n" % orjson.dumps(self._event_head | {"choices": choices} | more)
 
 
-def _timings(last: Chunk | None) -> dict[str, Any]:
-    return {"timings": as_json(last.timings)} if last is not None and last.timings is not None else {}
+def _choice(index: int, content: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, **content, "logprobs": None, "finish_reason": None}
+
+
+def _timings(chunk: Chunk) -> dict[str, Any]:
+    return {} if chunk.timings is None else {"timings": as_json(chunk.timings)}
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

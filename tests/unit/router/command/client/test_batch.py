@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from router.command.client.api import Api
+from router.command.client.api import ApiClient
 from router.command.client.batch import Sender, run
 from router.command.client.batch_files import BadInput, BatchRequest, finished_ids, read_requests
 
@@ -113,7 +113,7 @@ def test_a_busy_router_is_asked_again_after_the_time_that_it_names(url: str) -> 
     Router.busy = 2
     pauses: list[float] = []
     request = BatchRequest("r0", "/v1/completions", {"prompt": "a"})
-    assert Sender(Api(url), 3, pauses.append).send(request).ok
+    assert Sender(ApiClient(url), 3, pauses.append).send(request).ok
     assert len(pauses) == 2
     assert pauses[0] >= 0.5
     assert pauses[1] >= 1.0
@@ -121,7 +121,7 @@ def test_a_busy_router_is_asked_again_after_the_time_that_it_names(url: str) -> 
 
 def test_a_router_that_is_gone_fails_the_request_in_the_end() -> None:
     request = BatchRequest("r0", "/v1/completions", {"prompt": "a"})
-    outcome = Sender(Api("http://127.0.0.1:9"), 2, lambda _: None).send(request)
+    outcome = Sender(ApiClient("http://127.0.0.1:9"), 2, lambda _: None).send(request)
     assert not outcome.ok
     assert outcome.line["response"] is None
     assert "no router answers" in outcome.line["error"]["message"]
