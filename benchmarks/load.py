@@ -51,6 +51,8 @@ def main() -> None:
         "output_lengths": options.output_length,
         "seed": options.seed,
     }
+    if options.long and (target.api is Api.CHAT or options.shared_prefix):
+        raise SystemExit("--long: not with --api chat or --shared-prefix")
     if options.long:
         workload = with_long_prompts(**drawn, share=options.long, long_lengths=Uniform(8192, 32768))
     else:

@@ -16,7 +16,7 @@ STEP_SHARE: Final = 0.96
 """Share of `tpot_target_s` at which the mean of all steps is held: measured steps vary by a few percent."""
 _PAUSE_SHARE: Final = 1.6
 """Default of `pause_target_s`, in units of `tpot_target_s`. Simulated goodput is the same from 1.3 to 2.5 and
-lower at 5 (docs/performance.md)."""
+lower at 5 (`benchmarks.simulate --cluster --pause-ms`)."""
 _EDITED_DRAFTS: Final = 256
 """Most of `EngineConfig.max_edited_drafts` on a GPU."""
 _LONG_PREFILL_SHARE: Final = 0.04

@@ -99,6 +99,24 @@ async def test_a_server_that_is_not_there_is_an_error_of_each_request() -> None:
     assert all(record.error and "Connect" in record.error for record in records)
 
 
+def test_with_long_prompts_the_others_have_a_table_of_their_own() -> None:
+    with running(FakeServer()) as server:
+        options = ["--base-url", server.url, "--requests", "8", "--long", "0.5", "--input-length", "10"]
+        done = load(*options, "--output-length", "2")
+        refused = load(*options, "--shared-prefix", "5")
+    lengths = [len(body["prompt"]) for body in server.bodies]
+    num_long = sum(8192 <= length <= 32768 for length in lengths)
+    assert 0 < num_long < 8
+    assert lengths.count(10) == 8 - num_long
+    assert f"{8 - num_long} answered" in done.stdout
+    assert "--long" in refused.stderr
+
+
+def load(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.load", *options]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
 def test_the_command_line_finds_the_model_and_writes_its_results(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
     with running(FakeServer()) as server:
@@ -112,13 +130,7 @@ def test_the_command_line_finds_the_model_and_writes_its_results(tmp_path: Path)
             "--output-length",
             "uniform:2:4",
         ]
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.load", *options, "--output", str(results)],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = load(*options, "--output", str(results))
     assert done.returncode == 0, done.stderr
     assert "TTFT" in done.stdout
     assert "6 answered, 0 failed" in done.stdout
