@@ -133,7 +133,7 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     number = 1_000
     for name in options.texts.split(","):
-        for count in (1, options.many):
+        for count in dict.fromkeys((1, options.many)):
             prompts = prompts_of(name, tokenizer, count, first_answer)
             nothing, hints = [_NO_DRAFTS] * count, [NO_HINTS] * count
             seconds, tokens = {False: 0.0, True: 0.0}, {False: 0, True: 0}
