@@ -35,5 +35,5 @@ class RightsRemain(Exception):
     """A peer may still write this worker's pages, and only the end of this process can prevent that."""
 
 
-class RankGone(Exception):
+class RankGone(ConnectionError):
     """Another rank of this worker has ended, so the worker must end. Not a failure of a peer."""

@@ -17,7 +17,7 @@ from engine.executor.runner import ModelRunner
 from engine.kernels.cpu.library import cpu_kernels
 from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.model_config.shard import Shard
-from engine.parallel.communicator import SINGLE_RANK, Communicator
+from engine.parallel.communicator import SINGLE_RANK, Communicator, SingleRank
 from worker.config import WorkerConfig
 from worker.kv_pool_access import digester_of, layout_of, memory_of
 
@@ -59,26 +59,11 @@ def _alone(ranks: int) -> Callable[[], Communicator]:
     return lambda: SINGLE_RANK if ranks == 1 else _FirstRank(Shard(0, ranks))
 
 
-class _FirstRank:
+class _FirstRank(SingleRank):
     """Rank 0 of several, without the others: its results are of the right shape, and wrong."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard = shard
 
-    def all_reduce(self, partial: Tensor) -> Tensor:
-        return partial
-
     def gather_columns(self, piece: Tensor, total: int) -> Tensor:
         return torch.nn.functional.pad(piece, (0, total - piece.shape[1]))
-
-    def broadcast(self, tokens: Tensor) -> None:
-        pass
-
-    def all_reduce_min(self, number: int) -> int:
-        return number
-
-    def broadcast_host(self, numbers: Tensor) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

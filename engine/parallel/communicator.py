@@ -42,7 +42,7 @@ class Communicator(Protocol):
         """Close the connections. Other ranks that wait for this one get RankLost."""
 
 
-class _SingleRank:
+class SingleRank:
     """A model that one rank holds: every collective is the identity."""
 
     shard = Shard()
@@ -66,4 +66,4 @@ class _SingleRank:
         pass
 
 
-SINGLE_RANK: Final[Communicator] = _SingleRank()
+SINGLE_RANK: Final[Communicator] = SingleRank()

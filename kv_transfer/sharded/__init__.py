@@ -5,8 +5,8 @@ write per pair of ranks with common heads, and ShardedDigester sums the digests 
 """
 
 from kv_transfer.sharded.digester import ShardedDigester
-from kv_transfer.sharded.link import RankLink
 from kv_transfer.sharded.server import serve_rank
 from kv_transfer.sharded.transport import ShardedTransport
+from kv_transfer.sharded.wire import KINDS, RankSocket
 
-__all__ = ["RankLink", "ShardedDigester", "ShardedTransport", "serve_rank"]
+__all__ = ["KINDS", "RankSocket", "ShardedDigester", "ShardedTransport", "serve_rank"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.integrity.sum64 import MASK
 from kv_transfer.layout import KVLayout
-from kv_transfer.sharded.link import RankLink
+from kv_transfer.sharded.wire import Digest, Digests, DigestState, RankSocket
 
 
 class ShardedDigester:
@@ -18,7 +18,7 @@ class ShardedDigester:
     is inverted, so that it matches no page.
     """
 
-    def __init__(self, own: PageDigester, links: Sequence[RankLink], layout: KVLayout) -> None:
+    def __init__(self, own: PageDigester, links: Sequence[RankSocket], layout: KVLayout) -> None:
         """`own`: digester of rank 0's pool, by sum64; `layout`: of that pool."""
         self._own = own
         self._links = links
@@ -29,17 +29,18 @@ class ShardedDigester:
 
     def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
         for link in self._links:
-            link.request_digests(pages, tail_tokens)
-        parts = [tuple(self._own.digest(pages, tail_tokens)), *(link.digests() for link in self._links)]
+            link.send(Digest(tuple(pages), tail_tokens))
+        own = tuple(self._own.digest(pages, tail_tokens))
+        parts = [own, *(link.expect(Digests).digests for link in self._links)]
         return [self._joined(digests) for digests in zip(*parts, strict=True)]
 
     def digest_state(self, first: int) -> list[int]:
         """No two ranks hold the same heads of a state."""
         for link in self._links:
-            link.request_state_digests(first)
+            link.send(DigestState(first))
         digests = self._own.digest_state(first)
         for link in self._links:
-            digests += link.digests()
+            digests += link.expect(Digests).digests
         return digests
 
     def _joined(self, digests: Sequence[int]) -> int:

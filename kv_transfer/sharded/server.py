@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from typing import Final
 
+from kv_transfer.errors import RankGone
 from kv_transfer.integrity.digest import PageDigester
-from kv_transfer.message_socket import MessageSocket
-from kv_transfer.sharded.wire import KINDS, Digest, Digests, DigestState, Forget, Hello, Message, Write
+from kv_transfer.sharded.wire import Digest, Digests, DigestState, Forget, Message, Pool, RankSocket, Write
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
@@ -19,20 +18,19 @@ _LINGER_S: Final = 1.0
 digests while they arrive."""
 
 
-def serve_rank(connection: socket.socket, pool: Peer, writer: RankWriter, digester: PageDigester) -> None:
+def serve_rank(rank_0: RankSocket, pool: Peer, writer: RankWriter, digester: PageDigester) -> None:
     """Serve until rank 0 closes the connection or ends. Afterwards the pool is not accessed any more."""
-    rank_0 = MessageSocket(connection, KINDS)
     try:
-        rank_0.send(Hello(pool))
+        rank_0.send(Pool(pool))
         _serve(rank_0, writer, digester)
-    except OSError:
+    except RankGone:
         pass  # rank 0 has ended: this rank ends, too
     finally:
         writer.transport.close()
         rank_0.close()
 
 
-def _serve(rank_0: MessageSocket[Message], writer: RankWriter, digester: PageDigester) -> None:
+def _serve(rank_0: RankSocket, writer: RankWriter, digester: PageDigester) -> None:
     busy_until = 0.0
     while True:
         busy = writer.busy or time.monotonic() < busy_until
@@ -48,9 +46,7 @@ def _serve(rank_0: MessageSocket[Message], writer: RankWriter, digester: PageDig
             rank_0.send(end)
 
 
-def _execute(
-    message: Message, rank_0: MessageSocket[Message], writer: RankWriter, digester: PageDigester
-) -> None:
+def _execute(message: Message, rank_0: RankSocket, writer: RankWriter, digester: PageDigester) -> None:
     match message:
         case Write():
             writer.write(message)

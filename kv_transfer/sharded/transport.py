@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.layout import KVLayout
 from kv_transfer.planner import Copy
-from kv_transfer.sharded.link import RankLink
 from kv_transfer.sharded.peers import pack_ranks, ranks_of
-from kv_transfer.sharded.wire import Ended, Write
+from kv_transfer.sharded.wire import Ended, Forget, Pool, RankSocket, Write
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
@@ -43,14 +42,17 @@ class ShardedTransport:
     """
 
     def __init__(
-        self, name: str, writer: RankWriter, pool: Peer, links: Sequence[RankLink], whole: KVLayout
+        self, name: str, writer: RankWriter, pool: Peer, links: Sequence[RankSocket], whole: KVLayout
     ) -> None:
-        """`writer`, `pool`: of rank 0; `links`: to the other ranks, in order; `whole`: all heads."""
+        """`writer`, `pool`: of rank 0; `links`: to the other ranks, in order; `whole`: all heads.
+
+        Waits until every rank has opened its pool. Methods raise RankGone once one has ended.
+        """
         self._name = name
         self._writer = writer
         self._links = links
         self._whole = whole
-        self._ranks = [pool, *(link.pool for link in links)]
+        self._ranks = [pool, *(link.expect(Pool).peer for link in links)]
         self._writes: dict[int, _Write] = {}
         self._known: dict[str, _Connection] = {}
         self._next_write = 0
@@ -89,7 +91,7 @@ class ShardedTransport:
         self._writes[number] = _Write(peer, message, missing=len(self._ranks))
         known.writes.add(number)
         for link in self._links:
-            link.write(part)
+            link.send(part)
         self._writer.write(part)
         return number
 
@@ -102,13 +104,13 @@ class ShardedTransport:
 
     def forget(self, peer: Peer) -> None:
         for link in self._links:
-            link.forget(peer)
+            link.send(Forget(peer))
         self._writer.forget(peer)
 
     def poll(self) -> list[TransportEvent]:
         ended, others = self._writer.poll()
         for link in self._links:
-            ended += link.poll()
+            ended += (message for message in link.poll() if isinstance(message, Ended))
         events = [event for end in ended if (event := self._end(end)) is not None]
         for other in others:
             match other:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from kv_transfer.message_socket import MessageSocket
 from kv_transfer.ticket import Peer
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """Rank: its pool, as a peer would reach it."""
+class Pool:
+    """Rank, first of all: its pool, as a peer would reach it."""
 
-    rank: Peer
+    peer: Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Digests:
     digests: tuple[int, ...]
 
 
-Message: TypeAlias = Hello | Write | Ended | Digest | Digests | Forget | DigestState
+Message: TypeAlias = Pool | Write | Ended | Digest | Digests | Forget | DigestState
 
-KINDS: Final[tuple[type[Message], ...]] = (Hello, Write, Ended, Digest, Digests, Forget, DigestState)
+KINDS: Final[tuple[type[Message], ...]] = (Pool, Write, Ended, Digest, Digests, Forget, DigestState)
+
+RankSocket: TypeAlias = MessageSocket[Message]

@@ -18,12 +18,9 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
-    """Rank: it is ready, unless there is a problem."""
+class Opened:
+    """Rank, first of all: it is ready, unless there is a problem."""
 
-    secret: bytes
-    """Secret of this start of the worker: messages from elsewhere on the machine lack it."""
-    rank: int
     problem: str
     found: tuple[File, ...]
 
@@ -58,6 +55,6 @@ class Stop:
     """From rank 0: write the files that are queued, and close."""
 
 
-Message: TypeAlias = Hello | Answer | Stop | Demote | Promote | Save | Load | Remove | Forget
-KINDS: Final[tuple[type[Message], ...]] = (Hello, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
+Message: TypeAlias = Opened | Answer | Stop | Demote | Promote | Save | Load | Remove | Forget
+KINDS: Final[tuple[type[Message], ...]] = (Opened, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
 RankSocket: TypeAlias = MessageSocket[Message]

@@ -6,17 +6,12 @@ and verified when the digests of all are those that went down.
 
 from __future__ import annotations
 
-import secrets
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeAlias
-
-import numpy as np
-import torch
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
@@ -25,11 +20,10 @@ from engine.kv.tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove,
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies
-from worker.tensor_parallel.rank_messages import KINDS, Answer, File, Hello, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, Answer, File, Opened, RankSocket, Stop
+from worker.tensor_parallel.rank_sockets import RankListener, join_rank_0
 
-_LOOPBACK: Final = "127.0.0.1"
 _PATIENCE_S: Final = 60.0
-_SECRET_BYTES: Final = 32
 _DIGEST_BITS: Final = 64
 _Files: TypeAlias = list[tuple[PageKey, BlockHash]]
 
@@ -60,37 +54,21 @@ def open_ranks(
     on_fatal: Callable[[BaseException], None],
 ) -> RankedCopies:
     """On rank 0, while the other ranks call `serve_tiers`. Raises TierError."""
-    size = runner.communicator.shard.size
-    secret = secrets.token_bytes(_SECRET_BYTES)
-    with socket.create_server((_LOOPBACK, 0)) as listener:
-        listener.settimeout(_PATIENCE_S)
-        announced = [listener.getsockname()[1], host_slots, with_files, *np.frombuffer(secret, np.int64)]
-        runner.communicator.broadcast_host(torch.tensor(announced, dtype=torch.int64))
+    with RankListener(runner.communicator, host_slots, with_files) as ranks:
         own = open_copies(config, runner, host_slots, with_files=with_files, wake=wake, on_fatal=on_fatal)
-        links: dict[int, tuple[RankSocket, Hello]] = {}
-        while len(links) < size - 1:
-            link, hello = _accept(listener)
-            if hello is None or not secrets.compare_digest(hello.secret, secret):
-                link.close()  # it is no rank of this worker
-            elif hello.problem:
-                raise TierError(hello.problem)
-            else:
-                links[hello.rank] = link, hello
-    ordered = [links[rank] for rank in range(1, size)]
-    copier = RankedCopier(own.copier, [link for link, _ in ordered], wake)
-    found = [[(file.key, file.hash) for file in hello.found] for _, hello in ordered]
+        links = ranks.accept(KINDS)
+    opened = [link.expect(Opened) for link in links]
+    for rank in opened:
+        if rank.problem:
+            raise TierError(rank.problem)
+    copier = RankedCopier(own.copier, links, wake)
+    found = [[(file.key, file.hash) for file in rank.found] for rank in opened]
     return RankedCopies(copier, copier.common([own.found, *found]))
 
 
 def serve_tiers(config: WorkerConfig, runner: ModelRunner) -> threading.Thread:
     """On other ranks: serve `open_ranks` of rank 0, until the thread returned ends."""
-    announced = torch.zeros(3 + _SECRET_BYTES // 8, dtype=torch.int64)
-    runner.communicator.broadcast_host(announced)
-    port, host_slots, with_files = announced[:3].tolist()
-    connection = socket.create_connection((_LOOPBACK, port), _PATIENCE_S)
-    connection.settimeout(None)
-    link = RankSocket(connection, KINDS)
-    secret, rank = announced[3:].numpy().tobytes(), runner.communicator.shard.rank
+    link, (host_slots, with_files) = join_rank_0(runner.communicator, KINDS, 2)
 
     def report() -> None:
         with suppress(OSError):  # rank 0 has ended: so does this rank
@@ -104,12 +82,12 @@ def serve_tiers(config: WorkerConfig, runner: ModelRunner) -> threading.Thread:
             host_slots,
             with_files=bool(with_files),
             wake=report,
-            on_fatal=lambda _: connection.shutdown(socket.SHUT_RDWR),
+            on_fatal=lambda _: link.end(),
         )
     except TierError as error:
-        link.send(Hello(secret, rank, str(error), ()))
+        link.send(Opened(str(error), ()))
         raise
-    link.send(Hello(secret, rank, "", tuple(File(key, hash) for key, hash in copies.found)))
+    link.send(Opened("", tuple(File(key, hash) for key, hash in copies.found)))
     copies.copier.start()
     serving = threading.Thread(target=_serve, args=(link, copies), name="kv-tiers", daemon=True)
     serving.start()
@@ -224,20 +202,9 @@ def _join(digests: Sequence[int | None]) -> int | None:
     return total
 
 
-def _accept(listener: socket.socket) -> tuple[RankSocket, Hello | None]:
-    """The next connection, and how it introduces itself."""
-    connection, _ = listener.accept()
-    connection.settimeout(_PATIENCE_S)  # for one that sends nothing
-    link, hello = RankSocket(connection, KINDS), None
-    with suppress(BadMessage, OSError):
-        hello = link.receive()
-    connection.settimeout(None)
-    return link, hello if isinstance(hello, Hello) else None
-
-
 def _serve(link: RankSocket, copies: Copies) -> None:
     with suppress(BadMessage, OSError):
-        while (job := link.receive()) is not None and not isinstance(job, (Stop, Hello, Answer)):
+        while (job := link.receive()) is not None and not isinstance(job, (Stop, Opened, Answer)):
             copies.copier.submit(job)
     copies.copier.stop()
     link.close()

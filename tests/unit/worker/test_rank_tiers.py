@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.kv.tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
-from worker.tensor_parallel.rank_messages import KINDS, Answer, Hello, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, Answer, Opened, RankSocket, Stop
 from worker.tensor_parallel.rank_tiers import RankedCopier
 
 KEYS = [bytes([number]) * 34 for number in range(3)]
@@ -60,7 +60,7 @@ class Ranks:
         while select.select([self.sockets[rank - 1]], [], [], 0)[0]:
             job = self.theirs[rank - 1].receive()
             assert job is not None
-            assert not isinstance(job, (Answer, Hello, Stop))
+            assert not isinstance(job, (Answer, Opened, Stop))
             jobs.append(job)
         return jobs
 

@@ -17,7 +17,7 @@ from kv_transfer.errors import PeerUnreachable
 from kv_transfer.integrity.digest import host_digester
 from kv_transfer.layout import SUM64
 from kv_transfer.planner import coalesce, state_copy
-from kv_transfer.sharded import RankLink, ShardedDigester, ShardedTransport, serve_rank
+from kv_transfer.sharded import KINDS, RankSocket, ShardedDigester, ShardedTransport, serve_rank
 from kv_transfer.sharded.peers import pack_ranks, ranks_of
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.state_layout import StateLayout
@@ -93,10 +93,10 @@ def make_worker(name: str, kv_heads: int, size: int, network: LoopbackNetwork, s
     links = []
     for rank in ranks[1:]:
         here, there = socket.socketpair()
-        thread = threading.Thread(target=serve_rank, args=(there, *rank), daemon=True)
+        thread = threading.Thread(target=serve_rank, args=(RankSocket(there, KINDS), *rank), daemon=True)
         thread.start()
         stack.callback(thread.join, 5.0)
-        links.append(RankLink(here))
+        links.append(RankSocket(here, KINDS))
     whole = layout(kv_heads)
     pool, writer, digester = ranks[0]
     transport = ShardedTransport(name, writer, pool, links, whole)
