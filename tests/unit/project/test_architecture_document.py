@@ -1,4 +1,4 @@
-"""docs/architecture.md names every folder and file of the packages, and no other."""
+"""docs/architecture.md names every folder and file of the packages, and functions that exist."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ def test_every_name_is_that_of_a_folder_or_a_module(heading: str) -> None:
     there = {f"{each.name}/" if each.is_dir() else each.name for each in paths}
     there |= {f"{package}/" for package in SECTIONS[heading]}
     assert names(heading) <= there
+
+
+def test_the_functions_on_the_way_of_a_request_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    ways = text.split("### A request's way\n")[1].split("### Timeline\n")[0]
+    named = re.findall(r"`(\w+)\.(\w+)`", ways)
+    paths = [path for room in ("router", "worker", "engine") for path in (ROOT / room).rglob("*.py")]
+    modules = [path.read_text() for path in paths]
+    missing = {
+        f"{owner}.{name}"
+        for owner, name in named
+        if not any(re.search(rf"class {owner}\b", module) and f"def {name}(" in module for module in modules)
+    }
+    assert len(named) > 20
+    assert not missing
 
 
 @pytest.mark.parametrize("room", ["router", "engine"])
