@@ -91,7 +91,7 @@ class PulledPrefixes:
         `id`: handoff id. False: there is nothing to wait for.
         """
         engine, now = self._engine, self._clock()
-        missing = min(num_tokens, job.request.num_reusable) - engine.kv.cached_tokens(job.request)
+        missing = min(num_tokens, job.request.num_sought) - engine.kv.sought_tokens(job.request)
         if missing < engine.config.page_size or not engine.kv.cache.enabled or id in self:
             return False
         until = now + patience_s(missing, engine.prefill_rate)

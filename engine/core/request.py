@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from common.origin import NO_NAMESPACE, Namespace, are_keys_of
+from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
@@ -140,6 +141,12 @@ class Request:
     def num_reusable(self) -> int:
         """Leading tokens whose KV may come from a cache; the others are computed for their logits."""
         return self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
+
+    @property
+    def num_sought(self) -> int:
+        """Leading tokens whose KV is worth bringing into the pool: log-probabilities may come with it."""
+        served = (self.sampling.prompt_logprobs or 0) <= KEPT_ALTERNATIVES
+        return self.num_tokens - 1 if served else self.num_reusable
 
     @property
     def schedule_key(self) -> float:

@@ -140,6 +140,9 @@ class PromptLogprobs:
     def __len__(self) -> int:
         return len(self.logprobs)
 
+    def without_alternatives(self) -> PromptLogprobs:
+        return PromptLogprobs(self.position, self.logprobs, self.ranks, 0, [], [])
+
     def part(self, first: int, end: int) -> PromptLogprobs:
         """Select tokens [first, end) of these."""
         tokens, tops = slice(first, end), slice(first * self.num_top, end * self.num_top)

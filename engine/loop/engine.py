@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from common.sidecars import KINDS
 from engine.config import EngineConfig
 from engine.core.draft_source import DraftSource
 from engine.core.events import Occupancy, StepMeasured, StepOutput
@@ -71,6 +72,7 @@ class Engine:
             radix_cache=config.radix_cache,
             num_state_slots=self.runner.num_state_slots,
             retained_share=config.retained_kv_share,
+            sidecars=KINDS,
         )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
@@ -116,6 +118,7 @@ class Engine:
         """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
         self._requests.check_new(request, self.runner.spec.vocab_size)
         request.arrival = self._clock()
+        self.kv.scores.look_up(request)
         self.scheduler.submit(request, request.arrival, self._times.prefill_rate)
         self._take_in(request)
 
@@ -185,12 +188,15 @@ class Engine:
             launched, self._in_flight.launched = self._in_flight.launched, launched
         if launched is not None:
             self._finish(launched, output)
-        elif not (plan and output.completed):
-            self._times.rest()
+        else:
+            output.outputs += self.kv.scores.take_found()
+            if not (plan and output.completed):
+                self._times.rest()
         return output
 
     def _finish(self, launched: Launched, output: StepOutput) -> None:
         """Wait for a step that is `_launched` no more, and report what it brought."""
+        output.outputs += self.kv.scores.take_found()
         waited = not launched.step.done()
         result = self._result_of(launched)
         more = self._in_flight.launched is not None

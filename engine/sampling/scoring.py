@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.output import Output
 from engine.core.plan import Chunk
 from engine.core.sampling_params import PromptLogprobs
@@ -56,7 +57,7 @@ class Scored:
 
     @property
     def num_top(self) -> int:
-        return max(chunk.request.sampling.prompt_logprobs or 0 for chunk in self.chunks)
+        return max(_num_top(chunk) for chunk in self.chunks)
 
     def targets(self, device: torch.device) -> torch.Tensor:
         """[Q] int64: the tokens to score, in the order of `Batch.scored_rows`."""
@@ -69,7 +70,7 @@ class Scored:
         logprobs, found, first = LogprobTensors(*columns), list[Output | None](), 0
         for chunk in self.chunks:
             rows = slice(first, first := first + len(chunk.scored))
-            num_top = chunk.request.sampling.prompt_logprobs or 0
+            num_top = _num_top(chunk)
             position = chunk.scored.start + 1
             good = bool(finite[rows].all())
             found.append(_on_host(logprobs, rows, position, num_top) if good else None)
@@ -86,6 +87,11 @@ def _on_host(tensors: LogprobTensors, rows: slice, position: int, num_top: int) 
         tensors.top_ids[rows, :num_top].flatten().tolist(),
         tensors.top[rows, :num_top].flatten().tolist(),
     )
+
+
+def _num_top(chunk: Chunk) -> int:
+    """Alternatives that the request wants, or that pages keep."""
+    return max(chunk.request.sampling.prompt_logprobs or 0, KEPT_ALTERNATIVES)
 
 
 def logit_blocks(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
+from common.sidecars import SidecarKind
 from engine.core.request import Request, RequestId
 from engine.errors import EngineError
 from engine.kv.cache.journal import CacheChange
@@ -20,12 +21,15 @@ from engine.kv.cache.pages import PageCounts, PagePool, PageState
 from engine.kv.cache.radix import WHATEVER_IS_THERE, RadixCache
 from engine.kv.cache.radix_node import RadixNode, shared_part
 from engine.kv.cache.retention import Retentions
+from engine.kv.cache.sidecars import Sidecars
 from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
 from engine.kv.manager.block_tables import BlockTables
 from engine.kv.manager.page_audit import check_pages
+from engine.kv.manager.page_supply import PageSupply
 from engine.kv.manager.page_tiers import PageTiers
 from engine.kv.manager.peer_prefixes import PeerPrefixes
 from engine.kv.manager.prefix_holds import PrefixHolds
+from engine.kv.manager.prompt_scores import PromptScores
 from engine.kv.manager.reservations import Reservation, Reservations
 from engine.kv.manager.state_slots import StateSlots
 from engine.kv.tiers.jobs import Copier
@@ -45,6 +49,7 @@ class KVManager:
         radix_cache: bool = True,
         num_state_slots: int = 0,
         retained_share: float = 0.0,
+        sidecars: Sequence[SidecarKind] = (),
     ) -> None:
         """`largest_chunk`: of a prompt; None: prompts may be computed whole. `num_state_slots`: 0 for models
         without a recurrent state. `retained_share`: of the pool and of tiers, that a tenant may retain.
@@ -70,11 +75,14 @@ class KVManager:
         self._stride = self.needs.stride
         self._nodes: dict[RequestId, RadixNode] = {}
         """The deepest node whose pages each request uses, locked against eviction."""
-        self.tables = BlockTables(self.needs, self.pool, self._windows, self._take_most)
         self.tiers: PageTiers | None = None
+        self.sidecars = Sidecars(num_pages, page_size, sidecars)
+        self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.let_all_go())
+        self.tables = BlockTables(self.needs, self.pool, self._windows, self._supply.take_most)
+        self.scores = PromptScores(self.sidecars, self.needs, self.pool, self.cache)
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
         self.arriving = ArrivingPrefixes(
-            self.pool, self.cache, self.holds, self.states, self.needs, self._take
+            self.pool, self.cache, self.holds, self.states, self.needs, self._supply.take
         )
         self.peers = PeerPrefixes(
             self.needs,
@@ -82,7 +90,7 @@ class KVManager:
             self.states,
             self.arriving,
             self.holds,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.sought_tokens,
             num_available=lambda: self.num_available,
         )
         self.reservations = Reservations(self.pool, self.states)
@@ -97,7 +105,7 @@ class KVManager:
         """
         if not self.cache.enabled:
             raise EngineError("KV tiers need the radix cache")
-        self.tiers = PageTiers(
+        self.tiers = self._supply.tiers = PageTiers(
             self.needs, self.pool, self.cache, self.states, self.arriving, tiers, copier, root, pages_of_slot
         )
         slots = tiers.host.num_slots + tiers.disk.num_slots
@@ -108,8 +116,7 @@ class KVManager:
     @property
     def num_available(self) -> int:
         """Pages that are free, or would be at once if they were evicted."""
-        copying = self.tiers.tiers.num_copying if self.tiers else 0
-        return self.pool.num_free + max(0, self.cache.num_evictable - copying)
+        return self._supply.num_available
 
     @property
     def num_usable(self) -> int:
@@ -131,9 +138,16 @@ class KVManager:
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens of a request that need not be computed. O(tokens)."""
+        return self._cached(request, request.num_reusable)
+
+    def sought_tokens(self, request: Request) -> int:
+        """Tokens of a request whose KV need not come from elsewhere. O(tokens)."""
+        return self._cached(request, request.num_sought)
+
+    def _cached(self, request: Request, num_tokens: int) -> int:
         if not self.cache.enabled:
             return 0
-        keys = request.keys(0, request.num_reusable)
+        keys = request.keys(0, num_tokens)
         found = self.cache.match(keys, self.cache.root(request.namespace), touch=False)
         return self.states.usable_depth(found) * self.page_size
 
@@ -162,6 +176,7 @@ class KVManager:
         at = node.depth * self.page_size
         if at != request.num_computed:
             return  # its previous chunk is still in flight
+        self.scores.look_up(request)
         found = self.cache.match(request.keys(at, request.num_reusable), node)
         if not found.pages:
             return
@@ -174,11 +189,12 @@ class KVManager:
         request.capacity = max(request.capacity, request.num_computed)
         self.pool.give_back([page for page in ours if page != NO_PAGE], request.id)
         self.tables.pass_by(request, request.num_computed)
+        self.scores.inherit(request)
 
     def grow(self, request: Request) -> bool:
         """Allocate pages for the next token if it needs some; False if there are too few."""
         if request.num_computed >= len(request.pages) // self._stride * self.page_size:
-            pages = self._take(self._stride, request.id, PageState.HELD)
+            pages = self._supply.take(self._stride, request.id, PageState.HELD)
             if pages is None:
                 return False
             request.pages += pages
@@ -192,7 +208,7 @@ class KVManager:
         blocks = self.needs.blocks(request.num_computed + tokens - request.capacity)
         missing = blocks * self._stride
         if missing > 0 and self.num_available - missing > spare:
-            pages = self._take(missing, request.id, PageState.HELD)
+            pages = self._supply.take(missing, request.id, PageState.HELD)
             if pages is not None:
                 request.pages += pages
                 request.capacity += blocks * self.page_size
@@ -216,7 +232,9 @@ class KVManager:
             return
         keys = request.keys(first * self.page_size, end * self.page_size)
         pages = request.pages[first * self._stride : end * self._stride]
+        there = self.cache.known(keys, node).pages if request.scores_until else []
         inserted = self.cache.insert(keys, pages, node)
+        self.scores.merge(pages, there)
         self.pool.to_cache(inserted.adopted, request.id)
         self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
@@ -254,7 +272,7 @@ class KVManager:
         """
         keys, root = request.keys(0, request.num_tokens), self.cache.root(request.namespace)
         found = self.cache.match(keys, root, resume=WHATEVER_IS_THERE)
-        self._evicted(self.cache.forget(found.node))
+        self._supply.evicted(self.cache.forget(found.node))
         if self.tiers is not None:
             self.tiers.revoke(request)
 
@@ -262,7 +280,7 @@ class KVManager:
         """Evict these blocks from the radix cache, or all (None), as far as no request reads them; returns
         how many pages. O(nodes of the cache)."""
         pages = self.cache.evict(self.cache.num_pages) if blocks is None else self.cache.drop_blocks(blocks)
-        self._evicted(pages)
+        self._supply.evicted(pages)
         return len(pages)
 
     def reserve(self, request: Request, headroom: int, room: int = 0) -> Reservation | None:
@@ -300,9 +318,7 @@ class KVManager:
 
     def take_changes(self) -> list[CacheChange]:
         """Changes of `contents` since the last call, in order."""
-        if self.tiers is not None:
-            return self.tiers.take_changes()
-        return self.cache.take_changes()
+        return (self.tiers or self.cache).take_changes()
 
     def check(self, owners: list[Request]) -> PageCounts:
         """Check that every page has exactly one owner; `owners` are all requests that may have pages.
@@ -329,6 +345,7 @@ class KVManager:
         if headroom(needs.pages(blocks)) >= self.num_available:
             return None  # it does not fit even without sharing, so skip the search
         arrives = state is PageState.IN_FLIGHT
+        self.scores.look_up(request)
         position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
         keys, root = request.keys(0, request.num_reusable), self.cache.root(request.namespace)
         found = self.cache.match(keys, root, resume=position)
@@ -345,13 +362,14 @@ class KVManager:
         places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
         alone = needs.pages(blocks - self._shared_blocks(request))
         fits = len(places) + headroom(alone) <= self.num_available
-        fresh = self._take(len(places), request.id, state) if fits else None
+        fresh = self._supply.take(len(places), request.id, state) if fits else None
         if fresh is None:
             self.states.release(request, request.id, state)
             self._drop_cached_part(request)
             return None
         self.stop_waiting(request)
         self.tables.extend(request, blocks, places, fresh)
+        self.scores.inherit(request)
         request.num_computed = cached * self.page_size
         if request.num_cached is None:
             request.num_cached = request.num_computed
@@ -371,29 +389,11 @@ class KVManager:
         if before is not None:
             self.cache.unlock(before)
 
-    def _take(self, count: int, owner: int, state: PageState) -> list[int] | None:
-        if count > self.num_available:
-            self.let_all_go()
-        if count > self.num_available:
-            return None
-        while (short := count - self.pool.num_free) > 0:
-            self._evicted(self.cache.evict(short))
-        return self.pool.take(count, owner, state)
-
-    def _take_most(self, count: int, owner: int) -> list[int]:
-        return self._take(min(count, self.num_available), owner, PageState.HELD) or []
-
     def stop_waiting(self, request: Request) -> None:
         """For KV that comes from elsewhere."""
         if self.tiers is not None:
             self.tiers.stop_waiting(request)
         self.arriving.let_go(request)
-
-    def _evicted(self, pages: list[int]) -> None:
-        if self.tiers is None:
-            self.pool.from_cache(pages)
-        else:
-            self.tiers.evicted(pages)
 
     def _shared_blocks(self, request: Request) -> int:
         """Cached blocks of a request that others read too."""

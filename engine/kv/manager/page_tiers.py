@@ -290,7 +290,7 @@ class PageTiers:
         O(tokens); the search on the tiers is left out if it found nothing, and nothing has changed since.
         """
         size, use = self._cache.page_size, self.use_of(request)
-        limit = request.num_reusable // size
+        limit = request.num_sought // size
         known = self._cache.known(request.keys(0, limit * size), self._cache.root(request.namespace))
         usable, checkpoints = self._cache.usable(known), None
         if self._states.used:

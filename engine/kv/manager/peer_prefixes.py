@@ -61,13 +61,15 @@ class PeerPrefixes:
         """
         size, needs = self._needs.page_size, self._needs
         depth = self._cached_tokens(request) // size
-        end = min(num_tokens, request.num_reusable) // size
+        end = min(num_tokens, request.num_sought) // size
         lacking = needs.pages(needs.blocks(request.num_tokens) - depth)
         if end <= depth or lacking + headroom > self._num_available():
             return None
         position = end * size - 1
         # A checkpoint may lie before the last block that is cached here.
         first = depth if self._states.used else self._first_lacking(request, end, position)
+        if first >= end:
+            return None
         places = kept_places(needs.groups, size, position, range(first, end))
         what = Lacking(first, end, places, state=self._states.used)
         return self._arriving.begin(request, what, position, owner)

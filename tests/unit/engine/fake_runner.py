@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
+from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
 from engine.core.request import PENDING
@@ -52,12 +53,9 @@ class Work:
     """Keys whose KV is read; None: drafts are among them, so only the last one is checked."""
     scored: range
     """Positions whose next tokens are scored."""
-
-
-def scores(positions: range) -> PromptLogprobs:
-    """As if every token was certain."""
-    count = len(positions)
-    return PromptLogprobs(positions.start + 1, [0.0] * count, [1] * count, 0, [], [])
+    targets: list[int]
+    """Keys of those tokens."""
+    num_top: int
 
 
 class FakeStep:
@@ -122,6 +120,26 @@ def reference(
     return output
 
 
+def scores(position: int, digests: Sequence[int], num_top: int) -> PromptLogprobs:
+    """`digests` at tokens from `position` on stand for their log-probabilities."""
+    return PromptLogprobs(
+        position,
+        [-(digest % 4096) / 64 for digest in digests],
+        [1 + digest % VOCAB for digest in digests],
+        num_top,
+        [(digest + place) % VOCAB for digest in digests for place in range(num_top)],
+        [-(digest % 1024) / 32 - place for digest in digests for place in range(num_top)],
+    )
+
+
+def reference_scores(keys: Sequence[int], num_top: int, namespace: bytes = b"") -> PromptLogprobs:
+    """The log-probabilities of all tokens of a prompt but the first."""
+    digests = [begin(namespace)]
+    for key in keys:
+        digests.append(extend(digests[-1], key))
+    return scores(1, digests[2:], num_top)
+
+
 class FakeStates:
     """The digests in slots: the same in all numbers of a slot's pages, else the state is damaged."""
 
@@ -179,13 +197,15 @@ class FakeRunner:
                 namespace=chunk.request.namespace,
                 before=None if chunk.draft else list(chunk.request.keys(0, chunk.start)),
                 scored=chunk.scored,
+                targets=list(chunk.request.keys(chunk.scored.start + 1, chunk.scored.stop + 1)),
+                num_top=max(chunk.request.sampling.prompt_logprobs or 0, KEPT_ALTERNATIVES),
             )
             for chunk, state in zip(rows, states, strict=True)
         ]
 
     def launch(self, step: list[Work]) -> FakeStep:
         assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
-        answer = StepResult([], [], {}, scores=[scores(work.scored) for work in step if work.scored])
+        answer = StepResult([], [], {})
         self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
         return self.enqueuing
 
@@ -201,11 +221,16 @@ class FakeRunner:
                 right = right and answer.tokens[-1] == work.keys[0]
             if work.state and digest != state:
                 digest = extend(digest, state & 1)  # neither the one's token nor the other's
+            scored: list[int] = []
             for position, key in enumerate(work.keys, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if key == PENDING else key)
                 self.write(work.pages, position, digest)
+                if position in work.scored:
+                    scored.append(extend(digest, work.targets[position - work.scored.start]))
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
+            if work.scored:
+                answer.scores.append(scores(work.scored.start + 1, scored, work.num_top))
             state = digest
             if work.state and right:
                 self.states[own] = digest

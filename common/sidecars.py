@@ -1,0 +1,43 @@
+"""Sidecars: rows of numbers that the computation of a KV page has left besides KV, one for each token.
+
+A page's rows move with it: to tiers and back, in handoffs, migrations and pulls. A page whose rows are not
+all known has none: a request that needs them computes the tokens again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarKind:
+    """A kind of rows. All workers that exchange pages have the same kinds."""
+
+    name: str
+    row: np.dtype[Any]
+    """Dtype of a token's row, in little-endian order."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for kinds whose rows have the same meaning and bytes."""
+        return f"{self.name} {self.row.descr} {self.row.shape}"
+
+
+KEPT_ALTERNATIVES: Final = 1
+"""Most likely tokens of which PROMPT_LOGPROBS has the log-probability, besides the prompt's own token."""
+
+PROMPT_LOGPROBS: Final = SidecarKind(
+    "prompt_logprobs",
+    np.dtype([("logprob", "<f4"), ("rank", "<u4"), ("top_id", "<u4"), ("top_logprob", "<f4")]),
+)
+"""Log-probability of the token at the row's position, from the logits of the token before it. A row depends
+only on tokens up to its own, as the page's KV does. The row of a prompt's first token is zero."""
+
+KINDS: Final = (PROMPT_LOGPROBS,)
+"""What pages of a worker's pool own."""
+
+Rows: TypeAlias = npt.NDArray[Any]

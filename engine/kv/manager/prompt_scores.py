@@ -1,0 +1,132 @@
+"""Log-probabilities of prompts as a sidecar of cached pages: a prompt that is scored reuses a cached prefix.
+
+The log-probability of a token comes from the logits of the token before it, and stands in the row of the
+token itself. With rows of k full blocks a request knows the log-probabilities of all their tokens. It reuses
+the KV of k - 1 of them: the logits after the last token of block k - 1 score the next token, which the cache
+cannot know, so that block is computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from common.sidecars import KEPT_ALTERNATIVES, PROMPT_LOGPROBS, Rows
+from engine.core.output import Output
+from engine.core.plan import Chunk
+from engine.core.request import Request
+from engine.core.sampling_params import PromptLogprobs
+from engine.kv.cache.page_needs import PageNeeds
+from engine.kv.cache.pages import PagePool, PageState
+from engine.kv.cache.radix import RadixCache
+from engine.kv.cache.sidecars import Sidecars
+
+
+class PromptScores:
+    def __init__(self, sidecars: Sidecars, needs: PageNeeds, pool: PagePool, cache: RadixCache) -> None:
+        self._sidecars = sidecars
+        self._needs = needs
+        self._pool = pool
+        self._cache = cache
+        full = (number for number, group in enumerate(needs.groups) if group.window is None)
+        self._group = next(full, None)
+        """The group whose pages own the rows. None: windows drop every page, and its rows with it."""
+        self._found: list[tuple[Request, Output]] = []
+
+    def take_found(self) -> list[tuple[Request, Output]]:
+        """Log-probabilities that the cache has had for requests since the last call."""
+        found, self._found = self._found, []
+        return [(request, scores) for request, scores in found if request.finish is None]
+
+    def look_up(self, request: Request) -> None:
+        """Take from the cache what it has of the log-probabilities that a request still wants.
+
+        Its `num_scored` grows, and so does what it may reuse. O(tokens) for a request that is scored.
+        """
+        pages = self._known_pages(request)
+        end = len(pages) * self._needs.page_size - 1
+        if end <= request.num_scored:
+            return
+        rows = self._sidecars.rows(PROMPT_LOGPROBS, pages)[request.num_scored + 1 :]
+        scores = _scores(rows, request.num_scored + 1)
+        self._found.append((request, _as_wanted(scores, request)))
+        request.num_scored = end
+
+    def inherit(self, request: Request) -> None:
+        """Copy known rows to the pages that a request has of its own: it does not compute those rows."""
+        for block, page in enumerate(self._known_pages(request, scored=True)):
+            own = self._own_page(request, block)
+            if own is not None and own != page:
+                self._sidecars.copy(page, own)
+
+    def computed(self, chunk: Chunk, scores: Output) -> Output:
+        """A chunk has been scored: keep the rows. Returns what its request wants of them."""
+        if not isinstance(scores, PromptLogprobs):
+            return scores
+        request, size = chunk.request, self._needs.page_size
+        if self._group is not None and request.slot >= 0 and request.admissions == chunk.admission:
+            first, rows = scores.position, _rows(scores)
+            if first == 1:
+                first, rows = 0, np.concatenate([np.zeros(1, PROMPT_LOGPROBS.row), rows])
+            end = first + len(rows)
+            for block in range(first // size, -(-end // size)):
+                page = self._own_page(request, block)
+                if page is not None:
+                    begin = max(first, block * size)
+                    part = rows[begin - first : (block + 1) * size - first]
+                    self._sidecars.write(PROMPT_LOGPROBS, page, begin - block * size, part)
+        return _as_wanted(scores, request)
+
+    def merge(self, pages: Iterable[int], cached: Iterable[int]) -> None:
+        """`pages` hold the same tokens as `cached` ones: those get rows that they lack."""
+        for page, there in zip(pages, cached, strict=False):
+            if page != there and min(page, there) >= 0:
+                self._sidecars.copy(page, there)
+
+    def _known_pages(self, request: Request, *, scored: bool = False) -> list[int]:
+        """Cached pages of the prompt with all their rows, from the first block on. O(tokens).
+
+        None of a request that wants no rows, or more than there are, or none any more unless `scored`.
+        """
+        wanted = request.sampling.prompt_logprobs
+        if self._group is None or not self._sidecars.kinds or not self._cache.enabled:
+            return []
+        if wanted is None or wanted > KEPT_ALTERNATIVES:
+            return []
+        if request.num_scored >= request.scores_until and not scored:
+            return []
+        keys, root = request.keys(0, len(request.prompt)), self._cache.root(request.namespace)
+        pages = self._cache.known(keys, root).pages[self._group :: self._needs.stride]
+        return pages[: self._sidecars.num_complete(PROMPT_LOGPROBS, pages)]
+
+    def _own_page(self, request: Request, block: int) -> int | None:
+        """The page that a request writes itself for a block; None: it is shared, or not there."""
+        assert self._group is not None
+        place = block * self._needs.stride + self._group
+        if place >= len(request.pages):
+            return None
+        page = request.pages[place]
+        is_own = page >= 0 and self._pool.state(page) is PageState.HELD
+        return page if is_own else None
+
+
+def _rows(scores: PromptLogprobs) -> Rows:
+    """`scores` have at least KEPT_ALTERNATIVES."""
+    rows = np.zeros(len(scores.logprobs), PROMPT_LOGPROBS.row)
+    rows["logprob"], rows["rank"] = scores.logprobs, scores.ranks
+    rows["top_id"] = scores.top_ids[:: scores.num_top]
+    rows["top_logprob"] = scores.top_logprobs[:: scores.num_top]
+    return rows
+
+
+def _scores(rows: Rows, position: int) -> PromptLogprobs:
+    """`rows` are those of tokens from `position` on."""
+    columns = [rows[name].tolist() for name in ("logprob", "rank", "top_id", "top_logprob")]
+    logprobs, ranks, top_ids, top_logprobs = columns
+    return PromptLogprobs(position, logprobs, ranks, KEPT_ALTERNATIVES, top_ids, top_logprobs)
+
+
+def _as_wanted(scores: PromptLogprobs, request: Request) -> PromptLogprobs:
+    """Without alternatives, if the request wants none."""
+    return scores if request.sampling.prompt_logprobs else scores.without_alternatives()
