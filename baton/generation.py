@@ -11,7 +11,7 @@ from baton.outputs import CompletionOutput, Logprob
 from engine.core.events import TokenOut
 from engine.core.request import Request
 from engine.loop.engine import Engine
-from router.api.generation.completion import Chunk, Completion
+from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.text.tokenizer import Tokenizer
 from router.dispatch.token_stream import Delta
 from rpc.baton.v1 import sampling_pb2
@@ -79,7 +79,7 @@ class Runner:
                 failed.output.finish_reason, failed.output.error = "error", str(error)
                 on_end(failed)
 
-    def _add(self, output: CompletionOutput, chunk: Chunk) -> None:
+    def _add(self, output: CompletionOutput, chunk: OutputChunk) -> None:
         output.text += chunk.text
         output.token_ids += chunk.token_ids
         if output.logprobs is not None:

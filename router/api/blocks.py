@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import orjson
 
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Arguments, Call, Content, Reasoning
 from router.api.generation.run import Run
 from rpc.baton.v1 import sampling_pb2
@@ -56,9 +56,9 @@ class BlockWriter(ABC):
     def __init__(self, run: Run) -> None:
         self._run: Final = run
         self._blocks: Final[list[Block]] = []
-        self._last: Chunk | None = None
+        self._last: OutputChunk | None = None
 
-    def event(self, chunk: Chunk) -> bytes:
+    def event(self, chunk: OutputChunk) -> bytes:
         """The events of a chunk; each call changes the answer too."""
         events: list[bytes] = []
         for part in chunk.all_parts:
@@ -81,7 +81,7 @@ class BlockWriter(ABC):
             self._last = chunk
         return b"".join(events)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         self.event(chunk)
 
     def body(self) -> bytes:

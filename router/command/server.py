@@ -21,7 +21,7 @@ from router.api.access import Access
 from router.api.apis import APIS
 from router.api.endpoints.record import ApiEndpoint, Backend
 from router.api.generation.models import Models
-from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.app import build_app
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class Service:
     models: Sequence[ModelService]
     http: HttpServer
-    grpc: GrpcServer
+    grpc: GrpcFrontend
     admin: AdminServer
     placement_notice: PlacementNotice
 
@@ -128,7 +128,7 @@ async def serving(
         worker_targets=partial(_targets, models),
         endpoints=_page(models),
     )
-    grpc = GrpcServer(
+    grpc = GrpcFrontend(
         generations,
         GrpcConfig(
             host=config.frontend.host,

@@ -18,7 +18,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.models import Models
 from router.api.generation.served_model import ServedModel
 from router.api.generation.text.tokenizer import Tokenizer
-from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
 from router.dispatch.interface import OnCut, ignore_cut
@@ -173,7 +173,7 @@ class Frontends:
     dispatcher: ScriptedDispatcher
     models: Models
     http: HttpServer
-    grpc: GrpcServer
+    grpc: GrpcFrontend
     scheme: str = "http"
 
     @property
@@ -233,7 +233,7 @@ async def open_frontends(
         worker_targets=lambda: ["10.0.0.1:9000", "10.0.0.2:9000"],
         endpoints=page_routes({"small": _no_status}),
     )
-    grpc = GrpcServer(models, GrpcConfig(port=0, access=access))
+    grpc = GrpcFrontend(models, GrpcConfig(port=0, access=access))
     await http.start()
     await grpc.start()
     try:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.disclosure import as_router_error
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.run import Run
 from router.errors import RouterError
 
@@ -69,13 +69,13 @@ class Writer(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def event(self, chunk: Chunk) -> bytes: ...
+    def event(self, chunk: OutputChunk) -> bytes: ...
 
     def closing(self) -> bytes: ...
 
     def failure(self, error: RouterError) -> bytes: ...
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """Take the next chunk of a whole answer."""
         ...
 
@@ -93,7 +93,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._run: Final = run
         self._writer: Final = writer
-        self._early: Final[list[Chunk]] = []
+        self._early: Final[list[OutputChunk]] = []
         """Delivered before the body begins."""
         self._begun: Final = asyncio.Event()
         self._body: StreamedBody | None = None
@@ -141,7 +141,7 @@ class EventStream(Response):
         except Exception as error:
             return writer.failure(as_router_error(error))
 
-    def _deliver(self, chunk: Chunk) -> None:
+    def _deliver(self, chunk: OutputChunk) -> None:
         if self._body is not None:
             self._body.write(self._writer.event(chunk))
         else:

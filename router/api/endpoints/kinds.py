@@ -21,6 +21,7 @@ from router.api.scheduled_body import ScheduledBody
 
 _JSON: Final = "application/json"
 _TOKEN_BYTES: Final = 64
+"""Bytes of an answer for each token that it reports, roughly."""
 _BodyT = TypeVar("_BodyT", bound=BaseModel)
 _ScheduledT = TypeVar("_ScheduledT", bound=ScheduledBody)
 _T = TypeVar("_T")
@@ -42,7 +43,9 @@ def generates(
             if asked.stream:
                 return await EventStream.of(run, answer)
             await run.serve(answer.add)
-            return Response(await off_loop(_size_of(run), answer.body), media_type=_JSON)
+            usage = run.usage
+            reported = generation.options.num_reported(usage.prompt_tokens, usage.completion_tokens)
+            return Response(await off_loop(_TOKEN_BYTES * reported, answer.body), media_type=_JSON)
 
     return ApiEndpoint(path=path, serve=serve, body=body, **about)
 
@@ -85,13 +88,6 @@ def reads(
 
 def json_response(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type=_JSON)
-
-
-def _size_of(run: Run) -> int:
-    """Bytes of an answer, roughly: for each token, and each alternative to it."""
-    usage, options = run.usage, run.request.options
-    tokens = usage.completion_tokens + (0 if options.prompt_logprobs is None else usage.prompt_tokens)
-    return _TOKEN_BYTES * tokens * (1 + max(options.logprobs or 0, options.prompt_logprobs or 0))
 
 
 async def _read(

@@ -20,7 +20,7 @@ _ABORT: Final = sampling_pb2.FINISH_REASON_ABORT
 
 
 @dataclass(slots=True)
-class Chunk:
+class OutputChunk:
     """New output of one completion."""
 
     index: int
@@ -47,7 +47,7 @@ class Chunk:
         """The parts; without a parser, the whole text as content."""
         return (Content(self.text),) if self.parts is None else self.parts
 
-    def add(self, later: Chunk) -> None:
+    def add(self, later: OutputChunk) -> None:
         """Continue with the next chunk of the completion, all but its `text`; needs `parts`."""
         assert self.parts is not None
         self.parts += later.all_parts
@@ -112,7 +112,7 @@ class Completion:
         """Tokens of the reasoning among `num_tokens`, tags included."""
         return 0 if self._counter is None else self._counter.tokens
 
-    def feed(self, delta: Delta) -> Chunk:
+    def feed(self, delta: Delta) -> OutputChunk:
         """The next chunk. Must not be called after a chunk with a finish reason."""
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
@@ -120,10 +120,12 @@ class Completion:
         self.rejected_predicted += delta.rejected_predicted
         if self._prompt_only:
             self.finished = True
-            return Chunk(self.index, "", [], [], _LENGTH, outputs=delta.outputs)
+            return OutputChunk(self.index, "", [], [], _LENGTH, outputs=delta.outputs)
         if self._finder is None and self._counter is None and not delta.finish:
             text = self._detokenizer.feed(delta.token_ids)
-            chunk = Chunk(self.index, text, delta.token_ids, delta.logprobs, 0, None, None, delta.outputs)
+            chunk = OutputChunk(
+                self.index, text, delta.token_ids, delta.logprobs, 0, None, None, delta.outputs
+            )
         else:
             chunk = self._read(delta)
             chunk.outputs = delta.outputs
@@ -137,12 +139,12 @@ class Completion:
         self.finished = chunk.finish != 0
         return chunk
 
-    def abort(self) -> Chunk:
+    def abort(self) -> OutputChunk:
         """The last chunk of an aborted completion; text held back is lost."""
         self.finished = True
-        return Chunk(self.index, "", [], [], _ABORT)
+        return OutputChunk(self.index, "", [], [], _ABORT)
 
-    def _read(self, delta: Delta) -> Chunk:
+    def _read(self, delta: Delta) -> OutputChunk:
         """The chunk of a delta that may end the completion, or whose tokens are counted."""
         visible = delta.token_ids
         if delta.stop_token is not None and visible and visible[-1] == delta.stop_token:
@@ -154,7 +156,7 @@ class Completion:
             text += self._detokenizer.flush()
         return self._chunk(delta, text)
 
-    def _search(self, finder: StopFinder, delta: Delta, visible: list[int]) -> Chunk:
+    def _search(self, finder: StopFinder, delta: Delta, visible: list[int]) -> OutputChunk:
         """Token by token, to separate the tokens after a stop string from those before it."""
         text = ""
         for count, token_id in enumerate(visible, start=1):
@@ -164,7 +166,7 @@ class Completion:
                 continue
             text += finder.feed(piece)
             if finder.matched is not None:
-                return Chunk(
+                return OutputChunk(
                     self.index,
                     text,
                     delta.token_ids[:count],
@@ -184,6 +186,6 @@ class Completion:
             self._counter.feed(piece)
         return "".join(pieces)
 
-    def _chunk(self, delta: Delta, text: str) -> Chunk:
+    def _chunk(self, delta: Delta, text: str) -> OutputChunk:
         stop = delta.stop_token if delta.stop_token in self._stop_token_ids else None
-        return Chunk(self.index, text, delta.token_ids, delta.logprobs, delta.finish, stop)
+        return OutputChunk(self.index, text, delta.token_ids, delta.logprobs, delta.finish, stop)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from router.api.generation.completion import Chunk, Completion
+from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.generation_request import GenerationRequest
 from router.api.generation.history import CompletionRecord, History, RequestRecord
 from router.api.generation.tenants import ANYBODY, CURRENT_TENANT, Tenant
@@ -110,7 +110,7 @@ class Run:
             completion.reasoning_tokens,
         )
 
-    async def serve(self, deliver: Callable[[Chunk], object]) -> None:
+    async def serve(self, deliver: Callable[[OutputChunk], object]) -> None:
         """Pass new text to `deliver`, until every completion has a finish reason. Call it once.
 
         Cancelling the call aborts the request on the workers. Raises RouterError if a completion fails, which
@@ -125,12 +125,12 @@ class Run:
                     if completion.index not in self._ended:
                         deliver(completion.abort())
 
-    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+    async def chunks(self) -> AsyncGenerator[OutputChunk, None]:
         """What `serve` delivers; text is merged while the caller does not ask for the next chunk."""
-        chunks: deque[Chunk] = deque()
+        chunks: deque[OutputChunk] = deque()
         news = asyncio.Event()
 
-        def deliver(chunk: Chunk) -> None:
+        def deliver(chunk: OutputChunk) -> None:
             chunks.append(chunk)
             self.pause()
             news.set()
@@ -226,7 +226,7 @@ class Run:
             status, timings = self._cut[index]
         return CompletionRecord(name.removeprefix("FINISH_REASON_").lower(), tokens, timings, status)
 
-    async def _complete_all(self, deliver: Callable[[Chunk], object]) -> None:
+    async def _complete_all(self, deliver: Callable[[OutputChunk], object]) -> None:
         pairs = zip(self._works, self._completions, strict=True)
         if self.num_completions == 1:
             return await self._complete(*next(pairs), deliver)
@@ -239,9 +239,9 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _complete(
-        self, work: worker_pb2.Work, completion: Completion, deliver: Callable[[Chunk], object]
+        self, work: worker_pb2.Work, completion: Completion, deliver: Callable[[OutputChunk], object]
     ) -> None:
-        last: Chunk | None = None
+        last: OutputChunk | None = None
 
         def on_delta(delta: Delta) -> bool:
             nonlocal last

@@ -1,7 +1,7 @@
 """Runs the gRPC frontend inside the caller's event loop.
 
 ```
-server = GrpcServer(Models([generation]), GrpcConfig(host="0.0.0.0", port=50051))
+server = GrpcFrontend(Models([generation]), GrpcConfig(host="0.0.0.0", port=50051))
 await server.start()            # OSError: the port is taken
 ...
 await server.stop(grace_s=30)
@@ -36,7 +36,7 @@ _RequestT = TypeVar("_RequestT")
 _ResponseT = TypeVar("_ResponseT")
 
 
-class RequireApiKey(grpc.aio.ServerInterceptor):
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
     """A server interceptor, which covers all services of a server."""
 
     def __init__(self, keys: ApiKeys) -> None:
@@ -83,7 +83,7 @@ _UNWIND_S: Final = 5.0
 class GrpcConfig:
     host: str = "127.0.0.1"
     port: int = 50051
-    """0: any free port; see GrpcServer.port."""
+    """0: any free port; see GrpcFrontend.port."""
     shared: bool = False
     """Whether other processes serve on the same port."""
     max_message_bytes: int = 4 << 20
@@ -91,7 +91,7 @@ class GrpcConfig:
     access: Access = OPEN_ACCESS
 
 
-class GrpcServer:
+class GrpcFrontend:
     """`baton.v1.Router`, reflection, and the standard health service, where each model is a service too."""
 
     def __init__(self, models: Models, config: GrpcConfig) -> None:
@@ -107,7 +107,7 @@ class GrpcServer:
         """Return when calls are accepted. Raises OSError if the address cannot be bound."""
         config, access = self._config, self._config.access
         server = grpc.aio.server(
-            interceptors=() if access.keys is None else (RequireApiKey(access.keys),),
+            interceptors=() if access.keys is None else (ApiKeyInterceptor(access.keys),),
             options=(
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.so_reuseport", int(config.shared)),

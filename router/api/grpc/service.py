@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.api.disclosure import as_router_error, disclosed
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.envelope import of_grpc
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest, Prompt
@@ -236,7 +236,7 @@ def _output_response(request_id: str, index: int, output: worker_pb2.Output) -> 
     return response
 
 
-def _response(run: Run, chunk: Chunk) -> router_pb2.GenerateResponse:
+def _response(run: Run, chunk: OutputChunk) -> router_pb2.GenerateResponse:
     response = router_pb2.GenerateResponse(
         request_id=run.request.id,
         index=chunk.index,

@@ -12,7 +12,7 @@ from engine.config import SpeculationConfig
 from router.api.generation.generation import Generation
 from router.api.generation.models import Models
 from router.api.generation.served_model import ServedModel
-from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
 from router.api.page.status import StatusReader
@@ -55,7 +55,7 @@ class LocalWorker:
 class LocalCluster:
     registry: Registry
     http: HttpServer
-    grpc: GrpcServer
+    grpc: GrpcFrontend
     deaths: list[EngineDied] = field(default_factory=list)
     """Engines that failed."""
 
@@ -137,7 +137,7 @@ def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None
 
 def _open_frontends(
     small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics, stack: AsyncExitStack
-) -> tuple[HttpServer, GrpcServer]:
+) -> tuple[HttpServer, GrpcFrontend]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
@@ -161,7 +161,7 @@ def _open_frontends(
         worker_targets=registry.metrics_targets,
         endpoints=page_routes({model.name: status.read}),
     )
-    return http, GrpcServer(models, GrpcConfig(port=0))
+    return http, GrpcFrontend(models, GrpcConfig(port=0))
 
 
 def _closing(stop: Callable[[float], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

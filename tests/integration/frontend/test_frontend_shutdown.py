@@ -14,7 +14,7 @@ import openai
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.command.server import Service
 from rpc.baton.v1.router_pb2 import GenerateRequest
@@ -127,4 +127,4 @@ async def test_a_port_that_is_taken_is_an_error_of_the_start(frontends: Frontend
         with pytest.raises(OSError):
             await http.start()
         with pytest.raises(OSError):
-            await GrpcServer(frontends.models, GrpcConfig(port=port)).start()
+            await GrpcFrontend(frontends.models, GrpcConfig(port=port)).start()

@@ -21,7 +21,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.models import Models
 from router.api.generation.served_model import ServedModel
-from router.api.grpc.server import GrpcConfig, GrpcServer
+from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.command.admin.endpoint import ManagedModel, admin_app
 from router.command.admin.explain import explained
@@ -80,7 +80,7 @@ async def router(*workers: FakeWorker) -> AsyncIterator[Router]:
         history = History(10)
         generation = Generation(MODEL, tokenizer, served.dispatcher, history=history)
         explanation = Explanation(generation, history, served.dispatcher.statuses)
-        server = GrpcServer(Models([generation]), GrpcConfig(port=0))
+        server = GrpcFrontend(Models([generation]), GrpcConfig(port=0))
         await server.start()
         try:
             yield Router(served, generation, explanation, f"127.0.0.1:{server.port}")

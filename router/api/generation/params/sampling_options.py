@@ -58,6 +58,11 @@ class SamplingOptions(SharedParams):
     constraint: Constraint | None = None
     """Grammar of the output; `ConstraintChecks` decides whether it can be enforced."""
 
+    def num_reported(self, prompt_tokens: int, completion_tokens: int) -> int:
+        """Tokens in an answer, alternatives to them included."""
+        scored = 0 if self.prompt_logprobs is None else prompt_tokens
+        return (completion_tokens + scored) * (1 + max(self.logprobs or 0, self.prompt_logprobs or 0))
+
     def check(self, bounds: ServedBounds) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
         given = {name: getattr(self, name) for name in OPTIONS}

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
 from router.api.openai.answers.logprobs import Entry, chat_logprobs
 from router.api.openai.answers.writer import AnswerWriter
@@ -22,12 +22,12 @@ class ChatWriter(AnswerWriter):
     def _opening(self, index: int) -> dict[str, Any] | None:
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def _news(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def _news(self, chunk: OutputChunk) -> list[dict[str, Any]]:
         """One for each part; without one, if there is something else to send."""
         news = [{"delta": _delta(part)} for part in chunk.all_parts]
         return news or ([{"delta": {}}] if chunk.finish or chunk.logprobs or self._token_ids else [])
 
-    def _content(self, whole: Chunk) -> dict[str, Any]:
+    def _content(self, whole: OutputChunk) -> dict[str, Any]:
         return {"message": _message(whole.all_parts)}
 
     def _logprobs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Content
 from router.api.generation.run import Run
 from router.api.generation.text.detokenizer import Detokenizer
@@ -29,7 +29,7 @@ class CompletionWriter(AnswerWriter):
         """Completions whose prompt's log-probabilities are to be sent with their first chunk."""
         self._text_offsets: Final[dict[int, _TextOffset]] = {}
 
-    def event(self, chunk: Chunk) -> bytes:
+    def event(self, chunk: OutputChunk) -> bytes:
         if chunk.index not in self._to_echo:
             return super().event(chunk)
         self._to_echo.remove(chunk.index)
@@ -41,10 +41,10 @@ class CompletionWriter(AnswerWriter):
     def _opening(self, index: int) -> dict[str, Any] | None:
         return None if self._echo is None else {"text": self._echo[index]}
 
-    def _news(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def _news(self, chunk: OutputChunk) -> list[dict[str, Any]]:
         return [{"text": chunk.text}]
 
-    def _content(self, whole: Chunk) -> dict[str, Any]:
+    def _content(self, whole: OutputChunk) -> dict[str, Any]:
         text = "".join([part.text for part in whole.all_parts if isinstance(part, Content)])
         return {"text": text if self._echo is None else self._echo[whole.index] + text}
 
@@ -55,7 +55,7 @@ class CompletionWriter(AnswerWriter):
         offsets = [text_offset.advance(token_id) for token_id in token_ids]
         return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
 
-    def _whole_logprobs(self, whole: Chunk) -> dict[str, Any]:
+    def _whole_logprobs(self, whole: OutputChunk) -> dict[str, Any]:
         if not self._echoes_scores:
             return super()._whole_logprobs(whole)
         entries = [*prompt_entries(whole.outputs), *whole.logprobs]

@@ -1,6 +1,7 @@
 """Types of the answers of OpenAI's API, whole and as events.
 
-The code that writes answers is checked against them, and the OpenAPI document is generated from them.
+The code that writes answers is checked against them, and the OpenAPI document is generated from them. Their
+names are those of the document's components, also where the product has another class of the same name.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 import orjson
 
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Call
 from router.api.generation.run import Run, Usage
 from router.api.generation.text.tokenizer import Tokenizer
@@ -51,7 +51,9 @@ class AnswerWriter(ABC):
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
         self._scores: Final = PromptScores.of(body, run.request.options)
-        self._whole: Final = [Chunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)]
+        self._whole: Final = [
+            OutputChunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)
+        ]
         """The fold of each completion's chunks."""
         self._calling: Final[set[int]] = set()
         """Completions with a tool call."""
@@ -71,11 +73,11 @@ class AnswerWriter(ABC):
         """The content of an event's choice before the first token, if any."""
 
     @abstractmethod
-    def _news(self, chunk: Chunk) -> list[dict[str, Any]]:
+    def _news(self, chunk: OutputChunk) -> list[dict[str, Any]]:
         """The contents of the events of a chunk."""
 
     @abstractmethod
-    def _content(self, whole: Chunk) -> dict[str, Any]:
+    def _content(self, whole: OutputChunk) -> dict[str, Any]:
         """The content of a whole choice."""
 
     @abstractmethod
@@ -91,7 +93,7 @@ class AnswerWriter(ABC):
         choices = [_choice(index, said) for index, said in enumerate(contents) if said is not None]
         return b"".join([self._rare([choice], self._usage_so_far() | prompt) for choice in choices])
 
-    def event(self, chunk: Chunk) -> bytes:
+    def event(self, chunk: OutputChunk) -> bytes:
         """Empty if a chunk has no visible text yet."""
         if self._token_ids or chunk.finish or chunk.logprobs or chunk.parts is not None:
             return self._rare_events(chunk)
@@ -102,7 +104,7 @@ class AnswerWriter(ABC):
             after = self._after % self._usage_field()
         return self._before[chunk.index] + orjson.dumps(chunk.text) + after
 
-    def _rare_events(self, chunk: Chunk) -> bytes:
+    def _rare_events(self, chunk: OutputChunk) -> bytes:
         """The last event of a chunk has the fields that are not its text."""
         self._note_calls(chunk)
         news = self._news(chunk)
@@ -126,7 +128,7 @@ class AnswerWriter(ABC):
         """The last event of a stream that failed."""
         return error_event(error, self._run.request.id)
 
-    def add(self, chunk: Chunk) -> None:
+    def add(self, chunk: OutputChunk) -> None:
         """Take the next chunk of a whole answer."""
         self._note_calls(chunk)
         self._whole[chunk.index].add(chunk)
@@ -144,16 +146,16 @@ class AnswerWriter(ABC):
         prompt = {} if self.prompts_in_choices else self._prompt_ids(0) | self._prompt_scores(0)
         return orjson.dumps(answer | prompt | _timings(self._whole[0]))
 
-    def _whole_choice(self, whole: Chunk) -> dict[str, Any]:
+    def _whole_choice(self, whole: OutputChunk) -> dict[str, Any]:
         choice = _choice(whole.index, self._content(whole)) | self._ids(whole) | self._end(whole)
         if self._run.request.options.logprobs is not None:
             choice["logprobs"] = self._whole_logprobs(whole)
         return choice | (self._prompt_scores(whole.index) if self.prompts_in_choices else {})
 
-    def _whole_logprobs(self, whole: Chunk) -> dict[str, Any]:
+    def _whole_logprobs(self, whole: OutputChunk) -> dict[str, Any]:
         return self._logprobs(whole.index, whole.token_ids, whole.logprobs)
 
-    def _end(self, chunk: Chunk) -> dict[str, Any]:
+    def _end(self, chunk: OutputChunk) -> dict[str, Any]:
         """Fields of a choice's end; the reason is `tool_calls` if all calls of the answer are complete."""
         if not chunk.finish:
             return {}
@@ -162,7 +164,7 @@ class AnswerWriter(ABC):
         reason = "tool_calls" if calls else _FINISH_REASONS[chunk.finish]
         return {"finish_reason": reason, "stop_reason": chunk.stop}
 
-    def _note_calls(self, chunk: Chunk) -> None:
+    def _note_calls(self, chunk: OutputChunk) -> None:
         if any(isinstance(part, Call) for part in chunk.parts or ()):
             self._calling.add(chunk.index)
 
@@ -172,7 +174,7 @@ class AnswerWriter(ABC):
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         return {"prompt_token_ids": list(self._run.prompt(index))} if self._token_ids else {}
 
-    def _ids(self, chunk: Chunk) -> dict[str, Any]:
+    def _ids(self, chunk: OutputChunk) -> dict[str, Any]:
         """vLLM's `token_ids` of a streamed choice, and of the first one the prompt's."""
         if not self._token_ids:
             return {}
@@ -208,7 +210,7 @@ def _choice(index: int, content: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, **content, "logprobs": None, "finish_reason": None}
 
 
-def _timings(chunk: Chunk) -> dict[str, Any]:
+def _timings(chunk: OutputChunk) -> dict[str, Any]:
     return {} if chunk.timings is None else {"timings": as_json(chunk.timings)}
 
 

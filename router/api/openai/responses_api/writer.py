@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from router.api.blocks import Block, BlockWriter, Kind, named_event
 from router.api.disclosure import disclosed
-from router.api.generation.completion import Chunk
+from router.api.generation.completion import OutputChunk
 from router.api.generation.run import Run
 from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 from router.api.generation.text.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class ResponseWriter(BlockWriter):
         response = self.answer()
         return self._event("created", response=response) + self._event("in_progress", response=response)
 
-    def event(self, chunk: Chunk) -> bytes:
+    def event(self, chunk: OutputChunk) -> bytes:
         if chunk.logprobs:
             self._logprobs += chat_logprobs(self._tokenizer, chunk.token_ids, chunk.logprobs)["content"]
         return super().event(chunk)

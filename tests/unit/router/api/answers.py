@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from router.api.anthropic.writer import MessageWriter
-from router.api.generation.completion import Chunk, Completion
+from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.generation_request import Chat, GenerationRequest
 from router.api.generation.output.formats import OutputFormats
 from router.api.generation.params.sampling_options import SamplingOptions
@@ -40,7 +40,7 @@ class ModelAnswer:
     cuts: tuple[int, ...] = ()
     """Bytes at which the text is divided into chunks."""
 
-    def run(self) -> tuple[Run, list[Chunk]]:
+    def run(self) -> tuple[Run, list[OutputChunk]]:
         """The run, and its chunks."""
         completion = Completion(
             0, ByteDetokenizer(TABLE), stops=self.stops, parser=self.formats.parser(self.use, "")
@@ -52,7 +52,7 @@ class ModelAnswer:
         run = Run("small", request, [plan], None, {})  # type: ignore[arg-type]
         return run, list(self._chunks(completion))
 
-    def _chunks(self, completion: Completion) -> Iterator[Chunk]:
+    def _chunks(self, completion: Completion) -> Iterator[OutputChunk]:
         tokens = list(self.text.encode())
         ends = sorted({0, *(min(cut, len(tokens)) for cut in self.cuts), len(tokens)})
         for start, end in pairwise([0, *ends]):
@@ -155,9 +155,9 @@ def _object(text: str) -> Any:
 
 def _events(
     opening: Callable[[], bytes],
-    event: Callable[[Chunk], bytes],
+    event: Callable[[OutputChunk], bytes],
     closing: Callable[[], bytes],
-    chunks: Sequence[Chunk],
+    chunks: Sequence[OutputChunk],
 ) -> Iterator[dict[str, Any]]:
     stream = b"".join([opening(), *map(event, chunks), closing()])
     for line in stream.splitlines():

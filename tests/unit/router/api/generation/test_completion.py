@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.api.generation.completion import Chunk, Completion
+from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.output.reasoning import ReasoningCounter, ReasoningParser
 from router.api.generation.text.detokenizer import ByteDetokenizer
 from router.dispatch.token_stream import Delta
@@ -29,7 +29,7 @@ def ids(text: str) -> list[int]:
     return list(text.encode())
 
 
-def feed(made: Completion, deltas: list[Delta]) -> list[Chunk]:
+def feed(made: Completion, deltas: list[Delta]) -> list[OutputChunk]:
     """Chunks up to the last."""
     chunks = []
     for delta in deltas:
