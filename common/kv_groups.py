@@ -145,9 +145,3 @@ def kept_places(groups: Sequence[KVGroup], page_size: int, position: int, blocks
     if max(first) <= blocks.start:
         return range(blocks.start * stride, blocks.stop * stride)
     return [block * stride + g for block in blocks for g in range(stride) if block >= first[g]]
-
-
-def kept_pages(groups: Sequence[KVGroup], page_size: int, num_tokens: int) -> int:
-    """Pages that hold the KV which a request of `num_tokens` tokens needs in order to continue."""
-    blocks = -(-num_tokens // page_size)
-    return sum(blocks - group.first_needed(num_tokens) // page_size for group in groups)

@@ -25,7 +25,9 @@ class LinkFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class WriteRate:
+    """Measured by a writer."""
+
     path: str
     """As named by UCX."""
     bytes_per_s: float
@@ -97,10 +99,10 @@ class EndProcess:
         except BrokenPipeError:
             raise LinkFailed(self._reason()) from None
 
-    def link(self, deadline: float) -> Link:
+    def link(self, deadline: float) -> WriteRate:
         """The writer's measurement. Raises LinkFailed."""
         said = self._hear(deadline)
-        return Link(said["path"], said["bytes_per_s"], said["written"])
+        return WriteRate(said["path"], said["bytes_per_s"], said["written"])
 
     def cpu_s(self, deadline: float) -> float:
         """End its polling; the CPU time that it took since `meet`. Raises LinkFailed."""
@@ -143,6 +145,14 @@ class EndProcess:
         for thread in self._threads:
             thread.join(1.0)
         return self._last_words[0] if self._last_words else f"it ended with {self._process.poll()}"
+
+
+def rate_between(writer: EndProcess, reader: EndProcess, deadline: float) -> WriteRate:
+    """Connect the two ends, and wait for the writer's measurement. Raises LinkFailed."""
+    here, there = writer.peer(deadline), reader.peer(deadline)
+    reader.meet(here)
+    writer.meet(there)
+    return writer.link(deadline)
 
 
 def _visible(index: int) -> str:

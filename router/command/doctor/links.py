@@ -8,7 +8,7 @@ from contextlib import closing
 from types import MappingProxyType
 from typing import Final
 
-from router.command.doctor.end_process import EndProcess, Link, LinkFailed
+from router.command.doctor.end_process import EndProcess, LinkFailed, WriteRate, rate_between
 from router.command.doctor.gpus import Gpu, Pair
 from router.command.doctor.report import Finding, fail, ok, warn
 
@@ -33,7 +33,7 @@ def check(
         yield _gpu_row(gpus[pair.source], gpus[pair.target], environment, peer_access=pair.peer_access)
 
 
-def check_host_link(link: Link) -> Finding:
+def check_host_link(link: WriteRate) -> Finding:
     if link.bytes_per_s < _HOST_LEAST:
         return warn(
             "host → host",
@@ -43,7 +43,7 @@ def check_host_link(link: Link) -> Finding:
     return ok("host → host", str(link))
 
 
-def check_gpu_link(name: str, link: Link, gpu: Gpu, *, peer_access: bool) -> Finding:
+def check_gpu_link(name: str, link: WriteRate, gpu: Gpu, *, peer_access: bool) -> Finding:
     """Compares with the measured bandwidth from the host to the receiving GPU."""
     if link.bytes_per_s >= _SHARE * gpu.pcie_bytes_per_s:
         return ok(name, str(link))
@@ -60,7 +60,7 @@ def measure(
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
     patience_s: float = _PATIENCE_S,
-) -> Link:
+) -> WriteRate:
     """Measure between two new processes, each of which sees only one GPU, like Ray's workers.
 
     Raises LinkFailed.
@@ -70,10 +70,7 @@ def measure(
         closing(EndProcess("writer", device, gpu=source, environment=environment)) as writer,
         closing(EndProcess("reader", device, gpu=target, environment=environment)) as reader,
     ):
-        here, there = writer.peer(deadline), reader.peer(deadline)
-        reader.meet(here)
-        writer.meet(there)
-        return writer.link(deadline)
+        return rate_between(writer, reader, deadline)
 
 
 def _row(name: str, device: str, environment: Mapping[str, str]) -> Finding:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.ports import PortRange, bind_within
-from router.command.doctor.end_process import EndProcess, Link
+from router.command.doctor.end_process import EndProcess, WriteRate
 from worker.network import own_address
 
 _DISTRIBUTIONS: Final = ("baton-llm", "ray", "torch", "grpcio", "nixl-cu13")
@@ -97,7 +97,7 @@ class NodeProbe:
         assert self._end is not None
         self._end.meet(peer)
 
-    def link(self, patience_s: float) -> Link:
+    def link(self, patience_s: float) -> WriteRate:
         """The writer's measurement. Raises LinkFailed."""
         assert self._end is not None
         return self._end.link(time.monotonic() + patience_s)

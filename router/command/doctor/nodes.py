@@ -17,7 +17,7 @@ from typing import Final
 from common.ports import PortRange
 from router.cluster.node_actors import CannotJoin, NodeActor, NodeSilent, actor_on, joined
 from router.cluster.nodes import Node, nodes, until_enough
-from router.command.doctor.end_process import Link, LinkFailed
+from router.command.doctor.end_process import LinkFailed, WriteRate
 from router.command.doctor.machine import check_files, check_memlock, check_shm
 from router.command.doctor.node_probe import NodeFacts, NodeProbe
 from router.command.doctor.report import Finding, Verdict, fail, ok, warn
@@ -139,7 +139,7 @@ def _link(
         there = target.ask("peer", "reader", receives, _PATIENCE_S)
         target.ask("meet", here)
         source.ask("meet", there)
-        link: Link = source.ask("link", _PATIENCE_S)
+        link: WriteRate = source.ask("link", _PATIENCE_S)
     except (NodeSilent, LinkFailed, OSError) as error:
         return fail(name, f"no KV can be moved: {error}", f"{_PORTS}; see UCX_NET_DEVICES in --worker-env")
     finally:
@@ -208,7 +208,7 @@ def check_reach(name: str, target: str, reason: str) -> Finding:
     return ok(name, f"connects to {target}")
 
 
-def check_link(name: str, link: Link, *, has_infiniband: bool) -> Finding:
+def check_link(name: str, link: WriteRate, *, has_infiniband: bool) -> Finding:
     """`has_infiniband`: both nodes have an RDMA device."""
     if has_infiniband and "tcp" in link.path:
         return fail(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from router.command.doctor.end_process import EndProcess, Link, LinkFailed
+from router.command.doctor.end_process import EndProcess, LinkFailed, WriteRate, rate_between
 from router.command.doctor.report import Finding, ok, warn
 
 _PATIENCE_S: Final = 120.0
@@ -34,16 +34,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    link: Link
+    rate: WriteRate
     writer_cpu_s: float
     reader_cpu_s: float
 
     def __str__(self) -> str:
-        link, gigabytes = self.link, self.link.written / 1e9
+        rate, gigabytes = self.rate, self.rate.written / 1e9
         return (
-            f"{link.bytes_per_s / 1e9:.1f} GB/s, 64 MiB in {1000 * _BLOCK / link.bytes_per_s:.1f} ms;"
+            f"{rate.bytes_per_s / 1e9:.1f} GB/s, 64 MiB in {1000 * _BLOCK / rate.bytes_per_s:.1f} ms;"
             f" CPU seconds per GB: {self.writer_cpu_s / gigabytes:.2f} to write,"
-            f" {self.reader_cpu_s / gigabytes:.2f} to receive; by {link.path}"
+            f" {self.reader_cpu_s / gigabytes:.2f} to receive; by {rate.path}"
         )
 
 
@@ -70,10 +70,10 @@ def check(*, has_gpu: bool, environment: Mapping[str, str]) -> Iterator[Finding]
 
 
 def check_cost(candidate: Candidate, cost: Cost) -> Finding:
-    if candidate.name not in cost.link.path:
+    if candidate.name not in cost.rate.path:
         return warn(
             _name(candidate),
-            f"not used for one-sided writes: UCX writes by {cost.link.path}",
+            f"not used for one-sided writes: UCX writes by {cost.rate.path}",
             "UCX's shared memory is for memory that UCX allocates and has no peer errors; cma copies between"
             " processes directly",
         )
@@ -92,9 +92,6 @@ def _measure(candidate: Candidate, environment: Mapping[str, str]) -> Cost:
         closing(EndProcess("writer", candidate.device, environment=settings, pause_s=_POLL_S)) as writer,
         closing(EndProcess("reader", candidate.device, environment=settings, pause_s=_POLL_S)) as reader,
     ):
-        here, there = writer.peer(deadline), reader.peer(deadline)
-        reader.meet(here)
-        writer.meet(there)
-        link = writer.link(deadline)
+        rate = rate_between(writer, reader, deadline)
         reader_cpu_s = reader.cpu_s(deadline)
-        return Cost(link, writer.cpu_s(deadline), reader_cpu_s)
+        return Cost(rate, writer.cpu_s(deadline), reader_cpu_s)

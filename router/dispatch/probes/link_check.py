@@ -37,7 +37,7 @@ _PCIE_LEAST: Final = 20e9
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CheckedLink:
     """Measured KV transfer between two workers."""
 
     prefill: str
@@ -77,7 +77,7 @@ async def check_links(
     able: Callable[[worker_pb2.Role], Sequence[WorkerSession]],
     *,
     timeout_s: float,
-) -> list[Link]:
+) -> list[CheckedLink]:
     """Measure one link per prefill worker, concurrently, and open the others. Raises LinkBroken.
 
     `able(role)`: workers that can compute this role's part of a sequence. `timeout_s` is for each prompt.
@@ -97,12 +97,12 @@ class _LinkCheck:
     make_attempt: MakeAttempt
     timeout_s: float
 
-    async def measure(self, prefill: WorkerSession, decode: WorkerSession) -> Link:
+    async def measure(self, prefill: WorkerSession, decode: WorkerSession) -> CheckedLink:
         """Raises LinkBroken."""
         await self.open(prefill, decode)
         # Different from the first token on, so that nothing of it is cached.
         pushes = await self._transfer(prefill, decode, [2] * _longest_prompt(prefill.info, decode.info))
-        return Link(
+        return CheckedLink(
             prefill.worker_id,
             decode.worker_id,
             prefill.info.transport,

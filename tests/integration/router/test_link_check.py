@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from router.dispatch.attempts.attempt import Attempt
-from router.dispatch.probes.link_check import Link, LinkBroken, check_links
+from router.dispatch.probes.link_check import CheckedLink, LinkBroken, check_links
 from router.dispatch.routing.selector import Pick
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
@@ -93,17 +93,17 @@ def test_spans_that_overlap_count_once() -> None:
 
 
 def test_a_link_tells_bytes_time_and_rate() -> None:
-    link = Link("prefill-0", "decode-1", "nixl", 134_000_000, 0.001)
+    link = CheckedLink("prefill-0", "decode-1", "nixl", 134_000_000, 0.001)
     assert str(link) == "prefill-0 → decode-1: 134.0 MB of KV over nixl in 1.0 ms, 134.0 GB/s"
 
 
 def test_a_link_without_a_report_claims_no_rate() -> None:
-    assert "not measured" in str(Link("prefill-0", "decode-1", "nixl", 0, 0.0))
+    assert "not measured" in str(CheckedLink("prefill-0", "decode-1", "nixl", 0, 0.0))
 
 
 def test_a_detour_between_gpus_of_one_machine_is_called_one() -> None:
-    def link(num_bytes: int, seconds: float, *, between_gpus: bool = True) -> Link:
-        return Link("prefill-0", "decode-1", "nixl", num_bytes, seconds, between_gpus)
+    def link(num_bytes: int, seconds: float, *, between_gpus: bool = True) -> CheckedLink:
+        return CheckedLink("prefill-0", "decode-1", "nixl", num_bytes, seconds, between_gpus)
 
     assert str(link(268_000_000, 0.02)).endswith("KV is staged in host memory: see `router doctor`")
     assert not link(268_000_000, 0.002).is_detour

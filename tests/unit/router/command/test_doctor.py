@@ -11,7 +11,7 @@ import pytest
 from common.cpu_times import CpuTimes
 from router.command.doctor import gpus, links, machine, software
 from router.command.doctor.command import run
-from router.command.doctor.end_process import Link
+from router.command.doctor.end_process import WriteRate
 from router.command.doctor.gpus import Gpu, Pair
 from router.command.doctor.report import Finding, Verdict, exit_status, fail, lines_of, ok, warn
 
@@ -103,7 +103,7 @@ def test_a_gpu_that_was_asked_for_and_is_not_there_is_a_failure() -> None:
 
 
 def test_kv_between_gpus_that_goes_by_way_of_the_host_is_a_failure() -> None:
-    fast, slow = Link("cuda_ipc/cuda (zero-copy)", 247e9), Link("tcp/lo (software emulation)", 2e9)
+    fast, slow = WriteRate("cuda_ipc/cuda (zero-copy)", 247e9), WriteRate("tcp/lo (software emulation)", 2e9)
     assert links.check_gpu_link("gpu 0 → 1", fast, H200, peer_access=True).verdict is Verdict.OK
     failed = links.check_gpu_link("gpu 0 → 1", slow, H200, peer_access=True)
     assert failed.verdict is Verdict.FAIL
@@ -113,13 +113,13 @@ def test_kv_between_gpus_that_goes_by_way_of_the_host_is_a_failure() -> None:
 
 
 def test_gpus_without_peer_access_can_do_no_better() -> None:
-    link = Link("cuda_copy (pipeline)", 8e9)
+    link = WriteRate("cuda_copy (pipeline)", 8e9)
     assert links.check_gpu_link("gpu 0 → 1", link, H200, peer_access=False).verdict is Verdict.WARN
 
 
 def test_slow_shared_memory_is_a_warning() -> None:
-    assert links.check_host_link(Link("cma/memory (zero-copy)", 5e9)).verdict is Verdict.OK
-    assert links.check_host_link(Link("tcp/lo (zero-copy)", 2e8)).verdict is Verdict.WARN
+    assert links.check_host_link(WriteRate("cma/memory (zero-copy)", 5e9)).verdict is Verdict.OK
+    assert links.check_host_link(WriteRate("tcp/lo (zero-copy)", 2e8)).verdict is Verdict.WARN
 
 
 def test_every_row_that_is_not_ok_has_advice() -> None:
@@ -128,7 +128,7 @@ def test_every_row_that_is_not_ok_has_advice() -> None:
         machine.check_shm(0),
         machine.check_files(10),
         gpus.check_pair(Pair(0, 1, False, 1e9)),
-        links.check_host_link(Link("", 1.0)),
+        links.check_host_link(WriteRate("", 1.0)),
         *gpus.check([], [], is_wanted=True),
     ]
     assert all(finding.advice for finding in findings)

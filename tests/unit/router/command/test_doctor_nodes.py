@@ -11,12 +11,12 @@ import pytest
 from common.ports import PortRange
 from router.cluster.nodes import Node
 from router.command.doctor import command, nodes
-from router.command.doctor.end_process import Link
+from router.command.doctor.end_process import WriteRate
 from router.command.doctor.node_probe import NodeProbe, versions_of
 from router.command.doctor.report import Verdict
 
 HEAD, W1 = Node("a", "head", "10.0.0.10", True), Node("b", "w1", "10.0.0.11", True)
-TCP = Link("tcp/eth0 (zero-copy)", 3e9)
+TCP = WriteRate("tcp/eth0 (zero-copy)", 3e9)
 
 
 def test_missing_nodes_are_a_failure_only_if_a_number_is_required() -> None:
@@ -59,9 +59,9 @@ def test_a_port_that_cannot_be_reached_names_it_and_the_way_out() -> None:
 def test_tcp_between_nodes_with_infiniband_is_a_failure() -> None:
     assert nodes.check_link("a → b", TCP, has_infiniband=False).verdict is Verdict.OK
     assert nodes.check_link("a → b", TCP, has_infiniband=True).verdict is Verdict.FAIL
-    rdma = Link("rc_mlx5/mlx5_0:1 (zero-copy)", 48e9)
+    rdma = WriteRate("rc_mlx5/mlx5_0:1 (zero-copy)", 48e9)
     assert nodes.check_link("a → b", rdma, has_infiniband=True).verdict is Verdict.OK
-    slow = Link("tcp/eth0 (zero-copy)", 1.1e8)
+    slow = WriteRate("tcp/eth0 (zero-copy)", 1.1e8)
     assert nodes.check_link("a → b", slow, has_infiniband=False).verdict is Verdict.WARN
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.command.doctor.end_process import Link
+from router.command.doctor.end_process import WriteRate
 from router.command.doctor.report import Verdict
 from router.command.doctor.transports import Candidate, Cost, candidates, check_cost
 
@@ -10,7 +10,7 @@ CMA = Candidate("cma", "tcp,cma")
 
 
 def cost(path: str) -> Cost:
-    return Cost(Link(path, 8 * (64 << 20), written=4_000_000_000), writer_cpu_s=1.0, reader_cpu_s=0.2)
+    return Cost(WriteRate(path, 8 * (64 << 20), written=4_000_000_000), writer_cpu_s=1.0, reader_cpu_s=0.2)
 
 
 def test_a_row_has_bandwidth_latency_and_cpu_time_of_both_ends() -> None:
