@@ -37,7 +37,7 @@ def namespace_key(root: BlockKey, namespace: Namespace) -> BlockKey:
 
 
 def block_keys(keys: Sequence[int], page_size: int, after: BlockKey) -> list[BlockKey]:
-    """One key per full block of `keys`, which follow the block of key `after`. 0.7 us a block."""
+    """One key per full block of `keys`, which follow the block of key `after`. 0.5 us a block of 16."""
     data = token_array(keys).tobytes()
     stride = 8 * page_size
     blocks: list[BlockKey] = []

@@ -200,6 +200,8 @@ def _security(config: RouterConfig) -> Iterator[str]:
                 f"--max-requests-per-key {limit} is less than --frontends {frontends}, each of which admits a"
                 f" request of a key; use {frontends} or more, or fewer front ends"
             )
+    if access.separate_tenants and access.api_key_file is None:
+        yield "--separate-tenants means nothing without --api-key-file, whose keys distinguish tenants"
     for origin in origins_of(access.cors_origins):
         if not is_origin(origin):
             yield (

@@ -37,8 +37,8 @@ class AccessSettings:
     )
     separate_tenants: bool = _access(
         False,
-        "share cached prefixes only between requests of one API key, as if each key had a cache_salt: nobody"
-        " learns from response times what others have asked",
+        "share cached prefixes only among requests of one API key, so that response times reveal nothing"
+        " about the prompts of other keys; needs --api-key-file",
     )
     cors_origins: str | None = _access(
         None,

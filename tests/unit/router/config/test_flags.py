@@ -126,6 +126,7 @@ def test_disagg_has_a_prefill_worker_by_default_and_mixed_has_none() -> None:
         ("--model m --http-keep-alive 0", ["--http-keep-alive 0"]),
         ("--model m --cors-origins chat.example.com", ["--cors-origins chat.example.com", "https://"]),
         ("--model m --cors-origins http://a,https://b/", ["--cors-origins https://b/ "]),
+        ("--model m --separate-tenants", ["--separate-tenants", "--api-key-file"]),
         ("--model m --max-requests-per-key 3", ["--max-requests-per-key 3", "--api-key-file"]),
         (
             "--model m --api-key-file keys --max-requests-per-key 3 --frontends 4",
