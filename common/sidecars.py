@@ -18,6 +18,7 @@ class SidecarKind:
     """A kind of rows. All workers that exchange pages have the same kinds."""
 
     name: str
+    """Also the name of the sampling parameter that asks for these rows."""
     row: np.dtype[Any]
     """Dtype of a token's row, in little-endian order."""
 

@@ -269,7 +269,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     radix_cache: bool = True
     retained_kv_share: float = 0.0
-    """Share of the pool and its tiers that requests of one tenant may retain; see `Request.retention`."""
+    """Share of the pool and its tiers that requests of one tenant may retain."""
     overlap: bool = False
     """Plan step N+1 while step N runs on the device."""
     tensor_parallel_size: int = 1

@@ -10,9 +10,9 @@ async with RouterClient("127.0.0.1:50051") as client:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
@@ -28,37 +28,14 @@ __all__ = [
     "ChatMessage",
     "Prompt",
     "RouterClient",
-    "Sampling",
     "Tool",
     "ToolCall",
 ]
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[ChatMessage] | Chat
 """Text, token ids, or a conversation."""
+_SAMPLING: Final = set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)
 _DETAILS: Final = "grpc-status-details-bin"
-
-
-class Sampling(TypedDict, total=False):
-    """Fields of SamplingParams; missing fields have the server's defaults."""
-
-    max_tokens: int
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    seed: int
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logprobs: int
-    prompt_logprobs: int
-    stop: Sequence[str]
-    stop_token_ids: Sequence[int]
-    ignore_eos: bool
-    logit_bias: Mapping[int, float]
-    grammar: sampling_pb2.Grammar
-    drafts: sampling_pb2.DraftHints
 
 
 class CallFailed(Exception):
@@ -160,19 +137,19 @@ class RouterClient:
         *,
         request_id: str = "",
         timeout_s: float | None = None,
-        cache_key: str = "",
-        retain_s: float = 0.0,
-        cache_salt: str | None = None,
-        **sampling: Unpack[Sampling],
+        **fields: Any,
     ) -> AsyncGenerator[router_pb2.GenerateResponse, None]:
-        """Stream a completion. Raises CallFailed. Closing the iterator aborts the request."""
+        """Stream a completion. Raises CallFailed. Closing the iterator aborts the request.
+
+        `fields`: those of SamplingParams and GenerateRequest in proto/baton/v1; missing ones have defaults.
+        Raises ValueError for unknown ones.
+        """
+        sampling = {name: fields.pop(name) for name in fields.keys() & _SAMPLING}
         request = router_pb2.GenerateRequest(
             request_id=request_id,
             model=self._model,
             sampling=sampling_pb2.SamplingParams(**sampling),
-            cache_key=cache_key,
-            retain_s=retain_s,
-            cache_salt=cache_salt,
+            **fields,
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -191,12 +168,10 @@ class RouterClient:
         finally:
             call.cancel()
 
-    async def answer(
-        self, prompt: Prompt, *, timeout_s: float | None = None, **sampling: Unpack[Sampling]
-    ) -> Answer:
-        """The whole completion. Raises CallFailed."""
+    async def answer(self, prompt: Prompt, *, timeout_s: float | None = None, **fields: Any) -> Answer:
+        """The whole completion; see `generate`. Raises CallFailed."""
         answer = Answer()
-        async for piece in self.generate(prompt, timeout_s=timeout_s, **sampling):
+        async for piece in self.generate(prompt, timeout_s=timeout_s, **fields):
             answer.add(piece)
             if piece.finish_reason:
                 answer.finish_reason, answer.usage = piece.finish_reason, piece.usage

@@ -111,7 +111,7 @@ class RequestHandler:
                 self._fence(command.fence)
             case "release":
                 release = command.release
-                self._engine.kv.retentions.release(release.tenant, release.key)
+                self._engine.kv.release_session(release.tenant, release.key)
             case "drain":
                 self.drain(command.drain.seconds)
             case None:

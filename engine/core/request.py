@@ -124,6 +124,11 @@ class Request:
             raise InvalidRequest("the log-probabilities of a prompt come before the first token")
 
     @property
+    def is_retained(self) -> bool:
+        """Whether some of its KV is to stay cached after its end."""
+        return self.retention is not None
+
+    @property
     def num_tokens(self) -> int:
         return len(self.prompt) + len(self.output)
 
@@ -135,7 +140,7 @@ class Request:
     @property
     def scores_until(self) -> int:
         """End of the rows that give log-probabilities of prompt tokens; 0: none are wanted."""
-        return 0 if self.sampling.prompt_logprobs is None else len(self.prompt) - 1
+        return len(self.prompt) - 1 if self.sampling.scores_prompt else 0
 
     @property
     def num_reusable(self) -> int:
@@ -145,7 +150,7 @@ class Request:
     @property
     def num_sought(self) -> int:
         """Leading tokens whose KV is worth bringing into the pool: log-probabilities may come with it."""
-        served = (self.sampling.prompt_logprobs or 0) <= KEPT_ALTERNATIVES
+        served = self.sampling.prompt_alternatives <= KEPT_ALTERNATIVES
         return self.num_tokens - 1 if served else self.num_reusable
 
     @property

@@ -79,6 +79,16 @@ class SamplingParams(SharedParams):
         return self.temperature == 0.0 or self.top_k == 1
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the prompt's tokens are reported."""
+        return self.prompt_logprobs is not None
+
+    @property
+    def prompt_alternatives(self) -> int:
+        """Alternatives that are reported for each of them."""
+        return self.prompt_logprobs or 0
+
+    @property
     def of_one_token(self) -> SamplingParams:
         """What decides about a single token: penalties and grammars follow all tokens so far."""
         return SamplingParams(

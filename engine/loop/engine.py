@@ -142,7 +142,7 @@ class Engine:
         A step with drafts is waited for before the next is planned, which depends on how many are right.
         """
         output, lap = StepOutput(), self.laps.lap
-        self.kv.retentions.expire(self._clock())
+        self.kv.expire(self._clock())
         lap(Cause.PLAN)
         self.proceed()
         verifying = self._in_flight.launched
@@ -375,7 +375,7 @@ class Engine:
             cache_hit_tokens=self._cache_hit_tokens,
             tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
             drafts=self.scheduler.draft_counts,
-            retained_blocks=len(self.kv.retentions),
+            retained_blocks=self.kv.num_retained,
         )
 
     def close(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import Field
 
 from router.api.generation.params.validation import RequestModel
 from router.request_limits import MAX_CACHE_KEY
+from rpc.baton.v1 import worker_pb2
 
 CacheKey: TypeAlias = Annotated[str, Field(max_length=MAX_CACHE_KEY)]
 CacheRetention: TypeAlias = Literal["in_memory", "in-memory", "24h"]
@@ -30,6 +31,15 @@ class CacheHints(RequestModel):
         """Seconds for which the KV of prompt and answer is retained; 0: it is evicted like any other."""
         return 0.0
 
+    @property
+    def cache_fields(self) -> dict[str, Any]:
+        """Fields of `envelope`."""
+        return {
+            "cache_key": self.prompt_cache_key or "",
+            "retain_s": self.retain_s,
+            "cache_salt": self.cache_salt,
+        }
+
 
 class OpenAICacheHints(CacheHints):
     prompt_cache_retention: CacheRetention | None = None
@@ -38,6 +48,13 @@ class OpenAICacheHints(CacheHints):
     @property
     def retain_s(self) -> float:
         return _RETENTION_S.get(self.prompt_cache_retention or "", 0.0)
+
+
+def retained(work: worker_pb2.Work) -> list[tuple[int, float]]:
+    """Tokens of beginnings of the prompt that are retained, and for how many seconds."""
+    asked = work.retention
+    whole = [(len(work.prompt), asked.seconds)] if asked.seconds else []
+    return [(prefix.tokens, prefix.seconds) for prefix in asked.prefixes] + whole
 
 
 class CacheControl(RequestModel):

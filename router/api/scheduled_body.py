@@ -41,9 +41,7 @@ class ScheduledBody(CacheHints):
                 priority=self.priority or 0,
                 ttft_deadline_s=self.ttft_deadline or 0.0,
                 timeout_s=self.timeout or 0.0,
-                cache_key=self.prompt_cache_key or "",
-                retain_s=self.retain_s,
-                cache_salt=self.cache_salt,
+                **self.cache_fields,
             ),
             **more,
         )

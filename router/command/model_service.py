@@ -14,9 +14,10 @@ from functools import partial
 from typing import Final
 
 from common.background import in_background, repeat, supervised
-from engine.config import EngineConfig, Policy
+from engine.config import EngineConfig
 from engine.model_config.errors import UnsupportedModel
 from engine.modeling.loader.checkpoint import Checkpoint
+from router.api.generation.envelope import limits_of
 from router.api.generation.explanation import Explanation
 from router.api.generation.generation import Generation
 from router.api.generation.history import History
@@ -49,7 +50,6 @@ from router.dispatch.tracing.otlp import TraceExporter
 from router.dispatch.workers.fencing import Fencing
 from router.dispatch.workers.member import Member, WorkerBroken
 from router.dispatch.workers.registry import Registry
-from router.request_limits import RequestLimits
 from rpc.baton.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class ModelStart:
         formats = tokenizer.output_formats.chosen(
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
-        generation = Generation(model, tokenizer, dispatcher, _limits(config), formats, history)
+        generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history)
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
         engine = plans[0].config.engine
@@ -293,18 +293,6 @@ class ModelStart:
         self.display.say(f"workers: {workers_by_node(workers, await self.connection.nodes())}")
         for line in sizes(session.info for session in registry.sessions()):
             self.display.say(line)
-
-
-def _limits(config: RouterConfig) -> RequestLimits:
-    return RequestLimits(
-        max_prompt_tokens=config.access.max_prompt_tokens,
-        max_completions=config.access.max_completions,
-        max_logprobs=config.access.max_logprobs,
-        priorities=config.scheduling.effective_policy is Policy.PRIORITY,
-        ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
-        separate_tenants=config.access.separate_tenants,
-        retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
-    )
 
 
 def _started(worker: RayWorker) -> str:

@@ -146,7 +146,7 @@ class RouterConfig:
     retained_kv_share: float = _memory(
         0.25,
         "share of the KV pool and tiers of each worker that the requests of one API key may retain, by"
-        " prompt_cache_retention or cache_control; 0: they have no effect",
+        " the cache hints of requests; 0: these have no effect",
         "0..1",
     )
     state_slots: int | None = _memory(

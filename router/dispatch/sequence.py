@@ -13,6 +13,7 @@ from itertools import count
 from typing import Final
 
 from common.block_hash import BlockHash, block_hashes, root_hash
+from common.sidecars import KINDS
 from common.token_array import token_array
 from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.token_stream import TokenStream
@@ -141,8 +142,8 @@ class SequenceState:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of the prompt are wanted and not known yet."""
-        return self.sampling.HasField("prompt_logprobs") and not self.output
+        """Whether numbers of the prompt are wanted that are not known yet."""
+        return not self.output and any(self.sampling.HasField(kind.name) for kind in KINDS)
 
     def blocks(self, page_size: int) -> list[BlockHash]:
         """Hashes of the prompt's full pages, without tokens that are computed in any case: the last one, or

@@ -23,8 +23,8 @@ from common.origin import NO_NAMESPACE, Namespace
 from common.token_array import token_array
 from engine.kv.cache.journal import CacheChange, CacheJournal
 from engine.kv.cache.radix_node import RadixNode, UnusedLeaves, is_unused
-from engine.kv.cache.retention import Retentions
 from engine.kv.cache.roots import Root, Roots
+from engine.kv.cache.spared import SparedBlocks
 from engine.kv.cache.window_pages import WindowPages
 
 WHATEVER_IS_THERE: Final = 1 << 40
@@ -63,10 +63,10 @@ class RadixCache:
         *,
         enabled: bool = True,
         trimmed: Callable[[RadixNode], None] = lambda node: None,
-        retentions: Retentions | None = None,
+        spared: SparedBlocks | None = None,
     ) -> None:
         """`enabled`: False: it adopts no page, so nothing is found. `trimmed`: called when the tree drops
-        the last pages of a node, or all. `retentions`: blocks that are evicted after all others, if the cache
+        the last pages of a node, or all. `spared`: blocks that are evicted after all others, if the cache
         keeps a journal."""
         self.page_size = page_size
         self._stride = len(groups)
@@ -82,7 +82,7 @@ class RadixCache:
         """Evictable pages of groups without a window."""
         self._journal: CacheJournal | None = None
         self._clock = 0
-        self._unused = UnusedLeaves(retentions)
+        self._unused = UnusedLeaves(spared)
 
     @property
     def num_evictable(self) -> int:

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TypeAlias
 
 from common.block_hash import BlockHash
-from engine.kv.cache.retention import NO_RETENTIONS, Retentions
+from engine.kv.cache.spared import NOTHING_SPARED, SparedBlocks
 
 PageKey: TypeAlias = bytes
 """The keys of a block."""
@@ -75,8 +75,8 @@ class RadixNode:
 class UnusedLeaves:
     """Leaves that no request uses, least recently used first, and retained ones after all others."""
 
-    def __init__(self, retentions: Retentions | None) -> None:
-        self._retentions = NO_RETENTIONS if retentions is None else retentions
+    def __init__(self, spared: SparedBlocks | None) -> None:
+        self._spared = NOTHING_SPARED if spared is None else spared
         self._serial = count(1)
         self._others: list[tuple[int, int, RadixNode]] = []
         """Heap by last use. Entries become stale when their leaf is used again."""
@@ -84,8 +84,8 @@ class UnusedLeaves:
         """The same of leaves that were retained when it was their turn."""
         self._retained_at: dict[BlockHash, RadixNode] = {}
         """Retained leaves, by what was their last block."""
-        if retentions is not None:
-            retentions.on_ended.append(self._no_longer_retained)
+        if spared is not None:
+            spared.on_ended.append(self._no_longer_retained)
 
     def offer(self, node: RadixNode) -> None:
         """Add a node if it has become an unused leaf."""
@@ -129,10 +129,10 @@ class UnusedLeaves:
 
     def _num_retained(self, leaf: RadixNode) -> int:
         """Blocks of an edge that are retained: the first ones, since prefixes are. O(log blocks)."""
-        retentions = self._retentions
-        if not retentions or not leaf.blocks:
+        spared = self._spared
+        if not spared or not leaf.blocks:
             return 0
-        return bisect_left(leaf.blocks, True, key=lambda block: block not in retentions)
+        return bisect_left(leaf.blocks, True, key=lambda block: block not in spared)
 
 
 def is_unused(node: RadixNode) -> bool:

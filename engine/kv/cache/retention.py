@@ -195,7 +195,3 @@ def _decrement(counter: Counter, key: object) -> bool:  # type: ignore[type-arg]
         return False
     del counter[key]
     return True
-
-
-NO_RETENTIONS: Final = Retentions(0)
-"""Where clients may retain nothing."""

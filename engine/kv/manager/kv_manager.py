@@ -69,7 +69,7 @@ class KVManager:
         assert not (self.needs.windowed and self.states.used), "a hit must end where both can continue"
         self._retained_share = retained_share
         self.cache = RadixCache(
-            page_size, groups, enabled=radix_cache, trimmed=self.states.drop, retentions=self.retentions
+            page_size, groups, enabled=radix_cache, trimmed=self.states.drop, spared=self.retentions
         )
         self._windows = self.cache.windows
         self._stride = self.needs.stride
@@ -110,8 +110,8 @@ class KVManager:
         )
         slots = tiers.host.num_slots + tiers.disk.num_slots
         self.retentions.budget += int(self._retained_share * slots) // self._stride
-        tiers.host.use_retentions(self.retentions)
-        tiers.disk.use_retentions(self.retentions)
+        tiers.host.spare(self.retentions)
+        tiers.disk.spare(self.retentions)
 
     @property
     def num_available(self) -> int:
@@ -264,6 +264,19 @@ class KVManager:
             retention, blocks = request.retention, node.path_blocks()
             for part, seconds in retention.parts(blocks, self.page_size):
                 self.retentions.retain(request.tenant, retention.key, part, seconds, now)
+
+    @property
+    def num_retained(self) -> int:
+        """Blocks that clients have asked to keep, cached or not."""
+        return len(self.retentions)
+
+    def expire(self, now: float) -> None:
+        """End what is retained until now. O(1) unless something ends."""
+        self.retentions.expire(now)
+
+    def release_session(self, tenant: str, key: str) -> None:
+        """End what a session of a tenant retains. O(blocks)."""
+        self.retentions.release(tenant, key)
 
     def forget(self, request: Request) -> None:
         """Drop the cached KV of a request that has no pages any more, because it is invalid. O(tokens).

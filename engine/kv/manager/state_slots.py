@@ -18,7 +18,7 @@ from engine.errors import PageLeak
 from engine.kv.cache.pages import PageCounts, PagePool, PageState
 from engine.kv.cache.radix import Match
 from engine.kv.cache.radix_node import RadixNode
-from engine.kv.cache.retention import NO_RETENTIONS, Retentions
+from engine.kv.cache.spared import NOTHING_SPARED, SparedBlocks
 
 
 class CheckpointCopies(Protocol):
@@ -42,12 +42,12 @@ class StateSlots:
     blocks after all others. For a model without recurrent states there are no slots, and requests get none.
     """
 
-    def __init__(self, num_slots: int, page_size: int, retentions: Retentions = NO_RETENTIONS) -> None:
+    def __init__(self, num_slots: int, page_size: int, spared: SparedBlocks = NOTHING_SPARED) -> None:
         self.pool = PagePool(num_slots)
         self.used = num_slots > 0
         """Whether the model has recurrent states."""
         self._page_size = page_size
-        self._retentions = retentions
+        self._spared = spared
         self._checkpoints: OrderedDict[RadixNode, int] = OrderedDict()
         """Checkpoint slots, least recently used first."""
         self._readers: Counter[int] = Counter()
@@ -139,7 +139,7 @@ class StateSlots:
         position = last if start < last <= end else end
         if position not in (last, state.branch):
             return
-        slot = self.take(request.id, PageState.HELD, spare=request.retention is None)
+        slot = self.take(request.id, PageState.HELD, spare=not request.is_retained)
         if slot != NO_SLOT:
             state.saves.append(Save(position, slot))
 
@@ -252,7 +252,7 @@ class StateSlots:
         return self.pool.take(1, owner, state)[0]
 
     def _is_retained(self, node: RadixNode) -> bool:
-        return bool(node.blocks) and node.blocks[-1] in self._retentions
+        return bool(node.blocks) and node.blocks[-1] in self._spared
 
     def _is_used(self, slot: int) -> bool:
         return slot in self._readers or (self.copies is not None and self.copies.is_copying(slot))

@@ -9,7 +9,7 @@ from typing import Final
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
-from engine.kv.cache.retention import NO_RETENTIONS, Retentions
+from engine.kv.cache.spared import NOTHING_SPARED, SparedBlocks
 
 _FILLING: Final = None
 
@@ -51,17 +51,17 @@ class Level:
         """The same of copies that were retained when it was their turn to make room."""
         self._spared_of: dict[BlockHash, list[PageKey]] = {}
         """Spared pages, by their block."""
-        self._retentions = NO_RETENTIONS
+        self._to_spare: SparedBlocks = NOTHING_SPARED
         self._free = list(range(num_slots - 1, -1, -1))
 
     def __len__(self) -> int:
         """Slots in use."""
         return len(self._copies)
 
-    def use_retentions(self, retentions: Retentions) -> None:
+    def spare(self, blocks: SparedBlocks) -> None:
         """Blocks that make room after all others. To be called once."""
-        self._retentions = retentions
-        retentions.on_ended.append(self._no_longer_spared)
+        self._to_spare = blocks
+        blocks.on_ended.append(self._no_longer_spared)
 
     def __contains__(self, key: PageKey) -> bool:
         return self.get(key) is not None
@@ -143,7 +143,7 @@ class Level:
         found = None
         for key in self._order:
             copy = self._copies[key]
-            if copy.hash in self._retentions:
+            if copy.hash in self._to_spare:
                 retained.append(key)
             elif copy.is_idle:
                 found = key

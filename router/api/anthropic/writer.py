@@ -10,10 +10,10 @@ import orjson
 from router.api.anthropic.errors import error_body
 from router.api.anthropic.schemas import ContentBlock, InputUsage, Message, MessageUsage
 from router.api.blocks import Block, BlockWriter, Kind, named_event
-from router.api.cache_hints import HOUR_S
+from router.api.cache_hints import HOUR_S, retained
 from router.api.openai.messages import arguments_of
 from router.errors import RouterError
-from rpc.baton.v1 import sampling_pb2, worker_pb2
+from rpc.baton.v1 import sampling_pb2
 
 _DELTAS: Final = {
     Kind.TEXT: ("text_delta", "text"),
@@ -62,7 +62,7 @@ class MessageWriter(BlockWriter):
     def _usage(self) -> MessageUsage:
         usage = self._run.usage
         return {
-            **input_usage(usage.prompt_tokens, usage.cached_tokens, _retained(self._run.work(0))),
+            **input_usage(usage.prompt_tokens, usage.cached_tokens, retained(self._run.work(0))),
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
         }
@@ -87,13 +87,6 @@ def _content(block: Block) -> ContentBlock:
         case Kind.CALL:
             arguments = {} if block.status == "in_progress" else _input(block.text)
             return {"type": "tool_use", "id": f"toolu_{block.key}", "name": block.name, "input": arguments}
-
-
-def _retained(work: worker_pb2.Work) -> list[tuple[int, float]]:
-    """Tokens of beginnings of the prompt that are retained, and for how many seconds."""
-    asked = work.retention
-    whole = [(len(work.prompt), asked.seconds)] if asked.seconds else []
-    return [(prefix.tokens, prefix.seconds) for prefix in asked.prefixes] + whole
 
 
 def input_usage(prompt: int, cached: int, prefixes: Sequence[tuple[int, float]]) -> InputUsage:

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from common.origin import namespace_of
+from engine.config import Policy
 from router.api.generation.tenants import CURRENT_TENANT
+from router.config.settings import RouterConfig
 from router.errors import InvalidRequest
 from router.request_limits import MAX_CACHE_KEY, MAX_CACHE_SALT, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import router_pb2, worker_pb2
@@ -59,6 +61,19 @@ def of_grpc(request: router_pb2.GenerateRequest, **more: Any) -> worker_pb2.Work
         if not fields[name].has_presence or request.HasField(name)
     }
     return envelope(**given, **more)
+
+
+def limits_of(config: RouterConfig) -> RequestLimits:
+    """What a server with these settings allows."""
+    return RequestLimits(
+        max_prompt_tokens=config.access.max_prompt_tokens,
+        max_completions=config.access.max_completions,
+        max_logprobs=config.access.max_logprobs,
+        priorities=config.scheduling.effective_policy is Policy.PRIORITY,
+        ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
+        separate_tenants=config.access.separate_tenants,
+        retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
+    )
 
 
 def check(work: worker_pb2.Work, limits: RequestLimits) -> None:

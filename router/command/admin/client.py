@@ -203,7 +203,7 @@ def make_parser() -> argparse.ArgumentParser:
         choices=["pool", "host", "disk", "object"],
         help="clear only this; may be repeated (default: all places)",
     )
-    cache.add_argument("--key", help="clear only what sessions of this key retain, and end its retention")
+    cache.add_argument("--key", help="clear only what sessions of this key retain, and retain it no longer")
     drain = command(
         "drain", "drain workers: no new requests, running answers move to other workers", of_model, draining
     )

@@ -168,7 +168,7 @@ TestRetentionMachine = RetentionMachine.TestCase
 
 
 def cache_with(retentions: Retentions) -> RadixCache:
-    cache = RadixCache(1, retentions=retentions)
+    cache = RadixCache(1, spared=retentions)
     cache.keep_journal()
     return cache
 
@@ -215,7 +215,7 @@ def test_no_retained_page_is_evicted_while_another_could_be(data: st.DataObject)
 
 def test_retained_copies_make_room_on_a_tier_after_all_others() -> None:
     retentions, level = Retentions(10), Level(3)
-    level.use_retentions(retentions)
+    level.spare(retentions)
     for number in (1, 2, 3):
         level.begin(bytes([number]), number)
         level.complete(bytes([number]), 0)
@@ -244,7 +244,7 @@ class Counting(Retentions):
 
 def test_the_end_of_a_sequence_concerns_its_own_copies_alone() -> None:
     retentions, level = Counting(2000), Level(1000)
-    level.use_retentions(retentions)
+    level.spare(retentions)
     for number in range(1000):
         level.begin(b"%d" % number, number)
         level.complete(b"%d" % number, 0)
