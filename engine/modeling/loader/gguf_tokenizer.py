@@ -1,9 +1,9 @@
 """Writes the tokenizer of a GGUF file as tokenizer.json, tokenizer_config.json and chat_template.jinja.
 
 A GGUF file has the vocabulary, the merges, and the name of a pre-tokenizer, but not the rules that go with
-them, which depend on the kind of the vocabulary. Token ids are those of transformers' own conversion, except
-that no token gets an id outside the vocabulary of the file, and that control tokens of any script are matched
-whole.
+them, which depend on the kind of vocabulary. Token ids are those of transformers' own conversion, with
+two exceptions: no token gets an id outside the file's vocabulary, and added tokens with spaces or letters
+outside ASCII are matched whole, as the models' original tokenizers do.
 """
 
 from __future__ import annotations

@@ -219,6 +219,17 @@ def test_no_token_gets_an_id_outside_the_vocabulary(
     assert mine.encode("<｜Assistant｜>").ids == [len(tokens) - 1]
 
 
+def test_added_tokens_of_spaces_are_matched_whole(
+    byte_level: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """MPT has such tokens, which its original tokenizer matches before it splits the text."""
+    tokens, merges = [*byte_level[0], "    "], byte_level[1]
+    path = tmp_path / "model.gguf"
+    types = [TokenType.NORMAL] * (len(tokens) - 1) + [TokenType.USER_DEFINED]
+    write(path, tokens, types, kind="gpt2", merges=merges)
+    assert ours(path).encode("a    b").tokens == ["a", "    ", "b"]
+
+
 @pytest.mark.parametrize(("kind", "lacking"), [("bert", "bert"), ("gpt2", "merges"), ("llama", "merges")])
 def test_a_tokenizer_that_cannot_be_built_is_refused(kind: str, lacking: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
