@@ -115,9 +115,8 @@ class RouterConfig:
     )
     kv_memory_fraction: float | None = _memory(
         None,
-        "share of a worker's memory (the GPU's total; on CPUs what is free at the start) that weights,"
-        " activations and KV pool may take together (default: 0.9 on GPUs; on CPUs a pool of 16384"
-        " tokens, or of one context if that is longer)",
+        "share of the GPU's memory, or of a CPU's free memory, for weights, activations and KV pool"
+        " (default: 0.9 on GPUs; on CPUs a pool of 16384 tokens, or of one longer context)",
         "0..1",
         aliases=("--gpu-memory-utilization", "--mem-fraction-static"),
     )
@@ -151,9 +150,8 @@ class RouterConfig:
     )
     state_slots: int | None = _memory(
         None,
-        "slots of each worker for recurrent states, of models that have them: one for each running"
-        " request, the others for checkpoints in the prefix cache (default: twice"
-        " --max-running-requests; on GPUs at most half of the memory for KV)",
+        "slots of each worker for recurrent states: of running requests, and of checkpoints in the prefix"
+        " cache (default: twice --max-running-requests; on GPUs at most half of the memory for KV)",
         "COUNT",
         least=1,
     )

@@ -107,12 +107,9 @@ class SchedulingSettings:
 
     speculative: Speculation | None = _group(
         None,
-        "verify drafted tokens beside decodes, which changes no token: prediction: those of a request's"
-        " `prediction`; ngram: also what followed the same words in its prompt and answer; suffix: also"
-        " what followed them in earlier answers to the same API key; model: also guesses of"
-        " --speculative-model; auto: all of these; mtp: guesses of the head for multi-token prediction that"
-        " the checkpoint has, and predictions; off: none (default: prediction, without memory"
-        " for drafts; other presets: off)",
+        "what drafts tokens beside the request's `prediction`: nothing (prediction), its own text (ngram),"
+        " earlier answers too (suffix), --speculative-model (model), the checkpoint's head (mtp), or all"
+        " (auto); off: no drafts (default: prediction; other presets: off)",
     )
     speculative_model: str | None = _group(
         None,

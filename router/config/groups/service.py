@@ -169,9 +169,8 @@ class FailoverSettings:
     )
     router_timeout: float = _failover(
         60.0,
-        "seconds without a connection to any router after which a worker ends itself, if Ray does not"
-        " answer it either; the router kills a worker that has not answered it for as long, if Ray"
-        " reaches its node",
+        "seconds without any router, or Ray, after which a worker ends itself; the router kills a worker"
+        " that has been silent for as long on a node that Ray reaches",
         "SECONDS",
         above=0,
     )
