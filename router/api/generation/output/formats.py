@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from router.api.generation.output import harmony
+from router.api.generation.output.call_formats import CALL_FORMATS, ToolFormat, taught_by
+from router.api.generation.output.call_ids import with_numbered_ids, with_short_ids
 from router.api.generation.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
-from router.api.generation.output.hermes import HermesParser
 from router.api.generation.output.llama import LlamaJsonParser
-from router.api.generation.output.mistral import MARKERS, MistralParser, with_short_ids
+from router.api.generation.output.mistral import MARKERS, MistralParser
 from router.api.generation.output.parts import OutputParser
-from router.api.generation.output.reasoning import ReasoningCounter, ReasoningParser, begins_inside
+from router.api.generation.output.reasoning import (
+    TAGS,
+    THINK,
+    ReasoningCounter,
+    ReasoningFormat,
+    ReasoningParser,
+    reasoning_of,
+)
+from router.api.generation.output.sections import SectionParser
+from router.api.generation.output.written_calls import PythonicParser
 from router.api.generation.tools import ToolChoice, ToolUse
 from router.errors import InvalidRequest
-
-
-class ToolFormat(Enum):
-    LLAMA_JSON = "llama3-json"
-    HERMES = "hermes"
-    MISTRAL = "mistral"
-    HARMONY = "harmony"
-
-
-class ReasoningFormat(Enum):
-    THINK = "think"
-    """The model or the template opens <think>."""
-    DEEPSEEK_R1 = "deepseek-r1"
-    """Answers begin with reasoning, with or without <think>."""
-    HARMONY = "harmony"
-    """Messages of the analysis channel (gpt-oss)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +42,7 @@ class OutputFormats:
         """
         if "<|channel|>" in source:
             return cls(ToolFormat.HARMONY, ReasoningFormat.HARMONY)
-        reasoning = ReasoningFormat.THINK if "</think>" in source or "<think>" in source else None
-        return cls(_tools_of(source) if takes_tools else ToolFormat.HERMES, reasoning)
+        return cls(taught_by(source) if takes_tools else ToolFormat.HERMES, reasoning_of(source))
 
     def chosen(self, tools: str, reasoning: str) -> OutputFormats:
         """The formats that flags choose: values of the enums, "auto" for those of the template, "none"."""
@@ -65,6 +57,8 @@ class OutputFormats:
         match self.tools:
             case ToolFormat.MISTRAL:
                 return with_short_ids(messages)
+            case ToolFormat.KIMI_K2:
+                return with_numbered_ids(messages)
             case ToolFormat.HARMONY:
                 return [_with_thinking(message) for message in messages]
             case _:
@@ -74,7 +68,13 @@ class OutputFormats:
         """Special tokens that must be visible in the text of an answer."""
         if self._harmony(use):
             return harmony.MARKERS
-        return MARKERS if self.tools is ToolFormat.MISTRAL and use.offered else ()
+        calls: tuple[str, ...] = ()
+        if self.tools is ToolFormat.MISTRAL:
+            calls = MARKERS
+        elif format := CALL_FORMATS.get(self.tools) if self.tools else None:
+            calls = (format.begin, format.end, *format.markers)
+        reasoning = TAGS.get(self.reasoning) if self.reasoning else None
+        return (*(calls if use.offered else ()), *(reasoning or ()))
 
     def parser(self, use: ToolUse, prompt: str) -> OutputParser | None:
         """A parser of one answer to `prompt`; None if it needs no parsing. Raises InvalidRequest."""
@@ -82,7 +82,7 @@ class OutputFormats:
             parser = harmony.HarmonyParser(calls=bool(use.offered), reasoning=self.reasoning is not None)
             return parser if use.parallel else FirstCallOnly(parser)
         tools = self._tool_parser(use)
-        return ReasoningParser(tools, inside=self._begins_inside(prompt)) if self._reasons(use) else tools
+        return self._reasoning_parser(prompt, tools) if self._reasons(use) else tools
 
     def counter(self, use: ToolUse, prompt: str) -> ReasoningCounter | None:
         """Counter of the reasoning tokens of one answer to `prompt`; None where there is no reasoning."""
@@ -90,7 +90,7 @@ class OutputFormats:
             return None
         if self._harmony(use):
             return ReasoningCounter(harmony.HarmonyParser(calls=bool(use.offered)))
-        return ReasoningCounter(ReasoningParser(inside=self._begins_inside(prompt)))
+        return ReasoningCounter(self._reasoning_parser(prompt))
 
     def _harmony(self, use: ToolUse) -> bool:
         """Whether an answer is written in channels: it is, unless a grammar enforces another format."""
@@ -100,8 +100,11 @@ class OutputFormats:
     def _reasons(self, use: ToolUse) -> bool:
         return self.reasoning is not None and not use.forced
 
-    def _begins_inside(self, prompt: str) -> bool:
-        return self.reasoning is ReasoningFormat.DEEPSEEK_R1 or begins_inside(prompt)
+    def _reasoning_parser(self, prompt: str, rest: OutputParser | None = None) -> ReasoningParser:
+        tags = TAGS.get(self.reasoning, THINK) if self.reasoning else THINK
+        opened = prompt.rstrip().endswith(tags.opening)  # by the template
+        inside = opened or self.reasoning is ReasoningFormat.DEEPSEEK_R1
+        return ReasoningParser(rest, inside=inside, tags=tags)
 
     def _tool_parser(self, use: ToolUse) -> OutputParser | None:
         if not use.offered:
@@ -112,14 +115,17 @@ class OutputFormats:
         if use.choice is ToolChoice.REQUIRED:
             parser = RequiredCallsParser()
         else:
+            tools = {tool.name: tool for tool in use.tools}
             match self.tools:
-                case ToolFormat.HERMES:
-                    parser = HermesParser()
                 case ToolFormat.MISTRAL:
                     parser = MistralParser()
                 case ToolFormat.LLAMA_JSON:
-                    parser = LlamaJsonParser({tool.name for tool in use.tools})
-                case ToolFormat.HARMONY | None:
+                    parser = LlamaJsonParser(set(tools))
+                case ToolFormat.PYTHONIC:
+                    parser = PythonicParser()
+                case ToolFormat() as format if format in CALL_FORMATS:
+                    parser = SectionParser(CALL_FORMATS[format], tools)
+                case _:
                     raise InvalidRequest(
                         "The format of this model's tool calls is not known; start the router with"
                         " --tool-call-parser, or send tool_choice: required.",
@@ -135,14 +141,3 @@ def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if (reasoning := fields.pop("reasoning_content", None)) is None:
         return message
     return fields | {"thinking": reasoning}
-
-
-def _tools_of(source: str) -> ToolFormat | None:
-    if "[TOOL_CALLS]" in source:
-        return ToolFormat.MISTRAL
-    if "<tool_call>" in source:
-        xml = "<function=" in source or "<arg_key>" in source  # Qwen3-Coder, GLM
-        return None if xml else ToolFormat.HERMES
-    if "<|python_tag|>" in source or ('"parameters"' in source and "ipython" in source):
-        return ToolFormat.LLAMA_JSON
-    return None

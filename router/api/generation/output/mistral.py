@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 from router.api.generation.output.call_object import CallObject, JsonValue
 from router.api.generation.output.parts import Arguments, Call, Part, content
@@ -15,33 +13,6 @@ _CALLS: Final = "[TOOL_CALLS]"
 MARKERS: Final = (_CALLS, "[ARGS]", "[CALL_ID]")
 """Control tokens that the parser must see."""
 _SPACE: Final = frozenset(" \t\r\n")
-
-
-_ID_LENGTH: Final = 9
-
-
-def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Call ids as Mistral's templates require them: nine letters and digits.
-
-    Other ids, which clients got from other servers, are replaced by a digest, equal for a call and its
-    result.
-    """
-    return [_short(message) for message in messages]
-
-
-def _short(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    short = dict(message)
-    if "tool_call_id" in short:
-        short["tool_call_id"] = _short_id(short["tool_call_id"])
-    if "tool_calls" in short:
-        short["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in short["tool_calls"]]
-    return short
-
-
-def _short_id(call_id: str) -> str:
-    if len(call_id) == _ID_LENGTH and call_id.isascii() and call_id.isalnum():
-        return call_id
-    return hashlib.sha256(call_id.encode()).hexdigest()[:_ID_LENGTH]
 
 
 class _State(Enum):

@@ -1,20 +1,46 @@
-"""Reasoning between `<think>` and `</think>` at the start of an answer."""
+"""Reasoning between two tags at the start of an answer, in most models `<think>` and `</think>`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from router.api.generation.output.parts import Content, OutputParser, Part, Reasoning
 from router.api.generation.output.scan import MarkerFinder, Prose
 
-_OPEN: Final = "<think>"
-_CLOSE: Final = "</think>"
+
+class ReasoningFormat(Enum):
+    THINK = "think"
+    """The model or the template opens <think>."""
+    DEEPSEEK_R1 = "deepseek-r1"
+    """Answers begin with reasoning, with or without <think>."""
+    MISTRAL = "mistral"
+    SEED_OSS = "seed-oss"
+    GEMMA4 = "gemma4"
+    HARMONY = "harmony"
+    """Messages of the analysis channel (gpt-oss)."""
 
 
-def begins_inside(prompt: str) -> bool:
-    """Whether the prompt ends inside reasoning that the template has opened."""
-    return prompt.rstrip().endswith(_OPEN)
+class Tags(NamedTuple):
+    opening: str
+    closing: str
+
+
+THINK: Final = Tags("<think>", "</think>")
+TAGS: Final[Mapping[ReasoningFormat, Tags]] = {
+    ReasoningFormat.MISTRAL: Tags("[THINK]", "[/THINK]"),
+    ReasoningFormat.SEED_OSS: Tags("<seed:think>", "</seed:think>"),
+    ReasoningFormat.GEMMA4: Tags("<|channel>thought", "<channel|>"),
+    ReasoningFormat.THINK: THINK,
+    ReasoningFormat.DEEPSEEK_R1: THINK,
+}
+
+
+def reasoning_of(template: str) -> ReasoningFormat | None:
+    """The format of reasoning in a chat template; None: it has none."""
+    found = (format for format, tags in TAGS.items() if any(tag in template for tag in tags))
+    return next(found, None)
 
 
 class _State(Enum):
@@ -26,15 +52,16 @@ class _State(Enum):
 class ReasoningParser:
     """Whitespace around the tags belongs to neither part. The answer goes to `rest`, if there is one."""
 
-    def __init__(self, rest: OutputParser | None = None, *, inside: bool = False) -> None:
+    def __init__(self, rest: OutputParser | None = None, *, inside: bool = False, tags: Tags = THINK) -> None:
         """`inside`: the answer begins with reasoning, whether or not it repeats the opening tag."""
+        self._opening: Final = tags.opening
         self._rest: Final = rest
         self.has_reasoning = inside
         """Whether the answer begins with reasoning, as far as is known."""
         self._without_tag: Final = _State.REASONING if inside else _State.ANSWER
         self._state = _State.BEGIN
         self._held = ""
-        self._finder: Final = MarkerFinder(_CLOSE)
+        self._finder: Final = MarkerFinder(tags.closing)
         self._reasoning: Final = Prose(strip_start=True)
         self._strip = False
 
@@ -75,10 +102,10 @@ class ReasoningParser:
 
     def _begin(self, text: str) -> str:
         start = text.lstrip()
-        if start.startswith(_OPEN):
+        if start.startswith(self._opening):
             self._held, self._state, self.has_reasoning = "", _State.REASONING, True
-            return start[len(_OPEN) :]
-        if _OPEN.startswith(start):
+            return start[len(self._opening) :]
+        if self._opening.startswith(start):
             self._held = text
             return ""
         self._held, self._state = "", self._without_tag

@@ -5,6 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 
+def overlap(text: str, marker: str) -> int:
+    """How many characters at the end of `text` may begin `marker`."""
+    for size in range(min(len(marker) - 1, len(text)), 0, -1):
+        if text.endswith(marker[:size]):
+            return size
+    return 0
+
+
 class MarkerFinder:
     """Passes text up to `marker`. Text that may be the start of the marker is held back."""
 
@@ -23,11 +31,9 @@ class MarkerFinder:
         if marker:
             self.found = True
             return before, after
-        for size in range(min(len(self._marker) - 1, len(text)), 0, -1):
-            if text.endswith(self._marker[:size]):
-                self._held = text[-size:]
-                return text[:-size], ""
-        return text, ""
+        sure = len(text) - overlap(text, self._marker)
+        self._held = text[sure:]
+        return text[:sure], ""
 
     def flush(self) -> str:
         held, self._held = self._held, ""

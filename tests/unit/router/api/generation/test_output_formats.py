@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from router.api.generation.output.call_ids import with_short_ids
 from router.api.generation.output.formats import OutputFormats, ReasoningFormat, ToolFormat
-from router.api.generation.output.mistral import with_short_ids
 from router.api.generation.output.parts import Arguments, Call, Content, Reasoning
 from router.api.generation.tools import Tool, ToolChoice, ToolUse, forced_schema
+from router.config.choices import ReasoningParser, ToolCallParser
 from router.errors import InvalidRequest
 from tests.unit.engine.grammar.test_json_schema import says
 
@@ -34,7 +35,7 @@ TOOLS = (
     [
         (QWEN, ToolFormat.HERMES, None),
         (QWEN_THINKING, ToolFormat.HERMES, ReasoningFormat.THINK),
-        (QWEN_CODER, None, None),
+        (QWEN_CODER, ToolFormat.QWEN3_CODER, None),
         (LLAMA_31, ToolFormat.LLAMA_JSON, None),
         (LLAMA_32, ToolFormat.LLAMA_JSON, None),
         (MISTRAL, ToolFormat.MISTRAL, None),
@@ -148,3 +149,27 @@ def test_reasoning_that_is_cut_off_within_a_tag_stays_reasoning() -> None:
     parser = OutputFormats(None, ReasoningFormat.DEEPSEEK_R1).parser(ToolUse(), "user: hi\n")
     assert parser is not None
     assert parser.feed("<th") + parser.finish() == [Reasoning("<th")]
+
+
+def test_kimis_calls_have_ids_that_name_the_tool_the_same_for_call_and_result() -> None:
+    def call(id: str, name: str) -> dict[str, object]:
+        return {"id": id, "function": {"name": name, "arguments": {}}}
+
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call("a", "f"), call("b", "g")]},
+        {"role": "tool", "tool_call_id": "b", "content": "2"},
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "assistant", "content": "", "tool_calls": [call("c", "f")]},
+        {"role": "tool", "tool_call_id": "lost", "content": "?"},
+    ]
+    first, two, one, second, lost = OutputFormats(ToolFormat.KIMI_K2).messages(messages)
+    assert [call["id"] for call in first["tool_calls"]] == ["functions.f:0", "functions.g:1"]
+    assert (two["tool_call_id"], one["tool_call_id"]) == ("functions.g:1", "functions.f:0")
+    assert second["tool_calls"][0]["id"] == "functions.f:2"
+    assert lost["tool_call_id"] == "lost"
+
+
+def test_flags_choose_every_format_that_there_is() -> None:
+    assert {parser.value for parser in ToolCallParser} == {format.value for format in ToolFormat} | {"auto"}
+    formats = {format.value for format in ReasoningFormat}
+    assert {parser.value for parser in ReasoningParser} == formats | {"auto", "none"}

@@ -10,25 +10,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.api.generation.output.call_formats import CALL_FORMATS, ToolFormat
 from router.api.generation.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
 from router.api.generation.output.harmony import HarmonyParser
-from router.api.generation.output.hermes import HermesParser
 from router.api.generation.output.llama import LlamaJsonParser
 from router.api.generation.output.mistral import MistralParser
 from router.api.generation.output.parts import Arguments, Call, Content, OutputParser, Part, Reasoning
 from router.api.generation.output.reasoning import ReasoningParser
+from router.api.generation.output.sections import SectionParser
+
+
+def hermes() -> SectionParser:
+    return SectionParser(CALL_FORMATS[ToolFormat.HERMES])
+
 
 PARSERS: dict[str, Callable[[], OutputParser]] = {
-    "hermes": HermesParser,
+    "hermes": hermes,
     "llama": lambda: LlamaJsonParser({"f", "weather"}),
     "mistral": MistralParser,
     "named": lambda: NamedCallParser("f"),
     "required": RequiredCallsParser,
-    "first": lambda: FirstCallOnly(HermesParser()),
+    "first": lambda: FirstCallOnly(hermes()),
     "harmony": lambda: HarmonyParser(calls=True),
     "reasoning": ReasoningParser,
     "reasoning, opened by the template": lambda: ReasoningParser(inside=True),
-    "reasoning, then calls": lambda: ReasoningParser(HermesParser()),
+    "reasoning, then calls": lambda: ReasoningParser(hermes()),
 }
 BERN = '{"city": "Bern", "days": [1, {"a": "}\\"{"}]}'
 PIECES = [
