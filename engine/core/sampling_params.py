@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Annotated, Final, TypeAlias
 
 from pydantic import Field
+from typing_extensions import Doc
 
 from engine.grammar.grammar import Grammar
 
@@ -21,13 +22,29 @@ class FinishReason(Enum):
     ABORT = "abort"
 
 
-MinTokens: TypeAlias = Annotated[int, Field(ge=0)]
-Temperature: TypeAlias = Annotated[float, Field(ge=0.0, le=2.0)]
-TopP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
-TopK: TypeAlias = Annotated[int, Field(ge=-1, le=(1 << 31) - 1)]
-MinP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0)]
-RepetitionPenalty: TypeAlias = Annotated[float, Field(ge=0.01, le=10.0)]
-Penalty: TypeAlias = Annotated[float, Field(ge=-2.0, le=2.0)]
+MinTokens: TypeAlias = Annotated[
+    int, Field(ge=0), Doc("No end-of-sequence or stop token before this many tokens.")
+]
+Temperature: TypeAlias = Annotated[
+    float,
+    Field(ge=0.0, le=2.0),
+    Doc("The model's default, or 1, unless given; 0: the most likely token."),
+]
+TopP: TypeAlias = Annotated[float, Field(ge=0.0, le=1.0), Doc("0: the most likely token.")]
+TopK: TypeAlias = Annotated[int, Field(ge=-1, le=(1 << 31) - 1), Doc("0 and -1: off.")]
+MinP: TypeAlias = Annotated[
+    float, Field(ge=0.0, le=1.0), Doc("Smallest probability, relative to that of the most likely token.")
+]
+RepetitionPenalty: TypeAlias = Annotated[float, Field(ge=0.01, le=10.0), Doc("1: off.")]
+PresencePenalty: TypeAlias = Annotated[
+    float,
+    Field(ge=-2.0, le=2.0),
+    Doc("Subtracted from the logits of tokens that occurred in the answer."),
+]
+FrequencyPenalty: TypeAlias = Annotated[
+    float, Field(ge=-2.0, le=2.0), Doc("The same, times the number of occurrences.")
+]
+IgnoreEos: TypeAlias = Annotated[bool, Doc("Continue after the end of sequence.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +52,8 @@ class SharedParams:
     """Parameters that have one meaning from a client's request to the engine.
 
     A client's request (`SamplingOptions`; with vLLM's defaults `baton.SamplingParams`) and the engine add a
-    few. The protobuf message has fields of the same names, and the router checks the bounds.
+    few. The protobuf message has fields of the same names, and so have bodies of OpenAI's API, with the
+    descriptions of these types. The router checks the bounds.
     """
 
     min_tokens: MinTokens = 0
@@ -47,14 +65,14 @@ class SharedParams:
     """0 and -1 turn it off; workers never get -1."""
     min_p: MinP = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
     logprobs: int | None = None
     """Alternatives reported for each token; 0: the token's own alone; None: none."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt."""
     stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    ignore_eos: IgnoreEos = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from engine.core.sampling_params import MinP, MinTokens, Penalty, RepetitionPenalty, Temperature, TopK, TopP
 from router.api.cache_hints import OpenAICacheHints
 from router.api.fields import Refused, WithoutEffect
 from router.api.generation.generation_request import Chat, GenerationRequest, Prompt
@@ -29,6 +28,7 @@ from router.api.generation.params.bounds import (
     StopTokenIds,
     TokenId,
 )
+from router.api.generation.params.sampled_body import SampledBody
 from router.api.generation.params.sampling_options import OPTIONS
 from router.api.generation.params.validation import RequestModel
 from router.api.openai.foreign_fields import (
@@ -99,45 +99,27 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(ConstrainedBody, ScheduledBody, OpenAICacheHints, ForeignFields):
+class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHints, ForeignFields):
     """Fields of both endpoints."""
 
     model: ModelName | None = None
     """Absent: the served model."""
     max_tokens: MaxTokens | None = None
     """Longest answer; 0: only the prompt is computed."""
-    temperature: Temperature | None = None
-    """The model's default, or 1, unless given; 0: the most likely token."""
-    top_p: TopP | None = None
-    """0: the most likely token."""
     n: Completions | None = None
     """Completions per prompt."""
     seed: Seed | None = None
     """The same seed gives the same answer, on any worker."""
     stop: Annotated[StopStrings | None, BeforeValidator(_several, json_schema_input_type=_Stop)] = None
     """Not part of the answer."""
-    presence_penalty: Penalty | None = None
-    """Subtracted from the logits of tokens that occurred in the answer."""
-    frequency_penalty: Penalty | None = None
-    """The same, times the number of occurrences."""
     logit_bias: LogitBiases | None = None
     """Biases by token id."""
     stream_options: StreamOptions | None = None
     """With `stream` only."""
 
     # Customary extensions of OpenAI's API.
-    min_tokens: MinTokens | None = None
-    """No end-of-sequence or stop token before this many tokens."""
-    top_k: TopK | None = None
-    """0 and -1: off."""
-    min_p: MinP | None = None
-    """Smallest probability, relative to that of the most likely token."""
-    repetition_penalty: RepetitionPenalty | None = None
-    """1: off."""
     stop_token_ids: StopTokenIds | None = None
     """Tokens that end the answer."""
-    ignore_eos: bool | None = None
-    """Continue after the end of sequence."""
     skip_special_tokens: bool | None = None
     """vLLM's. False: special tokens are part of the text."""
     best_of: int | None = None

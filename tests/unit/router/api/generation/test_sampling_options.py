@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.api.generation.params.sampled_body import SAMPLED
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
+from router.api.openai.requests import ChatCompletionBody, CompletionBody
 from router.errors import InvalidRequest
+from rpc.baton.v1 import sampling_pb2
 from tests.unit.router.bounds import BOUNDS, VOCAB
 
 
@@ -115,3 +118,11 @@ def test_completions_of_one_prompt_have_different_seeds(seed: int, i: int, j: in
 def test_the_first_completion_has_the_seed_that_was_asked_for() -> None:
     assert derive_seed(42, 0) == 42
     assert derive_seed(-1, 0) == derive_seed((1 << 64) - 1, 0) == -1
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLED))
+def test_a_parameter_of_the_engine_is_declared_once_and_described(name: str) -> None:
+    for body in (CompletionBody, ChatCompletionBody):
+        assert body.model_fields[name].description
+        assert name not in body.__annotations__
+    assert name in sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
