@@ -77,7 +77,7 @@ OPERATIONS: Final[Api] = Api(
         reads("/ready", _ready, Readiness, "A request sent now would find workers.", "503"),
         reads("/health", _ready, Readiness, "The same as /ready.", "503"),
         reads("/ping", _ready, Readiness, "The same as /ready.", "503"),
-        reads("/version", lambda *_: {"version": VERSION}, Version, "Of Baton."),
+        reads("/version", lambda *_: {"version": VERSION}, Version, "Version of Baton."),
         reads("/metrics", _metrics),
         reads("/openapi.json", _openapi),
         reads("/sd/workers", _workers),

@@ -114,9 +114,11 @@ class AnswerWriter(ABC):
         choices = [_choice(chunk.index, content) for content in news]
         if chunk.logprobs:
             choices[-1]["logprobs"] = self._logprobs(chunk.index, chunk.token_ids, chunk.logprobs)
-        choices[-1] |= self._ids(chunk) | self._end(chunk)
         events = [self._rare([choice], more) for choice in choices[:-1]]
-        return b"".join([*events, self._rare(choices[-1:], more | _timings(chunk))])
+        if self._token_ids or chunk.finish:
+            choices[-1] |= self._ids(chunk) | self._end(chunk)
+            more |= _timings(chunk)
+        return b"".join([*events, self._rare(choices[-1:], more)])
 
     def closing(self) -> bytes:
         """The events after the last token."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from router.api.anthropic.writer import MessageWriter
+from router.api.endpoints.event_stream import Writer
 from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.generation_request import Chat, GenerationRequest
 from router.api.generation.output.formats import OutputFormats
@@ -78,7 +79,7 @@ def chat_streamed(answer: ModelAnswer) -> dict[str, Any]:
     writer = ChatWriter(run, CHAT, None)  # type: ignore[arg-type]
     message: dict[str, Any] = {}
     finish = None
-    for event in _events(writer.opening, writer.event, writer.closing, chunks):
+    for event in events_of(writer, chunks):
         for choice in event["choices"]:
             finish = choice["finish_reason"] or finish
             delta = choice["delta"]
@@ -105,7 +106,7 @@ def response_streamed(answer: ModelAnswer) -> dict[str, Any]:
     """The response with the items of the events that end them."""
     run, chunks = answer.run()
     writer = ResponseWriter(run, ResponsesBody(input="hi"), None)  # type: ignore[arg-type]
-    events = list(_events(writer.opening, writer.event, writer.closing, chunks))
+    events = list(events_of(writer, chunks))
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     response: dict[str, Any] = events[-1]["response"] | {"output": items}
     return response
@@ -125,7 +126,7 @@ def message_streamed(answer: ModelAnswer) -> dict[str, Any]:
     writer = MessageWriter(run)
     message: dict[str, Any] = {}
     pieces: list[str] = []
-    for event in _events(writer.opening, writer.event, writer.closing, chunks):
+    for event in events_of(writer, chunks):
         match event["type"]:
             case "message_start":
                 message = event["message"]
@@ -153,13 +154,8 @@ def _object(text: str) -> Any:
     return value if isinstance(value, dict) else {}
 
 
-def _events(
-    opening: Callable[[], bytes],
-    event: Callable[[OutputChunk], bytes],
-    closing: Callable[[], bytes],
-    chunks: Sequence[OutputChunk],
-) -> Iterator[dict[str, Any]]:
-    stream = b"".join([opening(), *map(event, chunks), closing()])
+def events_of(writer: Writer, chunks: Sequence[OutputChunk]) -> Iterator[dict[str, Any]]:
+    stream = b"".join([writer.opening(), *map(writer.event, chunks), writer.closing()])
     for line in stream.splitlines():
         if line.startswith(b"data: ") and line != b"data: [DONE]":
             yield _json(line[6:])

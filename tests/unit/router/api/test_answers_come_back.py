@@ -16,13 +16,17 @@ from router.api.generation.output.formats import OutputFormats, ReasoningFormat,
 from router.api.generation.params.validation import parse
 from router.api.generation.text.chat_template import ChatTemplate
 from router.api.generation.tools import Tool, ToolChoice, ToolUse
+from router.api.openai.answers.chat_writer import ChatWriter
 from router.api.openai.requests import ChatCompletionBody
 from router.api.openai.responses_api.requests import ResponsesBody
+from rpc.baton.v1 import router_pb2
 from rpc.baton.v1.sampling_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 from tests.unit.router.api.answers import (
+    CHAT,
     ModelAnswer,
     chat_streamed,
     chat_whole,
+    events_of,
     message_streamed,
     message_whole,
     response_streamed,
@@ -249,6 +253,17 @@ def test_an_answer_is_the_fold_of_its_events(answer: ModelAnswer) -> None:
     assert said(chat_whole(answer)["message"]) == said(chat_streamed(answer)["message"])
     assert without_ids(response_whole(answer)["output"]) == without_ids(response_streamed(answer)["output"])
     assert without_ids(message_whole(answer)["content"]) == without_ids(message_streamed(answer)["content"])
+
+
+def test_the_last_event_alone_has_what_ends_an_answer() -> None:
+    """Also if one chunk becomes several events."""
+    run, [_, chunk] = ModelAnswer(f"<think>so</think>Well. {_hermes('f', '{}')}", HERMES, USE).run()
+    chunk.timings = router_pb2.Timings(ttft_s=1.0)
+    events = list(events_of(ChatWriter(run, CHAT, None), [chunk]))  # type: ignore[arg-type]
+    *others, last = [event for event in events if event["choices"]]
+    assert len(others) > 3
+    assert (last["timings"]["ttft_s"], last["choices"][0]["finish_reason"]) == (1.0, "tool_calls")
+    assert all("timings" not in event and event["choices"][0]["finish_reason"] is None for event in others)
 
 
 CUT = '{"text": "The world is a'
