@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.config import PATIENCE
 from engine.device.defaults import PREFILL_CHUNK
 from router.config.choices import Mode, Routing
 from router.placement import Preference, Targets, policy_for
@@ -39,7 +38,6 @@ class Deployment:
     pause_target_s: float | None = None
     """With adaptive placement; None: the engine's default."""
     radix_cache: bool = False
-    patience: float = PATIENCE
     device: DeviceCosts = H200_8B
     link: LinkCosts = NVLINK
     groups: tuple[KVGroup, ...] = ONE_GROUP
@@ -74,7 +72,6 @@ class Deployment:
             tpot_target_s=self.targets.tpot_s if adaptive else None,
             pause_target_s=self.pause_target_s if adaptive else None,
             radix_cache=self.radix_cache,
-            patience=self.patience,
             page_size=page_size,
             groups=self.groups,
             num_pages=self.kv_tokens // page_size * len(self.groups),

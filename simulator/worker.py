@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from common.kv_groups import ONE_GROUP, KVGroup
-from engine.config import PATIENCE, EngineConfig, Policy, SchedulerConfig
+from engine.config import EngineConfig, Policy, SchedulerConfig
 from engine.core.events import StepMeasured, StepOutput
 from engine.core.request import Request
 from engine.device.defaults import GPU_TOKEN_TILE
@@ -51,7 +51,6 @@ class WorkerSettings:
     """For requests and checkpoints, of a model with recurrent states; 0: of one without."""
     radix_cache: bool = False
     policy: Policy = Policy.SHORTEST
-    patience: float = PATIENCE
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(
@@ -71,7 +70,6 @@ class WorkerSettings:
                 token_tile=GPU_TOKEN_TILE,
                 costly_context=COSTLY_CONTEXT,
                 policy=self.policy,
-                prompt_patience=self.patience,
             ),
             radix_cache=self.radix_cache,
             overlap=True,
