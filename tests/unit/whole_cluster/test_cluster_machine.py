@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from common.origin import media_keys, namespace_of
 from engine.config import Policy
+from engine.core.sampling_params import PromptLogprobs
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
@@ -29,7 +30,7 @@ from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
-from tests.unit.engine.fake_runner import reference
+from tests.unit.engine.fake_runner import reference, reference_scores
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 from tests.unit.whole_cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
 
@@ -38,6 +39,7 @@ MOST_CLIENTS = 5
 """At a time, when others come."""
 MOST_ENDS = 3
 MOVE_S = 5.0
+SCORES = ("logprobs", "ranks", "top_ids", "top_logprobs")
 IMAGE = 0
 INDEX = st.integers(0, 10**6)
 
@@ -64,6 +66,8 @@ class Question:
     pulled: int
     kept_s: float
     answers: int
+    scored: int | None = None
+    """`prompt_logprobs`."""
 
     @property
     def origin(self) -> tuple[list[int], bytes, str]:
@@ -76,11 +80,19 @@ class Question:
             for i, token in enumerate(self.prompt)
         ]
 
+    @property
+    def scores(self) -> PromptLogprobs | None:
+        """The only right log-probabilities, if they are wanted."""
+        namespace = namespace_of(cache_salt=self.salt)
+        return None if self.scored is None else reference_scores(self.keys, self.scored, namespace)
+
     def sequence(self) -> tuple[SequenceState, list[int]]:
         """And its only right answer."""
         sampling = sampling_pb2.SamplingParams(
             max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
+        if self.scored is not None:
+            sampling.prompt_logprobs = self.scored
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
         namespace = namespace_of(cache_salt=self.salt)
         request = worker_pb2.Work(
@@ -106,6 +118,7 @@ QUESTIONS = st.builds(
     pulled=st.integers(0, 4),
     kept_s=st.sampled_from([0.0, 3.0]),
     answers=st.sampled_from([1, 1, 2]),
+    scored=st.sampled_from([None, None, 0, 1, 2]),
 )
 
 
@@ -132,10 +145,21 @@ class Client:
     places: list[int]
     """Workers of its attempts, in turn."""
     right: list[int]
+    scores: PromptLogprobs | None
     pulled: int
     """Blocks that each attempt gets from another worker's cache first, if that has them."""
     attempt: Any = None
     task: Any = None
+
+    def check_scores(self) -> None:
+        """What came with the first token."""
+        found: dict[str, list[Any]] = {name: [] for name in SCORES}
+        for output in self.sequence.stream.delta.outputs:
+            part = output.prompt_logprobs
+            assert part.position == 1 + len(found["logprobs"])
+            for name, values in found.items():
+                values += getattr(part, name)
+        assert found == {name: [] if self.scores is None else getattr(self.scores, name) for name in SCORES}
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -230,7 +254,7 @@ class ClusterMachine(RuleBasedStateMachine):
         for question in asked:
             for _ in range(question.answers):
                 sequence, right = question.sequence()
-                client = Client(sequence, question.places, right, question.pulled)
+                client = Client(sequence, question.places, right, question.scores, question.pulled)
                 self.clients.append(client)
                 client.task = self.loop.create_task(self.read(client))
         self.settle()
@@ -385,6 +409,8 @@ class ClusterMachine(RuleBasedStateMachine):
     def every_client_has_a_prefix_of_the_right_answer(self) -> None:
         for client in getattr(self, "clients", ()):
             assert client.sequence.output == client.right[: len(client.sequence.output)]
+            if client.sequence.output:
+                client.check_scores()
             if client.task.done() and not client.task.cancelled():
                 client.task.result()
 
