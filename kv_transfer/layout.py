@@ -43,6 +43,8 @@ class KVLayout:
     """Algorithm of the page digests, which must be the same on both sides."""
     state: StateLayout | None = None
     """Recurrent state of a request over all shards, with which a handoff ends; None: the model has none."""
+    sidecars: tuple[str, ...] = ()
+    """Kinds of rows that pages may own beside their KV; see `common.sidecars`."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPE_BYTES:
@@ -134,5 +136,6 @@ class KVLayout:
             self.tp_size,
             self.digest,
             self.state,
+            self.sidecars,
         )
         return hashlib.blake2b(repr(fields).encode(), digest_size=16).hexdigest()

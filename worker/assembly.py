@@ -79,8 +79,9 @@ def open_port(parts: Parts) -> KVPort:
     Raises UnknownTransport, and what opening the transport raises.
     """
     config, runner = parts.config, parts.runner
+    sidecars = parts.engine.kv.sidecars
     if config.kv_by_ranks:
-        return open_ranks(config, runner, parts.epoch)
+        return open_ranks(config, runner, parts.epoch, sidecars)
     memory, layout = memory_of(runner.kv), layout_of(runner)
     name = worker_name(config, parts.epoch)
     times = count(1)
@@ -95,4 +96,5 @@ def open_port(parts: Parts) -> KVPort:
         parts.epoch,
         digester=digester_of(runner.kv, memory, layout),
         reopen=reopen if config.transport in REOPENABLE else None,
+        sidecars=sidecars,
     )

@@ -11,6 +11,7 @@ from common.block_key import PageKey
 from engine.device.small_copies import use_kernels
 from engine.executor.runner import ModelRunner
 from engine.kv.cache.pool import KVPool
+from engine.kv.cache.sidecars import NO_SIDECARS, Sidecars
 from engine.kv.tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv.tiers.block_objects import BlockObjects, NoObjectStore
 from engine.kv.tiers.copier import BackgroundCopier, Digest
@@ -42,21 +43,23 @@ def open_copies(
     with_files: bool,
     wake: Callable[[], None],
     on_fatal: Callable[[BaseException], None],
+    sidecars: Sidecars = NO_SIDECARS,
 ) -> Copies:
-    """For the pool of this rank. Raises TierError."""
+    """For the pool of this rank. `sidecars`: on rank 0, which has them for all ranks. Raises TierError."""
     pool, shard = runner.kv, runner.communicator.shard
     layout = replace(layout_of(runner), tp_size=shard.size, tp_rank=shard.rank)
     if pool.tensor.is_cuda:
         use_kernels(pool.tensor.device)  # else every step waits for copies of tiers
     files, found = None, []
     if with_files:
-        files = _files(config, layout, pool.page_bytes)
+        files = _files(config, layout, pool.page_bytes + sidecars.record_bytes)
         found = files.scan()
     copier = BackgroundCopier(
         HostPages(pool.memory, host_slots),
         _digest(pool, layout),
         pool.page_size,
         files,
+        sidecars=sidecars,
         device=config.engine.device,
         wake=wake,
         on_fatal=on_fatal,

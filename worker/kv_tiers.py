@@ -55,7 +55,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> RunningCopier:
             f"--host-kv-gb {config.host_bytes / 2**30:g}: {available / 2**30:.1f} GiB of memory are available"
             f" for {parts.config.worker_id}; lower it"
         )
-    page_bytes = pool.page_bytes * num_ranks
+    page_bytes = pool.page_bytes * num_ranks + engine.kv.sidecars.record_bytes
     limits = limits_for(config, pool.num_pages, page_bytes)
 
     def wake() -> None:
@@ -69,6 +69,7 @@ def open_tiers(parts: Parts, config: TierConfig) -> RunningCopier:
         with_files=limits.disk_files > 0,
         wake=wake,
         on_fatal=parts.inbox.fail,
+        sidecars=engine.kv.sidecars,
     )
     tiers = KVTiers(limits, page_bytes=page_bytes, groups=pool.groups)
     tiers.restore(copies.found)

@@ -7,7 +7,18 @@ from typing import Final
 
 from kv_transfer.errors import BadMessage
 from kv_transfer.handoff.events import EndpointEvent, Reopened
-from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, decode
+from kv_transfer.handoff.messages import (
+    Body,
+    Confirm,
+    Digests,
+    Drain,
+    Finish,
+    Message,
+    Push,
+    Records,
+    Revoke,
+    decode,
+)
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
@@ -34,6 +45,7 @@ class KVEndpoint:
             Push: self.receiver.on_message,
             Digests: self.receiver.on_message,
             Finish: self.receiver.on_message,
+            Records: self.receiver.on_message,
             Drain: self.receiver.on_message,
             Confirm: self.sender.on_message,
             Revoke: self.sender.on_message,

@@ -40,6 +40,16 @@ class Digests:
 
 
 @dataclass(frozen=True, slots=True)
+class Records:
+    """Sender: sidecars of pages that are written, for the receiver to keep when it has verified those."""
+
+    pages: tuple[int, ...]
+    """Indices in the ticket."""
+    records: bytes
+    """One for each of them, of equal size."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Sender: every page was written. Sufficient without the Push messages."""
 
@@ -71,7 +81,7 @@ class Drain:
     reason: str
 
 
-Body: TypeAlias = Push | Digests | Finish | Confirm | Revoke | Drain
+Body: TypeAlias = Push | Digests | Finish | Confirm | Revoke | Drain | Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,7 @@ class Message:
     body: Body
 
 
-_KINDS: Final[tuple[type[Body], ...]] = (Push, Finish, Confirm, Revoke, Drain, Digests)
+_KINDS: Final[tuple[type[Body], ...]] = (Push, Finish, Confirm, Revoke, Drain, Digests, Records)
 _MAGIC: Final = b"BKV4"
 _HEADER: Final = struct.Struct("<4sQQQQ")
 _CHECKSUM: Final = struct.Struct("<Q")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kv_transfer.errors import PeerFenced, RightsRemain
+from kv_transfer.handoff.records import NoSidecars, PageSidecars
 from kv_transfer.integrity.digest import PageDigester, host_digester
 from kv_transfer.layout import KVLayout
 from kv_transfer.memory import PoolMemory
@@ -58,12 +59,14 @@ class KVPort:
         *,
         digester: PageDigester | None = None,
         reopen: Callable[[], Transport] | None = None,
+        sidecars: PageSidecars | None = None,
     ) -> None:
         """`reopen` registers the same memory under another name, after `transport` was closed. None: this
         transport cannot be reopened.
         """
         self.transport = transport
         self.layout = layout
+        self.sidecars: PageSidecars = sidecars or NoSidecars()
         self.digester = digester or host_digester(memory, layout)
         self.peer = Peer.of(transport.name, epoch, transport.metadata, memory, layout)
         """This worker, as its peers reach it."""

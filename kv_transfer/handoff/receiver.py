@@ -11,9 +11,21 @@ from typing import Final
 
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.handoff.events import Drained, Ready, ReceiveFailed, ReceiverEvent
-from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import (
+    Body,
+    Confirm,
+    Digests,
+    Drain,
+    Finish,
+    Message,
+    Push,
+    Records,
+    Revoke,
+    encode,
+)
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
+from kv_transfer.handoff.records import put, received
 from kv_transfer.handoff.state_machine import Machine
 from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks, unneeded
@@ -33,6 +45,8 @@ class _Handoff:
     """Digests by page index in the ticket, computed as pages arrive; only the last one waits for Finish."""
     expected: dict[int, int] = field(default_factory=dict)
     """The sender's digests that have come before Finish."""
+    records: dict[int, bytes] = field(default_factory=dict)
+    """Sidecars by page index in the ticket."""
     final: HandoffState | None = None
     exposed_s: float = 0.0
     reason: str = ""
@@ -167,10 +181,12 @@ class KVReceiver:
                     failed = ReceiveFailed(handoff.ticket.handoff_id, handoff.reason, handoff.by_sender)
                     self._events.append(failed)
                 case ReceiveAction.FREE_PAGES:
+                    put(self._port.sidecars, handoff.ticket, handoff.records, handoff.verified)
                     self._events.append(Drained(handoff.ticket.handoff_id, handoff.verified))
 
     def _accept(self, handoff: _Handoff, now: float) -> None:
         assert handoff.final is not None
+        put(self._port.sidecars, handoff.ticket, handoff.records, len(handoff.ticket.pages))
         self._events.append(
             Ready(
                 handoff.ticket.handoff_id,
@@ -221,6 +237,12 @@ class KVReceiver:
                 self._on_push(handoff, push, now)
             case Digests() as digests:
                 self._on_digests(handoff, digests)
+            case Records() as records:
+                found = received(self._port.sidecars, handoff.ticket, records)
+                if found is None:
+                    self._unexpected["records"] += 1
+                else:
+                    handoff.records.update(found)
             case Finish() as finish:
                 self._on_finish(handoff, finish, now)
             case Drain(reason):

@@ -13,6 +13,7 @@ from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEven
 from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
 from kv_transfer.handoff.next_push import changed, next_push
 from kv_transfer.handoff.port import KVPort
+from kv_transfer.handoff.records import records_of
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
 from kv_transfer.handoff.state_machine import Machine
 from kv_transfer.ticket import HandoffState, Peer, Ticket
@@ -243,12 +244,12 @@ class KVSender:
             self._fire(handoff, SendEvent.WRITE_FAILED, now, str(error))
             return
         handoff.pushed = push.blocks.stop
-        first_token, num_bytes = (
-            push.blocks.start * layout.page_size,
-            sum(copy.length for copy in push.copies),
-        )
+        first_token = push.blocks.start * layout.page_size
+        num_bytes = sum(copy.length for copy in push.copies)
         handoff.in_flight[write] = PushSpan(now, now, first_token, push.num_tokens, num_bytes)
         self._writes[write] = handoff
+        for records in records_of(self._port.sidecars, push):
+            self._send(handoff, records)
         # Computed while the write is in flight: both only read the pages.
         digests = digest_blocks(self._port.digester, layout, push.local, push.tail_tokens)
         known = dict(zip(push.present, digests, strict=True))

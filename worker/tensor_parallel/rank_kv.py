@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from engine.executor.runner import ModelRunner
+from engine.kv.cache.sidecars import Sidecars
 from kv_transfer import KVLayout, KVPort, PoolMemory
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.layout import SUM64
@@ -26,7 +27,7 @@ from worker.tensor_parallel.rank_sockets import RankListener, join_rank_0
 _HALF: Final = 32
 
 
-def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
+def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int, sidecars: Sidecars) -> KVPort:
     """On rank 0, while the other ranks call `serve_kv`: the KV port of the whole worker."""
     with RankListener(runner.communicator, epoch >> _HALF, epoch & ((1 << _HALF) - 1)) as ranks:
         links = ranks.accept(KINDS)
@@ -41,6 +42,7 @@ def open_ranks(config: WorkerConfig, runner: ModelRunner, epoch: int) -> KVPort:
         whole,
         epoch,
         digester=ShardedDigester(digester, links, layout),
+        sidecars=sidecars,
     )
 
 

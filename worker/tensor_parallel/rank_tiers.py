@@ -16,6 +16,7 @@ from typing import Final, Protocol, TypeAlias
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.executor.runner import ModelRunner
+from engine.kv.cache.sidecars import Sidecars
 from engine.kv.tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove, Save
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
@@ -52,10 +53,19 @@ def open_ranks(
     with_files: bool,
     wake: Callable[[], None],
     on_fatal: Callable[[BaseException], None],
+    sidecars: Sidecars,
 ) -> RankedCopies:
     """On rank 0, while the other ranks call `serve_tiers`. Raises TierError."""
     with RankListener(runner.communicator, host_slots, with_files) as ranks:
-        own = open_copies(config, runner, host_slots, with_files=with_files, wake=wake, on_fatal=on_fatal)
+        own = open_copies(
+            config,
+            runner,
+            host_slots,
+            with_files=with_files,
+            wake=wake,
+            on_fatal=on_fatal,
+            sidecars=sidecars,
+        )
         links = ranks.accept(KINDS)
     opened = [link.expect(Opened) for link in links]
     for rank in opened:

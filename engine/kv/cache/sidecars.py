@@ -10,7 +10,7 @@ import numpy as np
 from common.sidecars import Rows, SidecarKind
 
 _MASK_BYTES: Final = 8
-"""Which kinds a record has; keeps the rows after it aligned."""
+"""Which kinds a record has, in the first byte; keeps the rows after it aligned."""
 
 
 class Sidecars:
@@ -90,3 +90,7 @@ class Sidecars:
                 self._rows[number][page] = rows
                 self._known[number, page] = self._page_size
             begin += size
+
+
+NO_SIDECARS: Final = Sidecars(0, 1, ())
+"""For pages that own nothing but KV."""

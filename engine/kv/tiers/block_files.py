@@ -78,14 +78,14 @@ class BlockFiles:
         """Nothing: no other process writes here."""
         return []
 
-    def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
+    def write(self, key: PageKey, hash: BlockHash, digest: int, *content: npt.NDArray[np.uint8]) -> None:
         """Raises OSError, and leaves nothing behind then."""
         path = self._path(key, hash)
         temporary = path.with_suffix(".new")
         try:
             with open(temporary, "wb", buffering=0) as file:
-                for part in (self._format.header(key, hash, digest), content.data):
-                    rest = memoryview(part)
+                header = memoryview(self._format.header(key, hash, digest))
+                for rest in [header, *[part.data for part in content]]:
                     while rest:
                         rest = rest[file.write(rest) :]
             os.replace(temporary, path)
@@ -94,13 +94,14 @@ class BlockFiles:
                 temporary.unlink()
             raise
 
-    def read(self, key: PageKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
-        """Read a file's KV, and return the digest that it should have; None: this is not the file."""
+    def read(self, key: PageKey, hash: BlockHash, *into: npt.NDArray[np.uint8]) -> int | None:
+        """Read a file's content, and return the digest that it should have; None: this is not the file."""
         header = bytearray(self._format.header_bytes)
         path = self._path(key, hash)
         try:
             with open(path, "rb", buffering=0) as file:
-                whole = _filled(file, memoryview(header)) and _filled(file, into.data) and not file.read(1)
+                views = [memoryview(header), *[part.data for part in into]]
+                whole = all(_filled(file, view) for view in views) and not file.read(1)
             digest = self._format.digest_of(header, key, hash) if whole else None
             if digest is not None:
                 os.utime(path)

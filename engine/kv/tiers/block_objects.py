@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -167,16 +167,16 @@ class BlockObjects:
             self._listed(listing)
         return found
 
-    def write(self, key: PageKey, hash: BlockHash, digest: int, content: npt.NDArray[np.uint8]) -> None:
+    def write(self, key: PageKey, hash: BlockHash, digest: int, *content: npt.NDArray[np.uint8]) -> None:
         """Raises StoreLate."""
-        body = self._format.header(key, hash, digest) + content.tobytes()
+        body = b"".join([self._format.header(key, hash, digest), *[part.tobytes() for part in content]])
         with self._asking():
             self._client.put_object(Bucket=self._bucket, Key=self._name(key, hash), Body=body)
         with self._lock:
             self._known.add((key, hash))
 
-    def read(self, key: PageKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
-        """Read an object's KV, and return the digest that it should have; None: this is not the object.
+    def read(self, key: PageKey, hash: BlockHash, *into: npt.NDArray[np.uint8]) -> int | None:
+        """Read an object's content, and return the digest that it should have; None: this is not the object.
 
         Raises StoreLate.
         """
@@ -208,7 +208,7 @@ class BlockObjects:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _read(self, key: PageKey, hash: BlockHash, into: npt.NDArray[np.uint8]) -> int | None:
+    def _read(self, key: PageKey, hash: BlockHash, into: Sequence[npt.NDArray[np.uint8]]) -> int | None:
         ends = self._clock() + _DEADLINE_S
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key, hash))
@@ -221,18 +221,21 @@ class BlockObjects:
             if answer.get("ContentLength") != self._format.total_bytes:
                 return None
             digest = self._format.digest_of(body.read(self._format.header_bytes), key, hash)
-            rest = memoryview(into.data).cast("B")
-            while digest is not None and rest:
-                if self._clock() > ends:
-                    raise TimeoutError(f"an object took longer than {_DEADLINE_S:g} s")
-                part = body.read(min(len(rest), _CHUNK_BYTES))
-                if not part:
-                    raise OSError("an object ended early")
-                rest[: len(part)] = part
-                rest = rest[len(part) :]
+            for whole in into if digest is not None else ():
+                self._fill(memoryview(whole.data).cast("B"), body, ends)
             return digest
         finally:
             body.close()
+
+    def _fill(self, rest: memoryview, body: Any, ends: float) -> None:
+        while rest:
+            if self._clock() > ends:
+                raise TimeoutError(f"an object took longer than {_DEADLINE_S:g} s")
+            part = body.read(min(len(rest), _CHUNK_BYTES))
+            if not part:
+                raise OSError("an object ended early")
+            rest[: len(part)] = part
+            rest = rest[len(part) :]
 
     def _listed_anew(self) -> _Listing:
         paginator = self._client.get_paginator("list_objects_v2")

@@ -15,8 +15,10 @@ import torch
 from common.block_hash import BlockHash
 from common.block_key import PageKey
 from engine.device.current import enter_device
+from engine.kv.cache.sidecars import NO_SIDECARS, Sidecars
 from engine.kv.tiers.host_pages import Bytes, HostPages
 from engine.kv.tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Promote, Remove, Save, StoreLate
+from engine.kv.tiers.slot_records import SlotRecords
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +51,11 @@ class Files(Protocol):
     def look(self) -> list[tuple[PageKey, BlockHash]]:
         """Files that others have written. Raises StoreLate."""
 
-    def write(self, key: PageKey, hash: BlockHash, digest: int, content: Bytes) -> None:
-        """Raises OSError, and leaves nothing behind then."""
+    def write(self, key: PageKey, hash: BlockHash, digest: int, *content: Bytes) -> None:
+        """Write a page's KV and sidecars. Raises OSError, and leaves nothing behind then."""
 
-    def read(self, key: PageKey, hash: BlockHash, into: Bytes) -> int | None:
-        """Read a file's KV, and return the digest that it should have; None: this is not the file.
+    def read(self, key: PageKey, hash: BlockHash, *into: Bytes) -> int | None:
+        """Read a file's content, and return the digest that it should have; None: this is not the file.
 
         Raises StoreLate.
         """
@@ -79,6 +81,7 @@ class BackgroundCopier:
         page_size: int,
         files: Files | None = None,
         *,
+        sidecars: Sidecars = NO_SIDECARS,
         device: str = "cpu",
         wake: Callable[[], None] = lambda: None,
         on_fatal: Callable[[BaseException], None] = lambda error: None,
@@ -86,6 +89,7 @@ class BackgroundCopier:
         """`digest` is called by one thread only. `wake` is called after each job, `on_fatal` when a thread
         fails, such as for an error of the device, both from the threads."""
         self._host = host
+        self._records = SlotRecords(sidecars, host.num_slots)
         self._digest = digest
         self._page_size = page_size
         self._files = files
@@ -162,23 +166,25 @@ class BackgroundCopier:
             self._on_fatal(error)
 
     def _copy(self) -> None:
-        under_way: deque[tuple[int, Callable[[], list[int]]]] = deque()
+        under_way: deque[tuple[Promote | Demote, Callable[[], list[int]]]] = deque()
         enter_device(self._device)
         while under_way or not self._stopping:
             if self._copies_wanted.acquire(blocking=not under_way) and not self._stopping:
                 job, copied = self._begin_copy()
-                under_way.append((job.id, self._digest(job.pages, self._page_size, copied)))
+                under_way.append((job, self._digest(job.pages, self._page_size, copied)))
                 if copied is not None and len(under_way) < _COPIES:
                     continue
             if under_way:
-                id, digests = under_way.popleft()
-                self._done(Done(id, tuple(digests())))
+                job, digests = under_way.popleft()
+                self._done(Done(job.id, self._records.sealed(job, digests())))
 
     def _begin_copy(self) -> tuple[Promote | Demote, torch.cuda.Event | None]:
         if self._promotions:
             up = self._promotions.popleft()
+            self._records.copy(up)
             return up, self._host.put(up.slots, up.pages)
         down = self._demotions.popleft()
+        self._records.copy(down)
         return down, self._host.fetch(down.pages, down.slots)
 
     def _write(self, writes: SimpleQueue[Save | Remove | Forget | None]) -> None:
@@ -191,7 +197,8 @@ class BackgroundCopier:
             digest: int | None = job.digest
             late = False
             try:
-                self._files.write(job.key, job.hash, job.digest, self._host.slot(job.slot))
+                content = self._host.slot(job.slot), *self._records.of(job.slot)
+                self._files.write(job.key, job.hash, job.digest, *content)
             except OSError as error:
                 log.warning("cannot write KV to a file: %s", error)
                 digest, late = None, isinstance(error, StoreLate)
@@ -203,7 +210,8 @@ class BackgroundCopier:
             digest, late = None, False
             try:
                 if not self._stopping:
-                    digest = self._files.read(job.key, job.hash, self._host.slot(job.slot))
+                    into = self._host.slot(job.slot), *self._records.of(job.slot)
+                    digest = self._files.read(job.key, job.hash, *into)
             except StoreLate as error:
                 log.warning("cannot read KV from a file: %s", error)
                 late = True

@@ -28,6 +28,7 @@ class HostPages:
 
     def __init__(self, pool: torch.Tensor, num_slots: int) -> None:
         """`pool`: contiguous, pages along its first axis. Raises MemoryError, RuntimeError."""
+        self.num_slots = num_slots
         self._pool = pool.flatten(1).view(torch.uint8)
         self.page_bytes = self._pool.shape[1]
         self._per_segment = max(1, _SEGMENT_BYTES // self.page_bytes)

@@ -312,7 +312,12 @@ class ClusterMachine(RuleBasedStateMachine):
         """A bit of a copy in host memory, or a file."""
         copier = self.workers[place].copier
         if copier is not None and copier.slots:
-            pick(list(copier.slots.values()), index)[index % PAGE] ^= 1
+            slot = pick(list(copier.slots), index)
+            if (record := copier.records[slot]) and index % 3 == 0:
+                place = index % len(record)
+                copier.records[slot] = record[:place] + bytes([record[place] ^ 1]) + record[place + 1 :]
+            else:
+                copier.slots[slot][index % PAGE] ^= 1
         if copier is not None and copier.files and index % 2:
             del copier.files[pick(sorted(copier.files), index)]
 

@@ -136,6 +136,7 @@ class WholeWorker(FakeSession):
             layout,
             epoch,
             reopen=lambda: NetworkTransport(f"{name}~{next(times)}", pool, network),
+            sidecars=self.engine.kv.sidecars,
         )
         self.endpoint = KVEndpoint(self.port, drain_timeout_s=2.0)
         self.inbox: deque[Callable[[], object]] = deque()
@@ -162,7 +163,7 @@ class WholeWorker(FakeSession):
             return
         host = kind.host_slots
         limits = TierLimits(host_slots=host, disk_files=kind.num_files, batch=2, loads=2)
-        self.copier = FakeCopier(runner.memory, host)
+        self.copier = FakeCopier(runner.memory, host, sidecars=kv.sidecars)
         tiers = KVTiers(limits, groups=kv.needs.groups)
         kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, MutableSequence
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey
+from engine.kv.cache.sidecars import NO_SIDECARS, Sidecars
 from engine.kv.tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Promote, Remove, Save
-
-
-def _digest(content: Hashable) -> int:
-    return hash(content)
-
 
 Place: TypeAlias = tuple[Literal["page", "slot"], int]
 
@@ -45,6 +41,9 @@ class FakeCopier:
     slots: dict[int, list[int]] = field(default_factory=dict)
     files: dict[PageKey, tuple[int, list[int]]] = field(default_factory=dict)
     """Digest and content."""
+    sidecars: Sidecars = NO_SIDECARS
+    records: dict[int | PageKey, bytes] = field(default_factory=dict)
+    """What the sidecars have of pages in slots and files."""
     hashes: dict[PageKey, BlockHash] = field(default_factory=dict)
     """Hashes of all pages that were ever saved."""
     disk_full: bool = False
@@ -93,24 +92,31 @@ class FakeCopier:
                 for page, slot in zip(pages, slots, strict=True):
                     assert 0 <= slot < self.num_slots
                     self.slots[slot] = self.pool[page].copy()
-                self._done(id, [_digest(tuple(self.pool[page])) for page in pages])
+                    self.records[slot] = self.sidecars.read(page)
+                self._done(id, [self._digest(page) for page in pages])
             case Promote(id, slots, pages):
                 for slot, page in zip(slots, pages, strict=True):
                     self.pool[page][:] = self.slots[slot]
-                self._done(id, [_digest(tuple(self.pool[page])) for page in pages])
+                    self.sidecars.put(page, self.records[slot])
+                self._done(id, [self._digest(page) for page in pages])
             case Save(id, key, hash, digest, slot):
                 self.hashes[key] = hash
                 if not self.disk_full:
                     self.files[key] = digest, self.slots[slot].copy()
+                    self.records[key] = self.records[slot]
                 self._done(id, [None if self.disk_full else digest])
             case Load(id, key, hash, slot):
                 assert self.hashes[key] == hash, "there is no such file"
                 if (file := self.files.get(key)) is not None:
                     self.slots[slot] = file[1].copy()
+                    self.records[slot] = self.records[key]
                 self._done(id, [None if file is None else file[0]])
             case Remove(key, hash):
                 assert self.hashes[key] == hash, "there is no such file"
                 self.files.pop(key, None)
+
+    def _digest(self, page: int) -> int:
+        return hash((tuple(self.pool[page]), self.sidecars.read(page)))
 
     def _done(self, id: int, digests: list[Any]) -> None:
         self.dones.append(Done(id, tuple(digests)))

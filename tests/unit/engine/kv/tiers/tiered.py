@@ -39,7 +39,8 @@ class Tiered:
         if clock is not None:
             self.engine._clock = clock
         runner: Any = self.engine.runner
-        self.copier = FakeCopier(runner.memory, sizes["host_slots"])
+        sidecars = self.engine.kv.sidecars
+        self.copier = FakeCopier(runner.memory, sizes["host_slots"], sidecars=sidecars)
         self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"), runner.pages_of_slot)
 
     def promoted(self, request: Request) -> dict[Tier, int]:
