@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey, block_keys, page_key, root_key
+from common.sidecars import PROMPT_LOGPROBS, SidecarKind
 from engine.device.batched_copies import BatchedCopies
+from engine.kv.cache.sidecars import NO_SIDECARS, Sidecars
 from engine.kv.tiers.block_files import BlockFiles, DirectoryInUse
 from engine.kv.tiers.copier import BackgroundCopier
 from engine.kv.tiers.host_pages import HostPages, runs
@@ -136,7 +138,7 @@ def test_runs_cover_every_copy_once_and_stay_within_a_segment(pairs: list[tuple[
 class Threads:
     """A copier, and a way to wait for its answers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sidecars: Sidecars = NO_SIDECARS) -> None:
         self.pool = torch.rand(9, 2, 12)
         self.woken = threading.Semaphore(0)
         host = HostPages(self.pool, num_slots=8)
@@ -144,8 +146,8 @@ class Threads:
         def digest(pages: Sequence[int], tail_tokens: int, after: object) -> Callable[[], list[int]]:
             return lambda: [int(self.pool[page].view(torch.uint8).long().sum()) for page in pages]
 
-        files = BlockFiles(folder, "model", host.page_bytes)
-        self.copier = BackgroundCopier(host, digest, 4, files, wake=self.woken.release)
+        files = BlockFiles(folder, "model", host.page_bytes + sidecars.record_bytes)
+        self.copier = BackgroundCopier(host, digest, 4, files, sidecars=sidecars, wake=self.woken.release)
         self.copier.start()
 
     def do(self, job: Job) -> Done:
@@ -153,6 +155,31 @@ class Threads:
         assert self.woken.acquire(timeout=30)
         (done,) = self.copier.poll()
         return done
+
+
+def test_sidecars_go_with_their_page_and_are_verified_with_it(tmp_path: Path) -> None:
+    kinds = (PROMPT_LOGPROBS, SidecarKind("routed_experts", np.dtype((np.uint8, (3, 2)))))
+    sidecars = Sidecars(9, 4, kinds)
+    draw = np.random.default_rng(0)
+    for kind in kinds:
+        drawn = np.frombuffer(draw.bytes(4 * kind.row.itemsize), np.uint8).view(kind.row.base)
+        sidecars.write(kind, 3, 0, drawn.reshape(4, *kind.row.shape))
+    before = sidecars.read(3)
+    assert len(before) == sidecars.record_bytes == 8 + 4 * (16 + 6)
+    threads = Threads(tmp_path, sidecars)
+    down = threads.do(Demote(1, (3, 4), (0, 1)))
+    assert down.digests[0] is not None
+    assert threads.do(Save(2, KEY, 7, down.digests[0], 0)).digests == down.digests[:1]
+    assert threads.do(Load(3, KEY, 7, 5)).digests == down.digests[:1]
+    assert threads.do(Promote(4, (5, 1), (6, 7))).digests == down.digests
+    assert (sidecars.read(6), sidecars.read(7)) == (before, b"")
+    sidecars.clear([6])
+    for place in range(sidecars.record_bytes):
+        threads.copier._records.of(5)[0][place] ^= 1
+        assert threads.do(Promote(10 + place, (5,), (6,))).digests != down.digests[:1]
+        threads.copier._records.of(5)[0][place] ^= 1
+        sidecars.clear([6])
+    threads.copier.stop()
 
 
 @pytest.fixture
