@@ -19,6 +19,8 @@ class SidecarKind:
 
     name: str
     """Also the name of the sampling parameter that asks for these rows."""
+    most: int
+    """Largest value of that parameter for which the rows suffice."""
     row: np.dtype[Any]
     """Dtype of a token's row, in little-endian order."""
 
@@ -33,6 +35,7 @@ KEPT_ALTERNATIVES: Final = 1
 
 PROMPT_LOGPROBS: Final = SidecarKind(
     "prompt_logprobs",
+    KEPT_ALTERNATIVES,
     np.dtype([("logprob", "<f4"), ("rank", "<u4"), ("top_id", "<u4"), ("top_logprob", "<f4")]),
 )
 """Log-probability of the token at the row's position, from the logits of the token before it. A row depends

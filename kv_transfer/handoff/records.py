@@ -13,7 +13,7 @@ from kv_transfer.handoff.next_push import NextPush
 from kv_transfer.ticket import Ticket
 
 _MESSAGE_BYTES: Final = 32 << 10
-"""Of records in a message, if not a single one is larger."""
+"""Largest sum of the records in a message, unless a single one is larger."""
 
 
 class PageSidecars(Protocol):

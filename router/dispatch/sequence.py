@@ -141,14 +141,14 @@ class SequenceState:
         return len(self.prompt) + len(self.output)
 
     @property
-    def is_scored(self) -> bool:
-        """Whether numbers of the prompt are wanted that are not known yet."""
-        return not self.output and any(self.sampling.HasField(kind.name) for kind in KINDS)
+    def reuses_nothing(self) -> bool:
+        """Whether the whole prompt is computed: it wants more of its tokens than cached pages have."""
+        return not self.output and any(getattr(self.sampling, kind.name) > kind.most for kind in KINDS)
 
     def blocks(self, page_size: int) -> list[BlockHash]:
         """Hashes of the prompt's full pages, without tokens that are computed in any case: the last one, or
-        all if their log-probabilities are wanted."""
-        if self.is_scored:
+        all. A prompt of which numbers are wanted may find that these pages lack them."""
+        if self.reuses_nothing:
             return []
         blocks = self._blocks.get(page_size)
         if blocks is None:

@@ -58,7 +58,7 @@ async def post(cluster: LocalCluster, path: str, body: dict[str, Any], status: i
 
 
 async def test_echo_with_logprobs_is_what_lm_eval_asks_for(cluster: LocalCluster, small: SmallModel) -> None:
-    """Twice: the second time all prompts are cached, and are computed again."""
+    """Twice: the second time all prompts are cached, and are computed again for two alternatives."""
     prompts = prompts_of(small)
     body = {"prompt": prompts, "echo": True, "logprobs": 2, "max_tokens": 1, "seed": 1234}
     body["temperature"] = 0
@@ -160,6 +160,29 @@ async def test_over_grpc(cluster: LocalCluster, small: SmallModel) -> None:
     assert tops == [token for position in range(1, len(prompt)) for token in oracle.top(position, 2)]
     assert responses[-1].finish_reason == sampling_pb2.FINISH_REASON_LENGTH
     assert responses[-1].usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("mode", Mode)
+async def test_a_scored_prompt_uses_the_cached_prefix_that_another_one_has_left(
+    small: SmallModel, mode: Mode
+) -> None:
+    long = list(small.question(7, length=300, max_tokens=1).prompt)
+    prompts = [long, long, long[:200], long[:150] + long[:40], long]
+    async with local_cluster(small, mode) as cluster:
+        for turn, prompt in enumerate(prompts):
+            body = {"prompt": prompt, "echo": True, "logprobs": turn % 2, "max_tokens": 3, "temperature": 0}
+            answer = await post(cluster, "/v1/completions", body)
+            [choice], usage = answer["choices"], answer["usage"]
+            oracle, found = Oracle(small, prompt), choice["logprobs"]
+            assert found["token_logprobs"][1 : len(prompt)] == pytest.approx(oracle.logprobs(), abs=TOLERANCE)
+            for position in range(1, len(prompt)) if turn % 2 else ():
+                best = oracle.rows[position - 1].max()
+                assert max(found["top_logprobs"][position].values()) == pytest.approx(
+                    float(best), abs=TOLERANCE
+                )
+            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            assert bool(cached) == (turn > 0), f"prompt {turn} reused {cached} tokens"
+        await cluster.all_pages_back()
 
 
 @pytest.mark.parametrize("mode", Mode)

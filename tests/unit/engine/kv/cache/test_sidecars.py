@@ -11,8 +11,8 @@ from common.sidecars import SidecarKind
 from engine.kv.cache.sidecars import Sidecars
 
 PAGE = 4
-LOGPROB = SidecarKind("logprob", np.dtype("<f4"))
-EXPERTS = SidecarKind("experts", np.dtype((np.uint8, (2, 3))))
+LOGPROB = SidecarKind("logprob", 0, np.dtype("<f4"))
+EXPERTS = SidecarKind("experts", 0, np.dtype((np.uint8, (2, 3))))
 
 
 def rows(kind: SidecarKind, *values: int) -> np.ndarray:

@@ -158,7 +158,7 @@ class Threads:
 
 
 def test_sidecars_go_with_their_page_and_are_verified_with_it(tmp_path: Path) -> None:
-    kinds = (PROMPT_LOGPROBS, SidecarKind("routed_experts", np.dtype((np.uint8, (3, 2)))))
+    kinds = (PROMPT_LOGPROBS, SidecarKind("routed_experts", 0, np.dtype((np.uint8, (3, 2)))))
     sidecars = Sidecars(9, 4, kinds)
     draw = np.random.default_rng(0)
     for kind in kinds:
