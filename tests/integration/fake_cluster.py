@@ -46,7 +46,7 @@ class Service:
 
     async def settled(self) -> None:
         """Every worker has been told of everything that it should forget."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while any(worker.live for worker in self.workers):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for session in self.registry.sessions():

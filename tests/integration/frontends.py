@@ -119,7 +119,7 @@ class ScriptedDispatcher:
 
     async def until_all_given_up(self) -> None:
         """Raises TimeoutError if they are not, soon."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             for call in self.calls:
                 await call.given_up.wait()
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.faults.support.service import Service, serve
 from tests.faults.support.small_model import SmallModel
 
-__all__ = ["cached_tokens", "joined", "worker_pids"]
+__all__ = ["all_ended", "cached_tokens", "joined", "worker_pids"]
+
+_ENDED_S = 60.0
 
 
 def joined(
@@ -35,6 +40,15 @@ async def worker_pids(service: Service) -> dict[str, int]:
     lines = (await service.operate("workers")).splitlines()
     found = [re.match(r"(\S+) .* pid (\d+) on ", line) for line in lines]
     return {match[1]: int(match[2]) for match in found if match}
+
+
+async def all_ended(pids: Iterable[int]) -> None:
+    """Returns when no process has one of these ids: Ray ends workers after the command that says so. Raises
+    TimeoutError."""
+    left = set(pids)
+    async with asyncio.timeout(_ENDED_S):
+        while left := set(filter(psutil.pid_exists, left)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def cached_tokens(service: Service, prompt: tuple[int, ...]) -> int:

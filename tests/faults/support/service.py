@@ -24,6 +24,7 @@ from tests.faults.support.small_model import SmallModel
 _BACK_S = 90.0
 """For a killed worker to be in service again: a Python with torch starts, beside everything else."""
 _PAGES_S = 30.0
+_MOVED_S = 120.0
 _POLL_S = 0.01
 
 
@@ -96,6 +97,18 @@ class Service:
         held = [sample for sample in await self._pages() if sample.labels["state"] == "held"]
         decode = [sample for sample in held if sample.labels["role"] == "decode"]
         return max(decode, key=lambda sample: sample.value).labels["worker"]
+
+    async def restart_busiest(self, timeout_s: int) -> None:
+        """`router restart` of the busiest decode worker, again until an answer has moved off it: all of them
+        may end before it begins to drain. Raises TimeoutError."""
+        async with asyncio.timeout(_MOVED_S):
+            while True:
+                busiest = await self.busiest_decode_worker()
+                said = await self.operate("restart", busiest, "--timeout", str(timeout_s))
+                moved = re.search(r"(\d+) of its requests moved", said)
+                assert moved, said
+                if int(moved[1]):
+                    return
 
     async def all_pages_back(self) -> None:
         """Waits until free + cached = total on every worker. Raises AssertionError."""

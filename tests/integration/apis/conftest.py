@@ -33,5 +33,5 @@ async def client(frontends: Frontends) -> AsyncIterator[openai.AsyncOpenAI]:
 
 @pytest_asyncio.fixture
 async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=frontends.url, timeout=30) as client:
         yield client

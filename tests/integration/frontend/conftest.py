@@ -26,7 +26,7 @@ async def frontends(folder: Path) -> AsyncIterator[Frontends]:
 
 @pytest.fixture
 async def http(frontends: Frontends) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=frontends.url, timeout=30) as client:
         yield client
 
 

@@ -280,11 +280,11 @@ async def test_a_deadline_travels_to_the_workers_and_ends_the_request(
 ) -> None:
     frontends.dispatcher.hang_after = 2
     with pytest.raises(grpc.aio.AioRpcError) as error:
-        await collect(router.Generate(GenerateRequest(text="hi"), timeout=1.0))
+        await collect(router.Generate(GenerateRequest(text="hi"), timeout=2.0))
     assert error.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
     await frontends.dispatcher.until_all_given_up()
     # gRPC sends the time that is left, rounded up.
-    assert 0 < frontends.dispatcher.calls[0].request.timeout_s < 1.05
+    assert 0 < frontends.dispatcher.calls[0].request.timeout_s < 2.05
 
 
 async def test_the_model_is_described(router: Any) -> None:
@@ -302,7 +302,7 @@ async def test_health_follows_readiness(frontends: Frontends, channel: grpc.aio.
     assert listed["baton.v1.Router"].status == listed[""].status == health_pb2.HealthCheckResponse.SERVING
     frontends.dispatcher.is_ready = False
     watched = health.Watch(health_pb2.HealthCheckRequest())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async for answer in watched:
             if answer.status == health_pb2.HealthCheckResponse.NOT_SERVING:
                 break

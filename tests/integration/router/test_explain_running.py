@@ -61,7 +61,7 @@ class Router:
 
     async def until(self, request_id: str, *stages: str) -> dict[str, Any]:
         """What is known of it once its completions are in these stages."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 found = self.explanation.find(request_id)
                 completions = [] if found is None else found["completions"]
@@ -239,7 +239,7 @@ async def test_a_request_that_its_client_ended_says_where_its_time_went(by: str)
             opened.generation.abort("left")
         else:
             running.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while opened.generation._running:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         found = opened.explanation.find("left")
@@ -260,7 +260,7 @@ async def test_a_request_of_the_http_api_is_found_by_its_id_while_it_runs(stream
         ):
             asked = {"prompt": PROMPT, "max_tokens": 3, "stream": stream}
             running = asyncio.create_task(client.post("/v1/completions", json=asked))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 while not opened.generation._running:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
             [(_, request_id)] = opened.generation._running

@@ -116,7 +116,7 @@ async def test_without_a_decode_worker_there_is_no_link_to_measure() -> None:
         [decode] = [m for m in served.registry.members() if m.role == ROLE_DECODE]
         decode.wanted.clear()
         decode.session.dismiss("drained")  # type: ignore[union-attr]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while decode.session is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         able = served.dispatcher.able

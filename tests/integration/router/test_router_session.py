@@ -35,7 +35,7 @@ async def test_the_tokens_of_a_step_are_handed_out_in_one_turn_of_the_loop() -> 
         outputs = [worker_pb2.Output(request_id=k, tokens=tokens) for k in range(STREAMS)]
         counting = asyncio.create_task(count_turns())
         served.workers[0].say(outputs=outputs)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while len(turns) < STREAMS:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         counting.cancel()

@@ -68,11 +68,11 @@ async def test_a_worker_that_stays_silent_is_lost_after_the_grace_period() -> No
 
 async def test_a_worker_that_answers_a_probe_is_given_the_time_anew() -> None:
     mute = decode_worker("decode-0", token_s=0.005)
-    async with service(mute, worker_timeout=1.5, worker_grace=0.2) as served:
+    async with service(mute, worker_timeout=3.0, worker_grace=0.2) as served:
         async with aclosing(deltas_of(served.dispatcher, PROMPT, sampling(300))) as deltas:
             seen = list((await anext(deltas)).token_ids)
             mute.behaviour.mute = True
-            await asyncio.sleep(2.3)  # more than timeout and grace, less than that and the timeout again
+            await asyncio.sleep(4.0)  # more than timeout and grace, less than that and the timeout again
             mute.behaviour.mute = False
             async for delta in deltas:
                 seen += delta.token_ids

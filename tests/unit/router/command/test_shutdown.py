@@ -26,7 +26,7 @@ async def shutdown() -> Shutdown:
 @pytest.mark.parametrize("signal_", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_is_a_request(shutdown: Shutdown, signal_: signal.Signals) -> None:
     os.kill(os.getpid(), signal_)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await shutdown.unless(asyncio.sleep(60, "slept")) is None
 
 
@@ -39,11 +39,11 @@ async def test_the_second_signal_of_a_drain_is_told_and_only_the_third_ends_the_
     await shutdown.unless(asyncio.sleep(60))
     again = shutdown.again()
     os.kill(os.getpid(), signal.SIGINT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await again.wait()
     assert not exits
     os.kill(os.getpid(), signal.SIGINT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not exits:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert exits == [128 + signal.SIGINT]
@@ -88,7 +88,7 @@ async def test_sighup_reloads_and_ends_nothing(shutdown: Shutdown) -> None:
     reloaded = asyncio.Event()
     shutdown.on_reload = reloaded.set
     os.kill(os.getpid(), signal.SIGHUP)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await shutdown.unless(reloaded.wait())
 
 

@@ -49,13 +49,13 @@ async def test_answers_move_after_an_error(
     registry = cast(Registry, SimpleNamespace(members=lambda: [member], wait_until=wait_until))
     drainer = WorkerDrainer(registry, migrate)
     following = asyncio.create_task(drainer.follow())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while session.load.requests:  # noqa: ASYNC110
             await asyncio.sleep(0)
     while drainer._followed:  # noqa: ASYNC110
         await asyncio.sleep(0)
     session.load.draining, session.load.requests = True, 1  # drained once more
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while session.load.requests:  # noqa: ASYNC110
             await asyncio.sleep(0)
     following.cancel()
