@@ -1,6 +1,6 @@
 """Counts the product files in which features of a request are named: `python scripts/feature_files.py`.
 
-`--commit REV` counts in another commit, `--list FEATURE` prints the files. Generated stubs are left out.
+With a commit as argument it counts there; `--list FEATURE` prints the files. Generated stubs are left out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def files_of(product: Sequence[tuple[str, str]], feature: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commit", metavar="REV", help="count there; default: the working tree")
+    parser.add_argument("commit", nargs="?", help="count there; default: the working tree")
     parser.add_argument("--list", choices=FEATURES, metavar="FEATURE", help="print the files of one feature")
     asked = parser.parse_args()
     product = list(texts(asked.commit))

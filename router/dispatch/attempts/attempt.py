@@ -296,15 +296,16 @@ class Attempt(ABC):
         """A worker begins to send tokens."""
 
     def _on_output(self, assignment: Assignment, output: worker_pb2.Output, at: float) -> None:
-        if output.HasField("tokens"):
-            self._on_tokens(assignment, output.tokens, at)
-        else:
-            self._outputs.append(output)
+        """Append new tokens to the stream, and keep what else the request gets.
 
-    def _on_tokens(self, assignment: Assignment, tokens: worker_pb2.Tokens, at: float) -> None:
-        """Append new tokens to the stream. The hot path: everything else is behind a comparison."""
+        The hot path: everything else is behind a comparison.
+        """
         if self._finished.done():
             return
+        if not output.HasField("tokens"):
+            self._outputs.append(output)
+            return
+        tokens = output.tokens
         try:
             if not assignment.has_tokens:
                 assignment.has_tokens = True

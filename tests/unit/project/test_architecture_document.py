@@ -67,3 +67,10 @@ def test_the_folders_of_each_room_are_named(room: str) -> None:
     for path in (ROOT / room).iterdir():
         if path.is_dir():
             assert folders(path) <= names(f"`{room}/`"), path.name
+
+
+@pytest.mark.parametrize("way", ["### A request's way\n", "### A token's way\n"])
+def test_a_way_has_at_most_twenty_functions(way: str) -> None:
+    rows = (ROOT / "docs" / "architecture.md").read_text().split(way)[1].split("\n\n")[1].splitlines()[2:]
+    functions = [name for row in rows for name in re.findall(r"`([\w.]+)`", row.split("|")[2])]
+    assert 10 < len(functions) <= 20, functions
