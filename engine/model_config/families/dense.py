@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from engine.model_config.config_fields import Config, llama, require, windows
@@ -138,8 +139,9 @@ def ernie4_5(config: Config) -> dict[str, Any]:
 def mistral3(config: Config) -> dict[str, Any]:
     """Ministral 3 scales queries by their position, by 1 up to the context before YaRN."""
     fields, rope = llama(config), config.get("rope_parameters") or {}
-    if rope.get("llama_4_scaling_beta"):
-        fields["max_position"] = min(fields["max_position"], rope["original_max_position_embeddings"])
+    if beta := rope.get("llama_4_scaling_beta"):
+        original = rope["original_max_position_embeddings"]
+        fields["rope"] = replace(fields["rope"], query_scaling=float(beta), original_max_position=original)
     return fields
 
 

@@ -49,6 +49,8 @@ class RopeSpec:
     """Factors for contexts beyond `original_max_position`."""
     magnitude: float = 1.0
     """Factor of rotated queries and keys."""
+    query_scaling: float = 0.0
+    """Growth of queries beyond `original_max_position`; Ministral 3's."""
     share: float = 1.0
     """Share of each head's features that are rotated; they come first."""
 

@@ -13,16 +13,26 @@ from engine.modeling.models.deepseek import DeepseekModel
 from engine.modeling.models.eagle3 import Eagle3Head
 from engine.modeling.models.gpt2 import GPT2Model
 from engine.modeling.models.llama import LlamaModel
+from engine.modeling.models.ministral import Ministral3Model
 from engine.modeling.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
 from engine.modeling.models.qwen3_next import Qwen3NextModel
 from engine.modeling.models.rearranged import ErnieMoeModel, GptOssModel, Qwen3VLMoeModel
 
 _Build: TypeAlias = Callable[[ModelSpec, Layers], CausalLM]
 
+
+def ministral3(spec: ModelSpec, layers: Layers) -> CausalLM:
+    """Mistral Small 3.1 has the same class in config.json, and no factor."""
+    scaled = spec.rope is not None and spec.rope.query_scaling
+    return (Ministral3Model if scaled else LlamaModel)(spec, layers)
+
+
 _MODELS: Final[dict[str, _Build]] = {
     "Ernie4_5_MoeForCausalLM": ErnieMoeModel,
     "GptOssForCausalLM": GptOssModel,
     "Qwen3VLMoeForConditionalGeneration": Qwen3VLMoeModel,
+    "Ministral3ForCausalLM": ministral3,
+    "Mistral3ForConditionalGeneration": ministral3,
     "Qwen3NextForCausalLM": Qwen3NextModel,
     "Qwen3_5ForCausalLM": Qwen3NextModel,
     "Qwen3_5ForConditionalGeneration": Qwen3NextModel,

@@ -290,7 +290,7 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             model = HYV3ForCausalLM(HYV3Config(**shape, router_scaling_factor=1.7, num_shared_experts=2))
         case "ministral 3":
             yarn = YARN | {"llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0}
-            yarn |= {"original_max_position_embeddings": 256}
+            yarn |= {"original_max_position_embeddings": 64}
             model = Ministral3ForCausalLM(Ministral3Config(**tiny, head_dim=16, rope_parameters=yarn))
         case "gpt2":
             config = GPT2Config(

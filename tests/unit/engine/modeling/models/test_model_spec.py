@@ -155,12 +155,15 @@ def test_gemma3_with_a_vision_part_is_read_as_its_language_model() -> None:
     assert (near.theta, near.factor, far.theta, far.factor) == (1e4, 1.0, 1e6, 8.0)
 
 
-def test_ministral_3_reads_no_further_than_its_queries_are_unscaled() -> None:
+def test_ministral_3_scales_queries_beyond_the_context_before_yarn() -> None:
     yarn = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16384}
     config = LLAMA | {"architectures": ["Ministral3ForCausalLM"], "max_position_embeddings": 262144}
     scaled = ModelSpec.from_config(config | {"rope_parameters": yarn | {"llama_4_scaling_beta": 0.1}})
     plain = ModelSpec.from_config(config | {"rope_parameters": yarn})
-    assert (scaled.max_position, plain.max_position) == (16384, 262144)
+    assert scaled.rope is not None
+    assert plain.rope is not None
+    assert (scaled.rope.query_scaling, plain.rope.query_scaling) == (0.1, 0.0)
+    assert scaled.max_position == plain.max_position == 262144
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def with_vision(name: str) -> PreTrainedModel:
     text = TINY | {"head_dim": 16}
     eye = {"hidden_size": 16, "intermediate_size": 16}
     if name == "mistral 3":
-        yarn = YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 256}
+        yarn = YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 40}
         language = Ministral3Config(**text, rope_parameters=yarn)
         vision = PixtralVisionConfig(
             **eye, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16
