@@ -177,7 +177,7 @@ class PulledPrefixes:
             prefix.first * size,
             len(known),
             timeout_s=pull.until - now,
-            request_digest=digest_of(known, (request.namespace,)),
+            request_digest=digest_of(known, (str(self._engine.weights).encode(), request.namespace)),
             state=self._engine.pages_of(prefix.slot),
         )
 

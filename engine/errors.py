@@ -34,5 +34,13 @@ class PageLeak(EngineError):
     """The accounts of the KV pool are inconsistent. This is a bug in Baton; KV may be corrupt."""
 
 
+class RefillRefused(EngineError):
+    """The engine has requests, or cannot take these weights; it goes on with those that it has."""
+
+
+class WeightsIncomplete(EngineError):
+    """A refill failed after it had begun to write: no tokens can be computed before another one succeeds."""
+
+
 class RankLost(EngineError):
     """Another rank of the same model has ended or timed out, so this one cannot continue."""

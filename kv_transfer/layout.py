@@ -24,8 +24,8 @@ _FORMAT = "baton-kv-2:page,layer of group,kv,head,token,dim"
 class KVLayout:
     """A page is `[layer of its group, 2, kv_head, page_size, head_dim]`, contiguous: keys, then values."""
 
-    weights: str
-    """Identity of the weights, not a name: KV of another revision of a model is invalid."""
+    model: str
+    """Identity of the model's shape. Weights are compared by `request_digest`: they may be replaced."""
     dtype: str
     groups: tuple[KVGroup, ...]
     num_kv_heads: int
@@ -122,10 +122,11 @@ class KVLayout:
 
     @property
     def hash(self) -> str:
-        """Equal for two workers if and only if their pages are interchangeable, rank by rank."""
+        """Equal for two workers if and only if their pages are interchangeable, rank by rank, as far as equal
+        weights computed them."""
         fields = (
             _FORMAT,
-            self.weights,
+            self.model,
             self.dtype,
             self.scales,
             self.computed_in,

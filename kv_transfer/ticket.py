@@ -43,8 +43,8 @@ class Peer:
         if self.layout_hash != layout.hash or self.page_bytes != layout.page_bytes:
             raise LayoutMismatch(
                 f"{self.name} stores KV as {self.layout_hash} ({self.page_bytes} bytes per page), "
-                f"this worker as {layout.hash} ({layout.page_bytes}); start both with the same weights"
-                " (--model, at one revision), --quantization, --device, --dtype, --kv-cache-dtype,"
+                f"this worker as {layout.hash} ({layout.page_bytes}); start both with the same model,"
+                " --quantization, --device, --dtype, --kv-cache-dtype,"
                 " --page-size and tensor parallelism"
             )
 

@@ -104,7 +104,8 @@ class SharedPrefixes:
         share.is_sent = True
         ticket, request = share.ticket, share.request
         rest = request.tokens(ticket.num_tokens, request.num_tokens)
-        digest = request_digest(request.keys(0, ticket.num_tokens), (request.namespace,))
+        weights = str(self._engine.weights).encode()
+        digest = request_digest(request.keys(0, ticket.num_tokens), (weights, request.namespace))
         final = HandoffState(tokens=tuple(rest), position=prefix.num_tokens, seed=0, request_digest=digest)
         slot = prefix.hold.checkpoint
         state = () if slot == NO_SLOT else self._engine.pages_of(slot)

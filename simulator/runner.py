@@ -9,6 +9,7 @@ from typing import Final
 
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.plan import StepPlan
+from engine.core.weights import NewWeights, WeightsIdentity
 from engine.executor.base import StepResult
 from simulator.device import StepCosts
 
@@ -59,6 +60,7 @@ class FormulaRunner:
         """`groups`: of the model's layers. `state_slots`: of a model with recurrent states. `seed`: of small
         random deviations from `costs`."""
         self.spec = _Model(groups)
+        self.weights = WeightsIdentity("formula")
         self.num_state_slots = state_slots
         self._costs = costs
         self._clock = clock
@@ -78,6 +80,9 @@ class FormulaRunner:
         sampled = len(plan.sampling())
         answer = StepResult([_TOKEN] * sampled, [None] * sampled)
         return _Step(self._clock, self.free_at, (1 - _LEAD) * launch, answer)
+
+    def refill(self, new: NewWeights) -> None:
+        self.weights = WeightsIdentity(str(new.checkpoint), new.version)
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return ()

@@ -16,7 +16,7 @@ from kv_transfer.handoff.sender import KVSender
 from kv_transfer.transports import Transport
 
 LAYOUT = KVLayout(
-    weights="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=4
+    model="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=4
 )
 REQUEST = 0xFEED
 """A request digest."""

@@ -17,7 +17,7 @@ from kv_transfer.ticket_pages import TicketPages
 from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 
-LAYOUT = KVLayout(weights="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=2, page_size=2)
+LAYOUT = KVLayout(model="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=2, page_size=2)
 _WINDOWS = replace(LAYOUT, groups=(KVGroup((0,), 3), KVGroup((1,)), KVGroup((2,), 1)))
 LAYOUTS = [
     LAYOUT,

@@ -13,7 +13,7 @@ from kv_transfer.layout import SUM64
 from tests.kv_support import Pool
 
 _LLAMA = KVLayout(
-    weights="m",
+    model="m",
     dtype="bfloat16",
     groups=full_group(3),
     num_kv_heads=4,

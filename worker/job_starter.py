@@ -31,10 +31,14 @@ class _Trouble(NamedTuple):
 
 
 class JobStarter:
-    def __init__(self, engine: Engine, answers: Answers, grammars: GrammarLoading) -> None:
+    def __init__(
+        self, engine: Engine, answers: Answers, grammars: GrammarLoading, weights: Callable[[], str]
+    ) -> None:
+        """`weights`: see `Job.weights`."""
         self._engine = engine
         self._answers = answers
         self._grammars = grammars
+        self._weights = weights
 
     def begin(
         self,
@@ -58,6 +62,7 @@ class JobStarter:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
+            weights=self._weights(),
             name=work.name,
             traceparent=work.traceparent,
         )

@@ -52,7 +52,9 @@ def open_copies(
         use_kernels(pool.tensor.device)  # else every step waits for copies of tiers
     files, found = None, []
     if with_files:
-        files = _files(config, layout, pool.page_bytes + sidecars.record_bytes)
+        # Rank 0's are enough: a page is found again if every rank has its part.
+        weights = str(runner.weights) if shard.is_first_rank else ""
+        files = _files(config, layout, weights, pool.page_bytes + sidecars.record_bytes)
         found = files.scan()
     copier = BackgroundCopier(
         HostPages(pool.memory, host_slots),
@@ -74,12 +76,14 @@ def _digest(pool: KVPool, layout: KVLayout) -> Digest:
     return lambda pages, tail_tokens, _: partial(digester.digest, pages, tail_tokens)
 
 
-def _files(config: WorkerConfig, layout: KVLayout, page_bytes: int) -> BlockFiles | BlockObjects:
+def _files(
+    config: WorkerConfig, layout: KVLayout, weights: str, page_bytes: int
+) -> BlockFiles | BlockObjects:
     """Each rank has a folder of its own, since it has its part of every page."""
-    tiers, identity, rank = config.tiers, layout.hash, ""
+    tiers, identity, rank = config.tiers, f"{layout.hash} {weights}", ""
     assert tiers is not None
     if layout.tp_size > 1:
-        identity = f"{layout.hash}, rank {layout.tp_rank} of {layout.tp_size}"
+        identity = f"{identity}, rank {layout.tp_rank} of {layout.tp_size}"
         rank = f".rank-{layout.tp_rank}"
     if tiers.object_url is not None:
         try:

@@ -39,7 +39,7 @@ def layout_of(runner: ModelRunner) -> KVLayout:
     """Layout of a worker with one rank."""
     spec, pool, delta = runner.spec, runner.kv, runner.spec.delta
     return KVLayout(
-        weights=runner.weights,
+        model=runner.shape,
         dtype=_name(pool.tensor.dtype),
         groups=pool.groups,
         num_kv_heads=spec.num_kv_heads,

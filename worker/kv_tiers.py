@@ -73,7 +73,10 @@ def open_tiers(parts: Parts, config: TierConfig) -> RunningCopier:
     )
     tiers = KVTiers(limits, page_bytes=page_bytes, groups=pool.groups)
     tiers.restore(copies.found)
-    engine.kv.use_tiers(tiers, copies.copier, root_key(layout_of(runner).hash), runner.pages_of_slot)
+    layout = layout_of(runner).hash
+    engine.kv.use_tiers(
+        tiers, copies.copier, lambda: root_key(f"{layout} {runner.weights}"), runner.pages_of_slot
+    )
     copies.copier.start()
     log.info(
         "KV tiers: %d pages of host memory, %d on disk (%d found), beside %d in the pool",

@@ -60,7 +60,8 @@ class RequestHandler:
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
-        self._starting = JobStarter(engine, answers, grammars)
+        weights = str if handoffs is None else lambda: str(engine.weights)
+        self._starting = JobStarter(engine, answers, grammars, weights)
         self._handoffs = handoffs
         self._step_began = 0.0
         self._drained_until = math.inf

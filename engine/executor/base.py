@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from engine.core.output import Output
 from engine.core.plan import StepPlan
 from engine.core.sampling_params import TokenLogprobs
+from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import EngineError
 from engine.model_config.served_model import ServedModel
 
@@ -72,6 +73,16 @@ class Runner(Protocol[PreparedT]):
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         """The memory of a slot for a recurrent state, counted in pages."""
+
+    @property
+    def weights(self) -> WeightsIdentity:
+        """Identity of the weights. The first call may read all of them."""
+
+    def refill(self, new: NewWeights) -> None:
+        """Overwrite the weights in place, while no step is in flight.
+
+        Raises RefillRefused if nothing was written, WeightsIncomplete if a part was.
+        """
 
     def prepare(self, plan: StepPlan) -> PreparedT:
         """Copy a step's inputs. A step must be launched before the next is prepared."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import torch
@@ -15,6 +14,7 @@ from engine.core.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.core.batch.step_inputs import StepInputs, StepWriter
 from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
+from engine.core.weights import NewWeights, WeightsIdentity
 from engine.device.allocations import reserve_pinned_memory
 from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
@@ -28,17 +28,15 @@ from engine.executor.forward import Eager, Enqueuing, Forward
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.piecewise_graphs import PiecewiseGraphs
+from engine.executor.rank_weights import RankWeights
 from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
 from engine.kv.cache.slot_count import share_out, wanted_slots
-from engine.kv.cache.stored import Fp8KV
 from engine.mixers.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.loader.kv_scales import kv_scales
 from engine.modeling.loader.model_loader import load_model
-from engine.modeling.loader.weights_identity import weights_identity
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
 from engine.parallel.step_channel import StepChannel
@@ -84,6 +82,7 @@ class ModelRunner:
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
         self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
+        self._weights = RankWeights(config, communicator)
         described = ModelSpec.from_folder(config.model_path) if spec is None else spec
         with (
             kernels_ahead(config, described, self._device, progress),
@@ -109,12 +108,7 @@ class ModelRunner:
         self.spec: ModelSpec = self._model.spec
         """Spec of the whole model."""
         self.expert_load = ExpertLoad(self._model, self._device)
-        self._fp8_kv: Fp8KV | None = None
-        if config.fp8_kv:
-            layers = self.spec.attention_layers
-            # A checkpoint's scales are those of its own weights.
-            own = config.load_format != "dummy"
-            self._fp8_kv = Fp8KV(kv_scales(config.model_path, layers) if own else ((1.0, 1.0),) * len(layers))
+        self._fp8_kv = self._weights.fp8_kv(self.spec)
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
             eos_token_ids=self.spec.eos_token_ids,
@@ -163,17 +157,25 @@ class ModelRunner:
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return self.kv.blocks_of(slot)
 
-    @cached_property
-    def weights(self) -> str:
-        """Identity of the whole model's weights, the same on all ranks."""
-        config, rope = self._config, self.spec.rope
-        return weights_identity(
-            config.model_path,
-            config.load_format,
-            config.seed,
-            config.quantization,
-            long_angles=rope is not None and rope.is_for_long_contexts,
-        )
+    @property
+    def weights(self) -> WeightsIdentity:
+        """See `RankWeights.identity`."""
+        return self._weights.identity
+
+    @property
+    def shape(self) -> str:
+        """Identity of what stays when weights are replaced, the same on all ranks."""
+        return self._weights.shape(self.spec)
+
+    def refill(self, new: NewWeights) -> None:
+        """Overwrite the weights in place, while no step is in flight. Other ranks do so when rank 0 does.
+
+        Raises RefillRefused or WeightsIncomplete: see `RankWeights.refill`.
+        """
+        self._step_channel.send_weights(new)
+        if self._threads is not None:
+            self._threads.adapt()
+        self._weights.refill(self._model, new)
 
     @property
     def model(self) -> CausalLM:

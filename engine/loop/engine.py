@@ -20,6 +20,7 @@ from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
+from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import InvalidRequest
 from engine.executor.base import Runner, StepInFlight, StepResult
 from engine.executor.build import build_runner
@@ -33,6 +34,7 @@ from engine.loop.hooks import NO_HOOKS, Hooks
 from engine.loop.in_flight import InFlight, Launched
 from engine.loop.pauses.causes import Cause
 from engine.loop.pauses.laps import Laps
+from engine.loop.replace_weights import replace_weights
 from engine.loop.requests import Requests
 from engine.loop.stats import EngineStats
 from engine.loop.step_clock import StepClock
@@ -113,6 +115,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests.live) or self._in_flight.launched is not None
+
+    @property
+    def weights(self) -> WeightsIdentity:
+        """Identity of the weights. The first call may read all of them."""
+        return self.runner.weights
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
@@ -330,6 +337,10 @@ class Engine:
         request.arrival = now
         self.scheduler.add_remote(request, now)
         self._take_in(request)
+
+    def refill(self, new: NewWeights) -> None:
+        """See `replace_weights`. Call it between two steps, without requests."""
+        replace_weights(new, self.runner, self.kv, self._requests, busy=self.has_work)
 
     def release(self, request: Request) -> None:
         """Release pages that `Hooks.on_finished` kept."""

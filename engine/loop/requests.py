@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
-from engine.errors import EngineError, GrammarError, InvalidRequest
+from engine.errors import EngineError, GrammarError, InvalidRequest, WeightsIncomplete
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.manager.kv_manager import KVManager
 from engine.loop.hooks import Hooks
@@ -28,6 +28,8 @@ class Requests:
         self.live: dict[int, Request] = {}
         """All that have not ended, by id."""
         self.hooks = hooks
+        self.incomplete: WeightsIncomplete | None = None
+        """A failed refill, after which no new request is accepted."""
         self._kept: dict[int, Request] = {}
         """Ended, but a hook keeps their pages."""
         self._distrusted: set[int] = set()
@@ -44,7 +46,12 @@ class Requests:
         yield from self._kept.values()
 
     def check_new(self, request: Request, vocab_size: int) -> None:
-        """Raises InvalidRequest. Gives the request the matcher of its grammar, if it has none yet."""
+        """Gives the request the matcher of its grammar, if it has none yet.
+
+        Raises InvalidRequest, and WeightsIncomplete after a failed refill.
+        """
+        if self.incomplete is not None:
+            raise self.incomplete
         if request.id in self.live or request.id in self._kept:
             raise InvalidRequest(f"request {request.id} is here already")
         request.check(vocab_size)

@@ -18,7 +18,7 @@ from tests.kv_support import Pool
 from tests.sum64_cases import LAYOUTS, as_words, jobs_for, name_of, pool_of, reference, unsigned
 
 LLAMA_8B = KVLayout(
-    weights="m",
+    model="m",
     dtype="bfloat16",
     groups=full_group(32),
     num_kv_heads=8,

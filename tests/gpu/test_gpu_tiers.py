@@ -39,7 +39,7 @@ def test_pages_come_up_as_they_went_down(in_one_call: bool) -> None:
 
 def test_a_damaged_slot_is_seen_by_the_digest_in_the_pool() -> None:
     layout = KVLayout(
-        weights="m",
+        model="m",
         dtype="bfloat16",
         groups=full_group(4),
         num_kv_heads=2,

@@ -73,6 +73,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Handoffs that were written, by id: shared by the two sides."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     layout_hash: str = "L"
+    weights: str = "W"
     chunk: int = 0
     node: str = ""
     transport: str = ""
@@ -159,6 +160,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             role=self.role,
             epoch=self.epoch,
             layout_hash=self.layout_hash,
+            weights=self.weights,
             peer=peer,
             chunked_prefill_size=self.chunk,
             metrics_address="127.0.0.1:1",

@@ -25,6 +25,8 @@ class Job:
     """math.inf: none."""
     sampling: sampling_pb2.SamplingParams
     """Sampling parameters of the client; the engine may compute only the first token."""
+    weights: str = ""
+    """Identity of the weights that compute it, if its KV may be sent or received."""
     name: str = ""
     """The client's request id."""
     traceparent: str = ""
@@ -54,12 +56,13 @@ class Job:
         return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
     def digest(self, num_tokens: int) -> int:
-        """Digest of the first `num_tokens` tokens with their origin, and of the sampling parameters.
+        """Digest of the first `num_tokens` tokens with their origin, the weights and the sampling parameters.
 
-        Both workers compute it from their commands; a mismatch fails the handoff. O(num_tokens).
+        Both workers compute it for themselves; a mismatch fails the handoff. O(num_tokens).
         """
         request, sampling = self.request, self.sampling.SerializeToString(deterministic=True)
-        return request_digest(request.keys(0, num_tokens), (request.namespace, sampling))
+        origin = self.weights.encode(), request.namespace
+        return request_digest(request.keys(0, num_tokens), (*origin, sampling))
 
 
 class Jobs:

@@ -7,7 +7,8 @@ import logging
 import torch
 
 from common.garbage_collection import tune_gc
-from engine.errors import RankLost
+from engine.core.weights import NewWeights
+from engine.errors import RankLost, RefillRefused, WeightsIncomplete
 from engine.executor.runner import ModelRunner
 from engine.parallel import Rendezvous, StepChannel, join
 from worker.config import WorkerConfig
@@ -34,12 +35,22 @@ def run_rank(config: WorkerConfig, rendezvous: Rendezvous, rank: int) -> None:
             serve_kv(config, runner)
         tune_gc()
         log.info("rank %d of %s is ready", rank, config.worker_id)
-        steps = StepChannel(communicator)
-        while (inputs := steps.receive()) is not None:
-            runner.execute_step(inputs)
+        follow(StepChannel(communicator), runner)
         if tiers is not None:
             tiers.join()
     except RankLost as error:
         log.info("rank %d of %s ends: %s", rank, config.worker_id, error)
     finally:
         close()
+
+
+def follow(steps: StepChannel, runner: ModelRunner) -> None:
+    """Do as rank 0 does until it closes its runner."""
+    while (command := steps.receive()) is not None:
+        if isinstance(command, NewWeights):
+            try:
+                runner.refill(command)
+            except (RefillRefused, WeightsIncomplete) as error:  # of rank 0 too, which decides what follows
+                log.error("new weights from %s: %s", command.checkpoint, error)
+        else:
+            runner.execute_step(command)

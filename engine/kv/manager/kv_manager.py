@@ -26,7 +26,7 @@ from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
 from engine.kv.manager.block_tables import BlockTables
 from engine.kv.manager.page_audit import check_pages
 from engine.kv.manager.page_supply import PageSupply
-from engine.kv.manager.page_tiers import PageTiers
+from engine.kv.manager.page_tiers import PagesOfSlot, PageTiers
 from engine.kv.manager.peer_prefixes import PeerPrefixes
 from engine.kv.manager.prefix_holds import PrefixHolds
 from engine.kv.manager.prompt_scores import PromptScores
@@ -96,10 +96,9 @@ class KVManager:
         self.reservations = Reservations(self.pool, self.states)
 
     def use_tiers(
-        self, tiers: KVTiers, copier: Copier, root: BlockKey, pages_of_slot: Callable[[int], Sequence[int]]
+        self, tiers: KVTiers, copier: Copier, root: Callable[[], BlockKey], pages_of_slot: PagesOfSlot
     ) -> None:
-        """Evicted pages go down to `tiers`, and come up again. `root`: the key before the first block.
-        `pages_of_slot`: the pages of a slot for states.
+        """Evicted pages go down to `tiers`, and come up again. `root`, `pages_of_slot`: see `PageTiers`.
 
         Raises EngineError without a radix cache.
         """

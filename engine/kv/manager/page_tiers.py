@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 from common.block_key import BlockKey, PageKey, block_keys, namespace_key, page_key
@@ -28,6 +29,8 @@ from engine.kv.manager.state_slots import StateSlots
 from engine.kv.tiers.jobs import Copier, Job, Promote
 from engine.kv.tiers.stats import Tier
 from engine.kv.tiers.tiers import KVTiers
+
+PagesOfSlot: TypeAlias = Callable[[int], Sequence[int]]
 
 
 @dataclass(slots=True)
@@ -101,11 +104,11 @@ class PageTiers:
         arriving: ArrivingPrefixes,
         tiers: KVTiers,
         copier: Copier,
-        root: BlockKey,
-        pages_of_slot: Callable[[int], Sequence[int]],
+        root: Callable[[], BlockKey],
+        pages_of_slot: PagesOfSlot,
     ) -> None:
-        """`root`: see `root_key`. `pages_of_slot`: those of a slot for states, whose numbers are after the
-        pool's. The cache must be empty."""
+        """`root`: see `root_key`; for the weights of now. `pages_of_slot`: those of a slot for states, whose
+        numbers are after the pool's. The cache must be empty."""
         cache.keep_journal()
         arriving.on_adopted = self.stored
         self.tiers = tiers
@@ -392,6 +395,6 @@ class PageTiers:
         """Keys of the first `end` blocks. A request keeps those that were computed."""
         known, size = self.use_of(request).keys, self._cache.page_size
         if len(known) < end:
-            before = known[-1] if known else namespace_key(self._root, request.namespace)
+            before = known[-1] if known else namespace_key(self._root(), request.namespace)
             known += block_keys(request.keys(len(known) * size, end * size), size, before)
         return known[:end]

@@ -54,10 +54,7 @@ def load_model(
         UnsupportedModel: the model of config.json is not supported, or cannot be split over the ranks.
         WeightsError: files are missing, or their tensors do not match the model.
     """
-    spec = (spec or ModelSpec.from_folder(folder)).quantized(quantization)
-    spec = spec.with_expert_parallel(expert_parallel_size)
-    if context is not None:
-        spec = spec.for_context(context)
+    spec = as_loaded(spec or ModelSpec.from_folder(folder), quantization, context, expert_parallel_size)
     target = torch.device(device)
     progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with defaults(target, _DTYPES[dtype]):
@@ -79,6 +76,14 @@ def load_model(
         compute_threads().adapt()
     model.pack()
     return model.eval()
+
+
+def as_loaded(
+    spec: ModelSpec, quantization: str | None, context: int | None, expert_parallel_size: int
+) -> ModelSpec:
+    """The model that `load_model` builds from what a folder describes. Raises UnsupportedModel."""
+    spec = spec.quantized(quantization).with_expert_parallel(expert_parallel_size)
+    return spec if context is None else spec.for_context(context)
 
 
 @contextmanager

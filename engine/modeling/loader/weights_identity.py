@@ -1,85 +1,57 @@
-"""A short digest of the weights in a folder, independent of its name and path."""
+"""What identifies a model's weights, independent of the names of files and folders.
+
+The shape is that of the memory and of the computation: of config.json and of how weights are quantized at
+load. It stays while a model runs; its weights may be replaced by others of the same shape.
+
+python -m engine.modeling.loader.weights_identity FOLDER prints the digest of its weights and what it took.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import struct
-from collections.abc import Iterator
+import sys
+import time
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
-from engine.modeling.loader.safetensors_reader import stored_tensors
+from engine.modeling.loader.tensor_digests import Stamp, tensor_digests
 from engine.modeling.loader.weight_files import weight_files
 
-_SAMPLE_BYTES: Final = 4096
-_NUM_SAMPLES: Final = 3
-_LENGTH: Final = struct.Struct("<Q")
 _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 """Fields of config.json that differ between copies of one model."""
 
 
-def weights_identity(
-    folder: Path,
-    load_format: str = "auto",
-    seed: int = 0,
-    quantization: str | None = None,
-    *,
-    long_angles: bool = False,
-) -> str:
-    """Hex digest of config.json and of the weights; of dummy weights, of their seed.
+class Checkpoint:
+    """The weights that a model was filled with."""
 
-    `quantization`: how the weights are quantized as they are loaded, if they are: with other weights, KV is
-    other KV; so it is with LongRoPE's angles for long contexts (`long_angles`). The format of weights that
-    are stored quantized is in config.json.
+    def __init__(self, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
+        """Take this before loading. `seed`: of dummy weights. Raises WeightsError if files are missing."""
+        self._dummy = f"dummy {seed}" if load_format == "dummy" else None
+        files = [] if self._dummy else weight_files(folder)
+        self._stamps = {file: Stamp.of(file) for file in files}
 
-    Covers the name, dtype and shape of every tensor, and 4 KiB each of its beginning, middle and end:
-    training changes almost every weight, and new tokens add rows at the end. Independent of how tensors are
-    distributed over files. Reads 12 KiB per tensor. Raises WeightsError if files are missing.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    _add(digest, _config(folder))
-    if quantization is not None:
-        _add(digest, f"quantized {quantization}".encode())
-    if long_angles:
-        _add(digest, b"long angles")
-    if load_format == "dummy":
-        _add(digest, f"dummy {seed}".encode())
-    else:
-        tensors = {name: piece for file in weight_files(folder) for name, piece in _tensors(file)}
-        for name in sorted(tensors):
-            _add(digest, name.encode())
-            _add(digest, tensors[name])
-    return digest.hexdigest()
+    def digest(self) -> str:
+        """Hex digest over the name, type, shape and values of every tensor, in whatever file it is.
+
+        Costs what `tensor_digests` costs. Raises WeightsError if files have changed since they were loaded.
+        """
+        digests = tensor_digests(self._stamps)
+        named = json.dumps([self._dummy, sorted(digests.items())])
+        return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
 
 
-def _config(folder: Path) -> bytes:
+def shape_identity(folder: Path, quantization: str | None = None, *, long_angles: bool = False) -> str:
+    """Hex digest of config.json, of how weights are quantized as they are loaded, and of whether LongRoPE's
+    angles are those for long contexts."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return json.dumps({k: v for k, v in config.items() if k not in _SAYS_NOTHING}, sort_keys=True).encode()
+    known = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
+    described = json.dumps([known, quantization, long_angles], sort_keys=True)
+    return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
 
 
-def _tensors(file: Path) -> Iterator[tuple[str, bytes]]:
-    """Name and digest of each tensor of a safetensors file."""
-    with file.open("rb") as opened:
-        for tensor in stored_tensors(file):
-            digest = hashlib.blake2b(digest_size=16)
-            _add(digest, json.dumps([tensor.dtype, tensor.shape]).encode())
-            for sample in _samples(opened, tensor.begin, tensor.end):
-                _add(digest, sample)
-            yield tensor.name, digest.digest()
-
-
-def _samples(opened: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
-    """Samples spread evenly over [begin, end), first and last bytes included; all of it if that is less."""
-    if end - begin <= _NUM_SAMPLES * _SAMPLE_BYTES:
-        opened.seek(begin)
-        yield opened.read(end - begin)
-        return
-    for index in range(_NUM_SAMPLES):
-        opened.seek(begin + (end - begin - _SAMPLE_BYTES) * index // (_NUM_SAMPLES - 1))
-        yield opened.read(_SAMPLE_BYTES)
-
-
-def _add(digest: Any, piece: bytes) -> None:
-    """Add a piece with its length, so that different sequences of pieces have different digests."""
-    digest.update(_LENGTH.pack(len(piece)) + piece)
+if __name__ == "__main__":
+    began, on_cpu = time.perf_counter(), time.process_time()
+    digest = Checkpoint(Path(sys.argv[1])).digest()
+    took = f"{time.perf_counter() - began:.2f} s, {time.process_time() - on_cpu:.2f} s of CPU time"
+    print(f"{digest} ({took})")

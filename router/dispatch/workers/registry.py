@@ -294,10 +294,15 @@ class Registry:
                 " install the same wheel on every machine, and restart Ray and the router"
             )
         for other in self.sessions():
+            if other.info.weights != session.info.weights:
+                return (
+                    f"its weights {session.info.weights} differ from those of {other.worker_id},"
+                    f" {other.info.weights}; all workers must run one revision of the checkpoint"
+                )
             if other.info.layout_hash != session.info.layout_hash:
                 return (
                     f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
-                    f" {other.info.layout_hash}; all workers must run the same weights,"
+                    f" {other.info.layout_hash}; all workers must run the same model,"
                     " --dtype, --quantization and --page-size"
                 )
         return None

@@ -22,7 +22,7 @@ from tests.kv_support import Pool
 from tests.processes import starting
 
 LAYOUT = KVLayout(
-    weights="big", dtype="float32", groups=full_group(8), num_kv_heads=4, head_dim=64, page_size=16
+    model="big", dtype="float32", groups=full_group(8), num_kv_heads=4, head_dim=64, page_size=16
 )
 NUM_PAGES = 512  # of 256 KiB: large enough for a write to be caught half way
 

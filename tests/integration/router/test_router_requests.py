@@ -53,6 +53,15 @@ async def test_workers_of_another_layout_are_not_let_in() -> None:
         assert await served.registry.wait_for(ROLE_DECODE, 5.0)
 
 
+async def test_workers_with_other_weights_are_not_let_in() -> None:
+    odd = decode_worker("decode-1")
+    odd.weights = "other"
+    async with service(decode_worker("decode-0"), odd, wait=False) as served:
+        with pytest.raises(WorkerBroken, match="one revision of the checkpoint"):
+            await served.registry.wait_for_all(5.0)
+        assert await served.registry.wait_for(ROLE_DECODE, 5.0)
+
+
 async def test_workers_with_other_code_than_the_router_s_are_not_let_in() -> None:
     old = decode_worker("decode-1")
     old.build = "0.0.9 (0123456789ab)"

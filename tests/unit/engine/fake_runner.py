@@ -19,6 +19,7 @@ from engine.core.plan import StepPlan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import PromptLogprobs
+from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv.cache.pages import PagePool, PageState
@@ -170,6 +171,7 @@ class FakeRunner:
     """If any, a token depends on a state too, which holds the digest of all tokens so far."""
     pool: PagePool | None = None
     """Owners of the pages; None: they are not checked."""
+    weights: WeightsIdentity = field(default_factory=lambda: WeightsIdentity("fake"))
 
     def __post_init__(self) -> None:
         pages = self.num_pages + self.num_state_slots * _BLOCKS_OF_SLOT
@@ -177,6 +179,9 @@ class FakeRunner:
         self.states = FakeStates(self)
         self.last_tokens: dict[int, int] = {}
         self.enqueuing: FakeStep | None = None
+
+    def refill(self, new: NewWeights) -> None:
+        self.weights = WeightsIdentity(str(new.checkpoint), new.version)
 
     def prepare(self, plan: StepPlan) -> list[Work]:
         check_plan(plan)

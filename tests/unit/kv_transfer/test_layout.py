@@ -11,7 +11,7 @@ from kv_transfer import KVLayout
 from kv_transfer.state_layout import StateLayout
 
 LLAMA_8B = KVLayout(
-    weights="llama", dtype="bfloat16", groups=full_group(32), num_kv_heads=8, head_dim=128, page_size=16
+    model="llama", dtype="bfloat16", groups=full_group(32), num_kv_heads=8, head_dim=128, page_size=16
 )
 
 
@@ -29,7 +29,7 @@ def test_a_partly_filled_last_page_is_counted(num_tokens: int, num_pages: int) -
 @pytest.mark.parametrize(
     "change",
     [
-        {"weights": "llama-2"},
+        {"model": "llama-2"},
         {"dtype": "float16"},
         {"groups": full_group(31)},
         {"groups": group_layers([None] * 31 + [4096], 8192)},

@@ -41,7 +41,7 @@ from worker.session.convert import peer_to_proto
 PAGE = 4
 HANDOFF_TIMEOUT_S = 10.0
 LAYOUT = KVLayout(
-    weights="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=1, page_size=PAGE
+    model="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=1, page_size=PAGE
 )
 
 
@@ -165,7 +165,7 @@ class WholeWorker(FakeSession):
         limits = TierLimits(host_slots=host, disk_files=kind.num_files, batch=2, loads=2)
         self.copier = FakeCopier(runner.memory, host, sidecars=kv.sidecars)
         tiers = KVTiers(limits, groups=kv.needs.groups)
-        kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
+        kv.use_tiers(tiers, self.copier, lambda: root_key("model"), runner.pages_of_slot)
 
     # ------------------------------------------------------------------------------ as a session
 

@@ -72,7 +72,7 @@ class Side:
             self.copier = FakeCopier(self.memory, slots)
             limits = TierLimits(host_slots=slots, disk_files=0, batch=2, loads=2)
             tiers = KVTiers(limits, groups=groups)
-            self.engine.kv.use_tiers(tiers, self.copier, root_key("model"), runner.pages_of_slot)
+            self.engine.kv.use_tiers(tiers, self.copier, lambda: root_key("model"), runner.pages_of_slot)
         self.worker = handled(self.engine)
         self.session = Mock()
         self.worker.handler.open(self.session)

@@ -119,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.kv.use_tiers(
                 KVTiers(tiers, groups=runner.spec.kv_groups),
                 self.copier,
-                root_key("model"),
+                lambda: root_key("model"),
                 runner.pages_of_slot,
             )
         self.prepare(data)

@@ -73,7 +73,7 @@ def test_memory_on_a_gpu_needs_a_digester_of_its_own() -> None:
 
 def test_a_pool_of_another_page_size_is_refused() -> None:
     other = KVLayout(
-        weights="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=8
+        model="tiny", dtype="float32", groups=full_group(2), num_kv_heads=2, head_dim=4, page_size=8
     )
     with pytest.raises(ValueError, match="bytes per page"):
         HostDigester(Pool(4).memory, other)

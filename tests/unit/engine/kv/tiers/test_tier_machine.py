@@ -74,7 +74,7 @@ class TierMachine(RuleBasedStateMachine):
         )
         self.copier = FakeCopier(runner.memory, slots)
         self.tiers = KVTiers(limits, groups=groups)
-        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"), runner.pages_of_slot)
+        self.engine.kv.use_tiers(self.tiers, self.copier, lambda: root_key("model"), runner.pages_of_slot)
         self.reported: dict[int, bool] = {}
         """Blocks, and whether the pool lacks them."""
         self.next_id = 0

@@ -41,7 +41,9 @@ class Tiered:
         runner: Any = self.engine.runner
         sidecars = self.engine.kv.sidecars
         self.copier = FakeCopier(runner.memory, sizes["host_slots"], sidecars=sidecars)
-        self.engine.kv.use_tiers(self.tiers, self.copier, root_key("model"), runner.pages_of_slot)
+        self.engine.kv.use_tiers(
+            self.tiers, self.copier, lambda: root_key(str(runner.weights)), runner.pages_of_slot
+        )
 
     def promoted(self, request: Request) -> dict[Tier, int]:
         assert self.engine.kv.tiers is not None

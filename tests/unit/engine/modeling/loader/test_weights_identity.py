@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
-from engine.modeling.loader.weights_identity import weights_identity
+from engine.model_config.errors import WeightsError
+from engine.modeling.loader import tensor_digests
+from engine.modeling.loader.weights_identity import Checkpoint, shape_identity
 from kv_transfer import LayoutMismatch, Peer
+from rpc.baton.v1 import sampling_pb2
 from tests.unit.tiny import make_config, save_tiny_llama
 from worker.kv_pool_access import layout_of, memory_of
+from worker.session.jobs import Job
 
 Tensors = dict[str, torch.Tensor]
 EMBEDDINGS = "model.embed_tokens.weight"
@@ -25,6 +32,10 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "here" / "model"
     save_tiny_llama(path)
     return path
+
+
+def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> tuple[str, str]:
+    return shape_identity(folder), Checkpoint(folder, load_format, seed).digest()
 
 
 def copy(folder: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
@@ -67,19 +78,55 @@ def test_another_revision_has_another_identity(
     assert weights_identity(copy(folder, tmp_path / "model", change)) != weights_identity(folder)
 
 
-@pytest.mark.parametrize("place", [0.0, 0.5, 1.0])
-def test_a_large_tensor_is_sampled_at_its_begin_middle_and_end(
-    folder: Path, tmp_path: Path, place: float
+@pytest.mark.parametrize("place", [0, 4_000, 1_500_000, 2_999_999])
+def test_a_change_of_one_value_of_a_large_tensor_is_another_identity(
+    folder: Path, tmp_path: Path, place: int
 ) -> None:
     def enlarge(tensors: Tensors) -> None:
-        tensors["large"] = torch.zeros(100_000)
+        tensors["large"] = torch.zeros(3_000_000)  # several blocks
 
     def change(tensors: Tensors) -> None:
         enlarge(tensors)
-        tensors["large"][round(place * 99_999)] = 1.0
+        tensors["large"][place] = 1.0
 
     before = weights_identity(copy(folder, tmp_path / "before", enlarge))
     assert weights_identity(copy(folder, tmp_path / "after", change)) != before
+
+
+def test_digests_of_large_files_are_kept_until_the_file_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(tensor_digests, "_LARGE", 0)
+    hashed: list[int] = []
+    of_block = tensor_digests._of_block
+
+    def counted(file: Path, end: int, begin: int) -> bytes:
+        hashed.append(begin)
+        return of_block(file, end, begin)
+
+    monkeypatch.setattr(tensor_digests, "_of_block", counted)
+
+    first = weights_identity(folder)
+    assert hashed
+    hashed.clear()
+    assert weights_identity(folder) == first
+    assert not hashed
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert weights_identity(folder) != first
+    assert hashed
+
+
+def test_a_file_that_changed_after_it_was_loaded_has_no_identity(folder: Path) -> None:
+    checkpoint = Checkpoint(folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes())
+
+    with pytest.raises(WeightsError, match=r"model\.safetensors has changed since it was loaded"):
+        checkpoint.digest()
 
 
 @pytest.mark.parametrize(
@@ -105,14 +152,29 @@ def test_dummy_weights_are_known_by_their_seed(folder: Path) -> None:
     assert weights_identity(folder, "dummy", 1) in identities
 
 
-def test_two_revisions_under_one_name_refuse_each_other_when_they_meet(folder: Path, tmp_path: Path) -> None:
+def test_handoffs_between_two_revisions_of_a_model_fail(folder: Path, tmp_path: Path) -> None:
     def revise(tensors: Tensors) -> None:
-        tensors[EMBEDDINGS] *= 1.01
+        tensors[EMBEDDINGS][7, 3] += 1e-3
 
     elsewhere = copy(folder, tmp_path / "there" / folder.name)
     revised = copy(folder, tmp_path / "revised" / folder.name, revise)
     here, same, other = (ModelRunner(make_config(path)) for path in (folder, elsewhere, revised))
-    peers = [Peer.of("p", 1, b"", memory_of(runner.kv), layout_of(runner)) for runner in (same, other)]
-    peers[0].require(layout_of(here))
-    with pytest.raises(LayoutMismatch, match="revision"):
-        peers[1].require(layout_of(here))
+    assert layout_of(here).hash == layout_of(same).hash == layout_of(other).hash
+
+    def digest(runner: ModelRunner) -> int:
+        request = Request(1, [3, 4, 5], SamplingParams(max_tokens=1))
+        sampling = sampling_pb2.SamplingParams()
+        weights = str(runner.weights)
+        return Job(request, cast(Any, None), 0.0, 0.0, sampling, weights).digest(3)
+
+    assert digest(here) == digest(same) != digest(other)
+
+
+def test_another_shape_refuses_to_exchange_kv(folder: Path, tmp_path: Path) -> None:
+    changed = copy(folder, tmp_path / "model")
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    here, other = (ModelRunner(make_config(path)) for path in (folder, changed))
+    peer = Peer.of("p", 1, b"", memory_of(other.kv), layout_of(other))
+    with pytest.raises(LayoutMismatch, match="same model"):
+        peer.require(layout_of(here))
