@@ -47,7 +47,7 @@ class StepResults:
             request, place, sampled = chunk.request, chunk.output_index, row
             row += (place is not None) + len(chunk.draft)
             if chunk.num_scored:
-                self._score(chunk, next(scores), output)
+                self._score(request, next(scores), output)
             if errors and place is not None and sampled in errors:
                 self._requests.fail(request, errors[sampled], output)
             self._scheduler.complete(chunk)
@@ -89,13 +89,12 @@ class StepResults:
                 break
         return accepted
 
-    def _score(self, chunk: Chunk, scores: Output | None, output: StepOutput) -> None:
+    def _score(self, request: Request, scores: Output | None, output: StepOutput) -> None:
         """Report what a chunk has for its rows, without those that are known already."""
-        request = chunk.request
         if scores is None:
             self._requests.fail(request, NotFinite(), output)
             return
-        scores = self._scheduler.kv.scores.computed(chunk, scores)
+        scores = self._scheduler.kv.scores.computed(request, scores)
         known, computed = request.num_scored + 1 - scores.position, len(scores)
         if request.finish is None and known < computed:
             output.outputs.append((request, scores.part(known, computed)))

@@ -14,7 +14,6 @@ import numpy as np
 
 from common.sidecars import KEPT_ALTERNATIVES, PROMPT_LOGPROBS, Rows
 from engine.core.output import Output
-from engine.core.plan import Chunk
 from engine.core.request import Request
 from engine.core.sampling_params import PromptLogprobs
 from engine.kv.cache.page_needs import PageNeeds
@@ -60,12 +59,12 @@ class PromptScores:
             if own is not None and own != page:
                 self._sidecars.copy(page, own)
 
-    def computed(self, chunk: Chunk, scores: Output) -> Output:
+    def computed(self, request: Request, scores: Output) -> Output:
         """A chunk has been scored: keep the rows. Returns what its request wants of them."""
         if not isinstance(scores, PromptLogprobs):
             return scores
-        request, size = chunk.request, self._needs.page_size
-        if self._group is not None and request.slot >= 0 and request.admissions == chunk.admission:
+        size = self._needs.page_size
+        if self._group is not None:
             first, rows = scores.position, _rows(scores)
             if first == 1:
                 first, rows = 0, np.concatenate([np.zeros(1, PROMPT_LOGPROBS.row), rows])

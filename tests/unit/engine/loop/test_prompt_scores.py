@@ -113,6 +113,22 @@ def test_a_reused_page_forgets_its_rows(folder: Path, oracle: LlamaForCausalLM) 
         assert_right(driven, oracle, request)
 
 
+def test_a_block_that_is_evicted_while_it_is_computed_again_keeps_its_rows(
+    folder: Path, oracle: LlamaForCausalLM
+) -> None:
+    driven, prompt = Driven(engine_of(folder, chunk_budget=PAGE, overlap=True)), prompt_of(32)
+    driven.run(scored(0, prompt, top=0))
+    second, third = (scored(id, prompt + prompt_of(9, 5), top=0) for id in (1, 2))
+    driven.engine.submit(second)
+    driven.step()
+    assert driven.engine.kv.clear(None) == 1
+    driven.run()
+    driven.run(third)
+    for request in (second, third):
+        assert_right(driven, oracle, request)
+    assert (second.num_cached, third.num_cached) == (28, 36)
+
+
 def test_requests_that_want_one_prefix_together(folder: Path, oracle: LlamaForCausalLM) -> None:
     driven, prompt = Driven(engine_of(folder, chunk_budget=9)), prompt_of(24)
     requests = [scored(id, prompt + prompt_of(3 * id, id), top=id % 2) for id in range(5)]
