@@ -107,31 +107,32 @@ class Outbox:
     def token(self, job: Job, token: TokenOut, finish: FinishReason | None) -> None:
         """Report a new token; `finish` is the reason to report. Several of a step become one event."""
         outputs = self._batch(job.session).outputs
-        logprobs = () if token.logprobs is None else (logprobs_to_proto(token.logprobs),)
         last = outputs[-1] if outputs else None
         if last is not None and last.request_id == job.id and last.tokens.ids and not last.tokens.finish:
             event = last.tokens
-            event.ids.append(token.token)
-            event.logprobs.extend(logprobs)
-            event.finish = FINISH_REASONS[finish]
         else:
-            chunks, job.chunks = job.chunks, []
-            tokens = worker_pb2.Tokens(
-                ids=(token.token,),
-                logprobs=logprobs,
-                finish=FINISH_REASONS[finish],
-                cached_tokens=0 if job.reported_cached else job.request.num_cached,
-                position=token.position,
-                chunks=chunks,
-            )
-            event = outputs.add(request_id=job.id, tokens=tokens).tokens
-            job.reported_cached = True
-            if job.verified is not None:
-                event.drafted, event.accepted = job.verified.drafted, job.verified.accepted
-                event.predicted = job.verified.predicted
-                job.verified = None
+            event = outputs.add(request_id=job.id).tokens
+            event.position = token.position
+            self._begin(event, job)
+        event.ids.append(token.token)
+        event.finish = FINISH_REASONS[finish]
+        if token.logprobs is not None:
+            event.logprobs.append(logprobs_to_proto(token.logprobs))
         if token.is_stop:
             event.stop_token = token.token
+
+    def _begin(self, event: worker_pb2.Tokens, job: Job) -> None:
+        """Add what is reported once, with the first token of a request or of a step with drafts."""
+        if not job.reported_cached:
+            job.reported_cached = True
+            event.cached_tokens = job.request.num_cached or 0
+        if job.chunks:
+            event.chunks.extend(job.chunks)
+            job.chunks = []
+        if job.verified is not None:
+            event.drafted, event.accepted = job.verified.drafted, job.verified.accepted
+            event.predicted = job.verified.predicted
+            job.verified = None
 
     def output(self, job: Job, output: Output) -> None:
         """Report what is no token, in the order of the calls."""
