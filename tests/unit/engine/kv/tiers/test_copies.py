@@ -173,6 +173,10 @@ def test_sidecars_go_with_their_page_and_are_verified_with_it(tmp_path: Path) ->
     assert threads.do(Load(3, KEY, 7, 5)).digests == down.digests[:1]
     assert threads.do(Promote(4, (5, 1), (6, 7))).digests == down.digests
     assert (sidecars.read(6), sidecars.read(7)) == (before, b"")
+    plain = threads.do(Demote(5, (4,), (5,)))
+    assert threads.do(Promote(6, (5,), (8,))).digests == plain.digests
+    assert sidecars.read(8) == b"", "a slot has kept the rows of an earlier page"
+    assert threads.do(Load(7, KEY, 7, 5)).digests == down.digests[:1]
     sidecars.clear([6])
     for place in range(sidecars.record_bytes):
         threads.copier._records.of(5)[0][place] ^= 1
