@@ -38,10 +38,7 @@ class SlotRecords:
         """Digests of the job's pages with their records. Those of pages without rows are `digests`."""
         if not self._sidecars.record_bytes:
             return tuple(digests)
-        if isinstance(job, Promote):
-            records = [self._sidecars.read(page) for page in job.pages]
-        else:
-            records = [self._slots[slot].tobytes() if self._slots[slot, 0] else b"" for slot in job.slots]
+        records = [self._slots[slot].tobytes() if self._slots[slot].any() else b"" for slot in job.slots]
         return tuple(
             xxh3_64_intdigest(record, seed=digest) if record else digest
             for record, digest in zip(records, digests, strict=True)

@@ -175,6 +175,8 @@ def test_sidecars_go_with_their_page_and_are_verified_with_it(tmp_path: Path) ->
     assert (sidecars.read(6), sidecars.read(7)) == (before, b"")
     plain = threads.do(Demote(5, (4,), (5,)))
     assert threads.do(Promote(6, (5,), (8,))).digests == plain.digests
+    threads.copier._records.of(5)[0][-1] ^= 1
+    assert threads.do(Promote(8, (5,), (8,))).digests != plain.digests
     assert sidecars.read(8) == b"", "a slot has kept the rows of an earlier page"
     assert threads.do(Load(7, KEY, 7, 5)).digests == down.digests[:1]
     sidecars.clear([6])
