@@ -31,7 +31,7 @@ class OfflineSequence:
     output: CompletionOutput
 
 
-class Runner:
+class OfflineRunner:
     """One caller, one thread: that of the engine."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:

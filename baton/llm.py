@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeAlias, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from baton.generation import OfflineSequence, Runner
+from baton.generation import OfflineRunner, OfflineSequence
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
@@ -67,7 +67,7 @@ class LLM:
         self._engine = Engine(engine_config, runner=runner, drafts=drafts)
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
         COMPILATIONS.serve()
-        self._runner = Runner(self._engine, self._tokenizer)
+        self._runner = OfflineRunner(self._engine, self._tokenizer)
         self._vocab_size = spec.vocab_size
         self._defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         self._bounds = ServedBounds(

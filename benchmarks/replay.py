@@ -33,7 +33,7 @@ from router.config.choices import Mode
 from router.placement import Targets
 from simulator.deployment import Deployment
 from simulator.objective import Objective
-from simulator.outcome import Outcome
+from simulator.outcome import SimulatedOutcome
 from simulator.traffic import Arrival
 
 _RESULTS: Final = Path(__file__).parent / "results"
@@ -119,7 +119,7 @@ def replay(
     return Replayed(run.mode, run.rate, run.seed, run.offered, measured, simulated)
 
 
-def _figures(outcomes: Sequence[Outcome], objective: Objective) -> Figures:
+def _figures(outcomes: Sequence[SimulatedOutcome], objective: Objective) -> Figures:
     good = sum(outcome.meets(objective) for outcome in outcomes) / len(outcomes)
     ttft = np.percentile([outcome.ttft for outcome in outcomes], [50, 90, 99])
     tpot = np.percentile([outcome.tpot for outcome in outcomes], [50, 99])

@@ -27,7 +27,7 @@ from router.placement import Targets
 from simulator.deployment import Deployment
 from simulator.lengths import LogNormal, Uniform
 from simulator.objective import Objective
-from simulator.outcome import GOOD, Outcome, result_of
+from simulator.outcome import GOOD, SimulatedOutcome, result_of
 from simulator.traffic import Arrival, bursts, chats, day, merged, mooncake, poisson
 
 _TABLE: Final = (LogNormal(2048, 0.8, 16_384), Uniform(128, 512))
@@ -123,7 +123,9 @@ def _table(title: str) -> Table:
     )  # fmt: skip
 
 
-def _add(table: Table, name: str, runs: list[list[Outcome]], targets: Targets, seconds: float) -> None:
+def _add(
+    table: Table, name: str, runs: list[list[SimulatedOutcome]], targets: Targets, seconds: float
+) -> None:
     strict = Objective(ttft_s=targets.ttft_s, tpot_s=targets.tpot_s)
     each = [result_of(run, GOOD, strict) for run in runs]
     together = result_of([outcome for run in runs for outcome in run], GOOD, strict)

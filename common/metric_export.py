@@ -60,13 +60,13 @@ VLLM: Final[Mapping[str, _Name]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MetricSource:
     registry: CollectorRegistry
     labels: Mapping[str, str]
     """Added to samples that do not have them."""
 
 
-def exported(sources: Sequence[Source], names: MetricNames = MetricNames.BATON) -> CollectorRegistry:
+def exported(sources: Sequence[MetricSource], names: MetricNames = MetricNames.BATON) -> CollectorRegistry:
     """What `sources` hold, with CPU time, memory and open files of this process, for scraping.
 
     Figures of the process have the labels that are the same in all sources. Nothing is kept: each scrape
@@ -78,7 +78,7 @@ def exported(sources: Sequence[Source], names: MetricNames = MetricNames.BATON) 
 
 
 class _Export(Collector):
-    def __init__(self, sources: Sequence[Source], names: Mapping[str, _Name]) -> None:
+    def __init__(self, sources: Sequence[MetricSource], names: Mapping[str, _Name]) -> None:
         self._sources = sources
         self._process = ProcessCollector(registry=None)
         common = set.intersection(*(set(source.labels.items()) for source in sources))

@@ -9,7 +9,7 @@ from typing import Final
 
 from decode_worker.reports import IncomingJob, IncomingReports
 from engine.core.request import RequestId
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import QueueFull, UnservableRequest
 from engine.kv.manager.reservations import Reservation
 from engine.loop.engine import Engine
 from kv_transfer import Drained, Peer, Ready, ReceiveFailed, ReceiverCommands, ReceiverEvent, Reserved
@@ -64,7 +64,7 @@ class IncomingHandoffs:
     def reserve(self, job: IncomingJob, sender: Peer, message: worker_pb2.Reserve) -> None:
         """Raises InvalidRequest or QueueFull."""
         if job.id in self._quarantined:
-            raise InvalidRequest(f"request id {job.id} is in use")
+            raise UnservableRequest(f"request id {job.id} is in use")
         most = self._engine.config.scheduler.max_waiting_requests
         if len(self._waiting) >= most:
             self._waiting = deque(filter(self._is_wanted, self._waiting))
@@ -175,7 +175,7 @@ class IncomingHandoffs:
         request = job.request
         try:
             reservation = self._engine.reserve(request, waiting.room)
-        except InvalidRequest as error:
+        except UnservableRequest as error:
             self._reports.fail(job.id, worker_pb2.FAILURE_CODE_INVALID, str(error))
             return True
         if reservation is None:

@@ -7,11 +7,11 @@ class EngineError(Exception):
     """Base class of the engine's errors."""
 
 
-class InvalidRequest(EngineError):
+class UnservableRequest(EngineError):
     """The engine can never serve this request; do not retry."""
 
 
-class GrammarError(InvalidRequest):
+class GrammarError(UnservableRequest):
     """The grammar of a request cannot be compiled, or followed any further with this vocabulary."""
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.core.request import Request
 from engine.core.request_state import NO_SLOT
-from engine.kv.manager.page_tiers import Comes
+from engine.kv.manager.page_tiers import PromotionStatus
 from engine.kv.manager.peer_prefixes import SharedPrefix
 from engine.loop.engine import Engine
 from kv_transfer import HandedOff, HandoffState, SenderCommands, SenderEvent, Ticket, request_digest
@@ -90,7 +90,10 @@ class SharedPrefixes:
 
     def _advance(self, share: _Share, now: float) -> None:
         kv, request, ticket = self._engine.kv, share.request, share.ticket
-        if kv.tiers is not None and kv.tiers.prospect(request, kv.num_available, now).comes is Comes.SOON:
+        if (
+            kv.tiers is not None
+            and kv.tiers.prospect(request, kv.num_available, now).comes is PromotionStatus.SOON
+        ):
             return
         share.prefix = self._engine.kv.peers.share(request, ticket.first_token, ticket.num_tokens)
         kv.stop_waiting(request)

@@ -22,11 +22,11 @@ from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2, status_pb2
 from rpc.baton.v1.router_pb2 import Chat, ChatMessage, Tool, ToolCall
 
 __all__ = [
-    "Answer",
     "CallFailed",
     "Chat",
     "ChatMessage",
     "Prompt",
+    "RouterAnswer",
     "RouterClient",
     "Tool",
     "ToolCall",
@@ -73,7 +73,7 @@ def _details(error: grpc.aio.AioRpcError) -> Sequence[any_pb2.Any]:
 
 
 @dataclass(slots=True)
-class Answer:
+class RouterAnswer:
     """A complete answer."""
 
     text: str = ""
@@ -168,9 +168,9 @@ class RouterClient:
         finally:
             call.cancel()
 
-    async def answer(self, prompt: Prompt, *, timeout_s: float | None = None, **fields: Any) -> Answer:
+    async def answer(self, prompt: Prompt, *, timeout_s: float | None = None, **fields: Any) -> RouterAnswer:
         """The whole completion; see `generate`. Raises CallFailed."""
-        answer = Answer()
+        answer = RouterAnswer()
         async for piece in self.generate(prompt, timeout_s=timeout_s, **fields):
             answer.add(piece)
             if piece.finish_reason:

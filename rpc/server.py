@@ -24,7 +24,7 @@ _CLOSE_S: Final = 5.0
 """For calls to end that were cancelled, and connections to close."""
 
 
-class PortTaken(OSError):
+class AddressTaken(OSError):
     """The address cannot be bound."""
 
 
@@ -57,7 +57,7 @@ class GrpcServer:
             else:
                 bound = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
-            raise PortTaken(f"cannot listen on {address}; is another server running there?") from error
+            raise AddressTaken(f"cannot listen on {address}; is another server running there?") from error
         return bound
 
     async def start(self) -> None:

@@ -13,7 +13,7 @@ from router.api.fields import Refused
 from router.api.http.foreign_routes import ADVICE
 from router.api.openai.foreign_fields import ForeignChatFields, ForeignCompletionFields, ForeignFields
 from router.command.words import ANSWERS
-from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Renamed, Switch, UnavailableFlag
 from router.config.table import SETTINGS
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "coming_from.md"
@@ -81,14 +81,14 @@ def _switches() -> Iterator[tuple[str, str]]:
     )
 
 
-def _meaning(flag: str, value: str | Unavailable) -> str:
-    if isinstance(value, Unavailable):
+def _meaning(flag: str, value: str | UnavailableFlag) -> str:
+    if isinstance(value, UnavailableFlag):
         return value.reason
     return f"`{flag} {value}`" if value else "the default"
 
 
 def _reasons() -> dict[str, str]:
-    return {flag: found.reason for flag, found in TRANSLATIONS.items() if isinstance(found, Unavailable)}
+    return {flag: found.reason for flag, found in TRANSLATIONS.items() if isinstance(found, UnavailableFlag)}
 
 
 def _fields() -> Iterator[tuple[str, str, str, str]]:

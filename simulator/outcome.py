@@ -16,7 +16,7 @@ STRICT = Objective(ttft_s=0.5, tpot_s=0.015)
 
 
 @dataclass(slots=True)
-class Outcome:
+class SimulatedOutcome:
     """Times in seconds since the run's start, as the client sees them."""
 
     arrival: float
@@ -84,7 +84,9 @@ class Result:
     """Share whose prompt was computed where it decodes."""
 
 
-def result_of(outcomes: Sequence[Outcome], good: Objective = GOOD, strict: Objective = STRICT) -> Result:
+def result_of(
+    outcomes: Sequence[SimulatedOutcome], good: Objective = GOOD, strict: Objective = STRICT
+) -> Result:
     """Raises ValueError if there are none."""
     if not outcomes:
         raise ValueError("no request to sum up")

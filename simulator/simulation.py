@@ -23,7 +23,7 @@ from engine.kv.manager.reservations import Reservation
 from router.placement import (
     PRIOR,
     ClusterModel,
-    Link,
+    LinkView,
     Placement,
     PlacementPolicy,
     Preference,
@@ -32,9 +32,9 @@ from router.placement import (
     StepWork,
     WorkerFacts,
 )
-from router.placement.account.load import Phase, Task
+from router.placement.account.load import Task, TaskPhase
 from simulator.device import H200_8B, DeviceCosts
-from simulator.outcome import Outcome
+from simulator.outcome import SimulatedOutcome
 from simulator.traffic import Arrival
 from simulator.worker import SimWorker, StepReport, WorkerSettings
 
@@ -104,7 +104,7 @@ class Simulation:
         ]
         link = cluster.link
         self.model = ClusterModel(
-            kv_bytes_per_token=link.kv_bytes_per_token, link=Link(link.bytes_per_s, link.latency_s)
+            kv_bytes_per_token=link.kv_bytes_per_token, link=LinkView(link.bytes_per_s, link.latency_s)
         )
         for worker, prefers in zip(self.workers, cluster.preferences, strict=True):
             settings = worker.settings
@@ -124,7 +124,7 @@ class Simulation:
                 ),
                 worker.load,
             )
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[SimulatedOutcome] = []
         self._events: list[tuple[float, int, Callable[..., None], Any]] = []
         self._serial = count()
         self._handoffs: dict[int, _Handoff] = {}
@@ -135,9 +135,9 @@ class Simulation:
         """Requests that the router holds back, in order of arrival."""
         self._link_free = [0.0] * len(self.workers)
 
-    def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[Outcome]:
+    def run(self, arrivals: Sequence[Arrival], *, until: float = math.inf) -> list[SimulatedOutcome]:
         """One outcome per arrival, in order; answers that take longer than `until` are incomplete."""
-        self.outcomes = [Outcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
+        self.outcomes = [SimulatedOutcome(a.at, a.prompt_tokens, a.max_tokens) for a in arrivals]
         for number, arrival in enumerate(arrivals):
             self._at(arrival.at + self.cluster.front_in_s, self._arrive, (number, arrival))
         events, pop = self._events, heapq.heappop
@@ -188,10 +188,12 @@ class Simulation:
             handoff = _Handoff(source, destination, engine_request, request, placement, promise)
             self._handoffs[number] = handoff
         source.submit(engine_request, self.now)
-        self._begin(Phase.PREFILL if placement.is_local else Phase.PREFILL_FOR_OTHER, source, number, request)
+        self._begin(
+            TaskPhase.PREFILL if placement.is_local else TaskPhase.PREFILL_FOR_OTHER, source, number, request
+        )
         return True
 
-    def _begin(self, phase: Phase, worker: SimWorker, number: int, request: RequestView) -> None:
+    def _begin(self, phase: TaskPhase, worker: SimWorker, number: int, request: RequestView) -> None:
         """A request was sent to a worker with its last command."""
         task = self._tasks[worker.number, number] = worker.load.begin(
             phase,
@@ -287,7 +289,7 @@ class Simulation:
         handoff.destination = self.workers[number]
         self.outcomes[source.id].decode_worker = number
         handoff.destination.reserve(_request(source.id, source.prompt, limit), self.now)
-        self._begin(Phase.INCOMING, handoff.destination, source.id, handoff.view)
+        self._begin(TaskPhase.INCOMING, handoff.destination, source.id, handoff.view)
 
     def _attached(self, handoff: _Handoff) -> None:
         handoff.attached = True

@@ -93,7 +93,7 @@ class StepReport:
     """Requests whose prompts are computed in part, and up to which token."""
 
 
-class Listener(Protocol):
+class WorkerListener(Protocol):
     """Callbacks of a worker. Times are on its clock, and so up to a step ahead of the call."""
 
     def wake(self, worker: SimWorker, at: float) -> None:
@@ -118,7 +118,9 @@ class Listener(Protocol):
 class SimWorker:
     """Implements the engine's hooks."""
 
-    def __init__(self, number: int, settings: WorkerSettings, costs: StepCosts, listener: Listener) -> None:
+    def __init__(
+        self, number: int, settings: WorkerSettings, costs: StepCosts, listener: WorkerListener
+    ) -> None:
         self.number = number
         self.settings = settings
         self._clock = Clock()

@@ -10,7 +10,7 @@ import numpy as np
 from kv_transfer import Peer
 from kv_transfer.errors import PeerUnreachable
 from kv_transfer.planner import Copy
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 from tests.kv_support import Pool
 
 
@@ -69,7 +69,7 @@ class Network:
 
     def deliver(self, message: InFlightMessage) -> None:
         self.messages.remove(message)
-        self.members[message.target].inbox.append(Arrival(message.data))
+        self.members[message.target].inbox.append(ReceivedMessage(message.data))
 
     def disconnect(self) -> None:
         """Every link breaks, though everybody lives. Writes under way fail."""

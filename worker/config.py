@@ -28,7 +28,7 @@ class TierConfig:
     """Folder of all workers of the node: each has a subfolder."""
     object_url: str | None = None
     """Instead of a disk: a bucket that all workers share, see `ObjectUrl`."""
-    disk_bytes: int = 0
+    second_tier_bytes: int = 0
     """Budget of files, or of objects, that a worker keeps account of."""
 
 

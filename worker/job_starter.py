@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from engine.errors import DeadlineUnreachable, EngineError, InvalidRequest, QueueFull
+from engine.errors import DeadlineUnreachable, EngineError, QueueFull, UnservableRequest
 from engine.grammar.matcher import Matcher
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
@@ -17,7 +17,7 @@ from worker.grammar_loading import GrammarLoading
 from worker.session.answers import Answers
 from worker.session.convert import request_from_proto
 from worker.session.jobs import Job
-from worker.session.metrics import Outcome
+from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
 
 log = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ class JobStarter:
         """Make a job of `work`, and start it by `begin` once its grammar is compiled."""
         try:
             request = request_from_proto(work, arrived)
-        except InvalidRequest as error:
+        except UnservableRequest as error:
             log.warning("request %s refused: %s", work.name or work.request_id, error)
-            self._answers.metrics.ended(Outcome.REFUSED)
+            self._answers.metrics.ended(RequestOutcome.REFUSED)
             code = worker_pb2.FAILURE_CODE_INVALID
             self._answers.outbox.failed(session, work.request_id, code, str(error))
             return
@@ -102,7 +102,7 @@ class JobStarter:
         """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
-        except InvalidRequest as error:
+        except UnservableRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
         except DeadlineUnreachable as error:
             return _Trouble(worker_pb2.FAILURE_CODE_DEADLINE, str(error))

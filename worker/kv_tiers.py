@@ -28,7 +28,7 @@ _LOAD_BYTES: Final = 256 << 20
 
 def limits_for(tiers: TierConfig, num_pages: int, page_bytes: int) -> TierLimits:
     """Sizes in pages, for a pool of `num_pages`. `page_bytes`: over all ranks. Raises TierError."""
-    slots, files = tiers.host_bytes // page_bytes, tiers.disk_bytes // page_bytes
+    slots, files = tiers.host_bytes // page_bytes, tiers.second_tier_bytes // page_bytes
     if slots < 2:
         raise TierError(
             f"--host-kv-gb {tiers.host_bytes / 2**30:g} has no room for two KV pages of"

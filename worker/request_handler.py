@@ -16,7 +16,7 @@ from typing import Final
 
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 from engine.kv.cache.journal import CacheChange
 from engine.loop.engine import Engine
 from engine.loop.pauses.causes import Cause
@@ -38,7 +38,7 @@ from worker.session.convert import (
     ticket_from_proto,
 )
 from worker.session.jobs import Job, router_loads
-from worker.session.metrics import Outcome
+from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class RequestHandler:
         """
         job = self._answers.jobs.get(request_id)
         if job is not None:
-            self._answers.end(job, Outcome.ABORTED)
+            self._answers.end(job, RequestOutcome.ABORTED)
             self._drop(job)
         elif self._handoffs is not None:
             self._handoffs.migrations.cancel(request_id)
@@ -154,10 +154,10 @@ class RequestHandler:
             finish = None if elsewhere else token.finish
             self._answers.outbox.token(job, token, finish)
             if finish is not None:
-                self._answers.end(job, Outcome.FINISHED)
+                self._answers.end(job, RequestOutcome.FINISHED)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
-                own = isinstance(error, InvalidRequest)
+                own = isinstance(error, UnservableRequest)
                 code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
                 self._answers.fail(job, code, str(error))
         self._report_preemptions(output)
@@ -318,7 +318,7 @@ class RequestHandler:
     def _with_transport(self) -> Handoffs:
         """Raises InvalidRequest without a transport."""
         if self._handoffs is None:
-            raise InvalidRequest("this worker has no KV transport")
+            raise UnservableRequest("this worker has no KV transport")
         return self._handoffs
 
     def _attach(self, ticket: worker_pb2.Ticket) -> None:

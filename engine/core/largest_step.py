@@ -7,14 +7,14 @@ from typing import NamedTuple
 from engine.config import EngineConfig
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Tokens [start, start + length) of one request."""
 
     start: int
     length: int
 
 
-def largest_step(config: EngineConfig) -> list[Span]:
+def largest_step(config: EngineConfig) -> list[TokenSpan]:
     """Chunks of a step with the largest number of tokens; prompts first, then decodes.
 
     Prompts are at the end of the longest context, where attention reads most. A budget beyond that context
@@ -29,4 +29,4 @@ def largest_step(config: EngineConfig) -> list[Span]:
         tokens = max(limit - decodes, config.page_size)
     whole, rest = divmod(tokens, longest)
     lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
-    return [Span(longest - length if length > 1 else 0, length) for length in lengths]
+    return [TokenSpan(longest - length if length > 1 else 0, length) for length in lengths]

@@ -15,7 +15,7 @@ from engine.core.request_state import RequestState
 from engine.core.retention import Retention
 from engine.core.sampling_params import FinishReason, SamplingParams
 from engine.core.waits import WaitMark, WaitReason
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 from engine.grammar.matcher import Matcher
 from engine.speculation.kinds import NO_HINTS, DraftHints
 
@@ -114,14 +114,14 @@ class Request:
     def check(self, vocab_size: int) -> None:
         """Raises InvalidRequest for unknown tokens, and for log-probabilities that come too late."""
         if not self.prompt:
-            raise InvalidRequest("the prompt is empty")
+            raise UnservableRequest("the prompt is empty")
         for tokens in (self.prompt, self.hints.prediction):
             if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-                raise InvalidRequest(f"token ids must be in [0, {vocab_size})")
+                raise UnservableRequest(f"token ids must be in [0, {vocab_size})")
         if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
-            raise InvalidRequest("a key of the prompt is neither its token nor that of a media item")
+            raise UnservableRequest("a key of the prompt is neither its token nor that of a media item")
         if self.output and self.num_scored < self.scores_until:
-            raise InvalidRequest("the log-probabilities of a prompt come before the first token")
+            raise UnservableRequest("the log-probabilities of a prompt come before the first token")
 
     @property
     def is_retained(self) -> bool:

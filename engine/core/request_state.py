@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 NO_SLOT: Final = -1
 
 
-class Save(NamedTuple):
+class CheckpointSave(NamedTuple):
     """A checkpoint that a chunk writes, on its way to the prefix cache."""
 
     position: int
@@ -26,7 +26,7 @@ class RequestState:
     branch: int = 0
     """Where other requests with this prefix went on differently; 0: unknown. The cache has the pages up to
     there, but no checkpoint: a chunk ends there and saves one."""
-    saves: list[Save] = field(default_factory=list)
+    saves: list[CheckpointSave] = field(default_factory=list)
 
     @property
     def written(self) -> list[int]:
@@ -39,6 +39,6 @@ class RequestState:
             return NO_SLOT
         return self.source if self.source != NO_SLOT and start == self.resumed else self.slot
 
-    def saved_by(self, start: int, end: int) -> Save | None:
+    def saved_by(self, start: int, end: int) -> CheckpointSave | None:
         """The checkpoint that the chunk of tokens [start, end) writes."""
         return next((save for save in self.saves if start < save.position <= end), None)

@@ -11,7 +11,7 @@ from engine.core.plan import StepPlan
 from engine.core.sampling_params import TokenLogprobs
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import EngineError
-from engine.model_config.served_model import ServedModel
+from engine.model_config.served_model import ServableSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ PreparedT = TypeVar("PreparedT")
 
 class Runner(Protocol[PreparedT]):
     @property
-    def spec(self) -> ServedModel: ...
+    def spec(self) -> ServableSpec: ...
 
     @property
     def num_pages(self) -> int:

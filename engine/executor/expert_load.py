@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.device.staging import Readback
-from engine.modeling.layers.experts import Router
+from engine.modeling.layers.experts import ExpertRouter
 
 _STEPS: Final = 32
 """From one copy of the counts to the next."""
@@ -18,7 +18,7 @@ class ExpertLoad:
     """Reads the counts of all routers now and then. Never waits for the device."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._routers = [module for module in model.modules() if isinstance(module, Router)]
+        self._routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
         self._device = device
         self._steps = 0
         self._copy: Readback | None = None

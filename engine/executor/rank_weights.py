@@ -14,7 +14,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.kv_scales import kv_scales
 from engine.modeling.loader.model_loader import as_loaded
 from engine.modeling.loader.refill import Refill
-from engine.modeling.loader.weights_identity import Checkpoint, shape_identity
+from engine.modeling.loader.weights_identity import FilledCheckpoint, shape_identity
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import Communicator
 
@@ -24,7 +24,9 @@ class RankWeights:
         """Create it before the model is loaded. Raises WeightsError if files are missing."""
         self._config = config
         self._communicator = communicator
-        self._checkpoint: Checkpoint | None = Checkpoint(config.model_path, config.load_format, config.seed)
+        self._checkpoint: FilledCheckpoint | None = FilledCheckpoint(
+            config.model_path, config.load_format, config.seed
+        )
         self._identity: WeightsIdentity | None = None
         self._fp8_kv: Fp8KV | None = None
 
@@ -63,7 +65,7 @@ class RankWeights:
         problem = ""
         try:
             refill = self._checked(model, new.checkpoint)
-            checkpoint = Checkpoint(new.checkpoint)
+            checkpoint = FilledCheckpoint(new.checkpoint)
         except (WeightsError, UnsupportedModel, OSError) as error:
             problem = str(error)
         if self._anywhere(problem):

@@ -14,7 +14,7 @@ from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar
 from engine.grammar.matcher import Matcher
 from engine.grammar.source import LIMITS, divisors_of, rejected, source_of
-from engine.model_config.served_model import ServedModel
+from engine.model_config.served_model import ServableSpec
 
 _CAPACITY: Final = 64 << 20
 """Bytes of compiled grammars that are kept, as estimated: 300 small ones, or ten of the largest schemas."""
@@ -31,7 +31,7 @@ class _Compiled:
 class GrammarCompiler:
     """Safe to use from several threads."""
 
-    def __init__(self, folder: Path, spec: ServedModel, capacity: int = _CAPACITY) -> None:
+    def __init__(self, folder: Path, spec: ServableSpec, capacity: int = _CAPACITY) -> None:
         """`folder` is the model's; its tokenizer.json is read by `load`, or when the first grammar comes.
 
         `capacity`: bytes of compiled grammars to keep; the newest is kept in any case.

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _LATE: Final = 100
 
 
-class Phase(Enum):
+class CompilationPhase(Enum):
     STARTING = "starting"
     SERVING = "serving"
     """After the warm-up: a request waits for every kernel that is compiled now."""
@@ -25,9 +25,9 @@ class Compilations:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self.phase = Phase.STARTING
-        self.compiled: Counter[Phase] = Counter()
-        self.loaded: Counter[Phase] = Counter()
+        self.phase = CompilationPhase.STARTING
+        self.compiled: Counter[CompilationPhase] = Counter()
+        self.loaded: Counter[CompilationPhase] = Counter()
         """Kernels found in the machine's cache, which takes some milliseconds each."""
         self.late: deque[str] = deque(maxlen=_LATE)
         """The last kernels that were compiled or loaded while serving, with their variants."""
@@ -41,7 +41,7 @@ class Compilations:
 
     def serve(self) -> None:
         """The warm-up is over. Call it when all kernels should be there."""
-        self.phase = Phase.SERVING
+        self.phase = CompilationPhase.SERVING
 
     def note(self, name: str, seconds: float, *, cached: bool = False, variant: str = "") -> None:
         """`cached`: it was compiled before. `variant`: what tells it from others of its name."""
@@ -49,9 +49,9 @@ class Compilations:
         with self._lock:
             self.seconds += seconds
             (self.loaded if cached else self.compiled)[phase] += 1
-            if phase is Phase.SERVING:
+            if phase is CompilationPhase.SERVING:
                 self.late.append(f"{name} {variant}".rstrip())
-        if phase is Phase.SERVING:
+        if phase is CompilationPhase.SERVING:
             done = "loaded" if cached else "compiled"
             logger.warning("%s the kernel %s in %.3f s while serving; %s", done, name, seconds, variant)
         elif not cached:

@@ -11,7 +11,7 @@ from functools import wraps
 from importlib.util import find_spec
 from typing import Any
 
-from engine.kernels.compilations import COMPILATIONS, Phase
+from engine.kernels.compilations import COMPILATIONS, CompilationPhase
 
 
 def watch_compilers() -> None:
@@ -30,7 +30,7 @@ def _watch_triton() -> None:
 
 def _on_triton(*, src: Any, times: Any, cache_hit: bool, **_: object) -> None:
     """A `CompilationListener`: called after a kernel is compiled, or found in the cache on disk."""
-    variant = _variant(src) if COMPILATIONS.phase is Phase.SERVING else ""
+    variant = _variant(src) if COMPILATIONS.phase is CompilationPhase.SERVING else ""
     COMPILATIONS.note(src.name.strip("_"), times.total * 1e-6, cached=cache_hit, variant=variant)
 
 

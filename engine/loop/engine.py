@@ -21,7 +21,7 @@ from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
 from engine.core.weights import NewWeights, WeightsIdentity
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 from engine.executor.base import Runner, StepInFlight, StepResult
 from engine.executor.build import build_runner
 from engine.grammar.compiler import GrammarCompiler
@@ -243,7 +243,7 @@ class Engine:
             self.laps.lap(Cause.COPIES)
         return result
 
-    def tend(self) -> None:
+    def poll_tiers(self) -> None:
         """Take the results of copies between the KV pool and its tiers, and start others.
 
         Call it, or `step`, whenever the tiers' copier has results or a request has come: what tiers have of
@@ -258,7 +258,7 @@ class Engine:
     def _tend_tiers(self) -> None:
         if (tiers := self.kv.tiers) is not None:
             settled = self._in_flight.launched is None
-            tiers.tend(self._clock(), settled=settled, prefill_rate=self.prefill_rate)
+            tiers.poll_tiers(self._clock(), settled=settled, prefill_rate=self.prefill_rate)
             tiers.send(self._in_flight.may_write)
 
     def plan_at(self) -> float:
@@ -283,7 +283,7 @@ class Engine:
         request.num_scored = request.scores_until  # by the sender
         self._requests.check_new(request, self.runner.spec.vocab_size)
         if request.num_tokens >= self.max_tokens:
-            raise InvalidRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
+            raise UnservableRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = self.scheduler.num_active + len(self.kv.reservations.active)
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers

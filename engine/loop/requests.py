@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
-from engine.errors import EngineError, GrammarError, InvalidRequest, WeightsIncomplete
+from engine.errors import EngineError, GrammarError, UnservableRequest, WeightsIncomplete
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.manager.kv_manager import KVManager
 from engine.loop.hooks import Hooks
@@ -53,7 +53,7 @@ class Requests:
         if self.incomplete is not None:
             raise self.incomplete
         if request.id in self.live or request.id in self._kept:
-            raise InvalidRequest(f"request {request.id} is here already")
+            raise UnservableRequest(f"request {request.id} is here already")
         request.check(vocab_size)
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self._grammars.matcher(request.sampling.grammar)

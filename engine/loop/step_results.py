@@ -13,7 +13,7 @@ from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.loop.requests import Requests
 from engine.loop.step_clock import StepClock
-from engine.model_config.served_model import ServedModel
+from engine.model_config.served_model import ServableSpec
 from engine.sched.scheduler import Scheduler
 
 
@@ -23,7 +23,7 @@ class StepResults:
         requests: Requests,
         scheduler: Scheduler,
         times: StepClock,
-        model: ServedModel,
+        model: ServableSpec,
         *,
         max_tokens: int,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 from common.kv_groups import KVGroup
 
 
-class ServedModel(Protocol):
+class ServableSpec(Protocol):
     @property
     def vocab_size(self) -> int: ...
 

@@ -14,7 +14,7 @@ from engine.sched.drafts.speculator import Speculator
 from engine.sched.queue.queues import Queues
 
 
-class Decodes:
+class RunningDecodes:
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, queues: Queues, forecaster: Forecaster, context: int
     ) -> None:

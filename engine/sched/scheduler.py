@@ -14,13 +14,13 @@ from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
 from engine.core.waits import WaitReason
-from engine.errors import InvalidRequest, QueueFull
+from engine.errors import QueueFull, UnservableRequest
 from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.admission.page_forecast import Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.itl_controller import ITLController
-from engine.sched.decodes import Decodes
+from engine.sched.decodes import RunningDecodes
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.output_lengths import OutputLengths
 from engine.sched.prompts import Prompts
@@ -65,7 +65,7 @@ class Scheduler:
         self._chunks = ChunkSizer(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._chunks, self._forecaster)
-        self._decodes = Decodes(config, kv, self._queues, self._forecaster, context)
+        self._decodes = RunningDecodes(config, kv, self._queues, self._forecaster, context)
         self._prompts = Prompts(config, kv, self._queues, self._admission, self._chunks)
         self._submitted = 0
         """Prompt tokens submitted so far, less those that were cached at that time."""
@@ -162,11 +162,11 @@ class Scheduler:
         with a deadline.
         """
         if request.num_tokens >= self.context:
-            raise InvalidRequest(
+            raise UnservableRequest(
                 f"{request.num_tokens} tokens leave no room for an answer: the context holds {self.context}"
             )
         if len(request.prompt) > self._chunks.largest_prompt:
-            raise InvalidRequest(
+            raise UnservableRequest(
                 f"a prompt of {len(request.prompt)} tokens never fits into a step of"
                 f" {self._chunks.largest_prompt:.0f}: chunked prefill is off; turn it on, or raise the budget"
             )

@@ -13,7 +13,7 @@ from kv_transfer.handoff.messages import (
     Digests,
     Drain,
     Finish,
-    Message,
+    HandoffMessage,
     Push,
     Records,
     Revoke,
@@ -23,7 +23,7 @@ from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver import KVReceiver
 from kv_transfer.handoff.sender import KVSender
 from kv_transfer.ticket import Peer
-from kv_transfer.transports.base import Arrival, PeerLost, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, WriteDone, WriteFailed
 
 
 class KVEndpoint:
@@ -41,7 +41,7 @@ class KVEndpoint:
         self.receiver = KVReceiver(port, revoke_interval_s=revoke_interval_s)
         self._port = port
         self._events: list[EndpointEvent] = []
-        self._readers: Final[dict[type[Body], Callable[[Message, float], None]]] = {
+        self._readers: Final[dict[type[Body], Callable[[HandoffMessage, float], None]]] = {
             Push: self.receiver.on_message,
             Digests: self.receiver.on_message,
             Finish: self.receiver.on_message,
@@ -73,7 +73,7 @@ class KVEndpoint:
                     self.sender.on_write_done(write, now)
                 case WriteFailed(write, reason):
                     self.sender.on_write_failed(write, reason, now)
-                case Arrival(data):
+                case ReceivedMessage(data):
                     self._on_arrival(data, now)
                 case PeerLost(name, reason):
                     self._port.peers.disconnected(name)

@@ -85,7 +85,7 @@ Body: TypeAlias = Push | Digests | Finish | Confirm | Revoke | Drain | Records
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class HandoffMessage:
     handoff_id: int
     source: int
     """Epoch of the sending worker."""
@@ -103,7 +103,7 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _MAX_REASON: Final = 1024
 
 
-def encode(message: Message) -> bytes:
+def encode(message: HandoffMessage) -> bytes:
     body = message.body
     if isinstance(body, Revoke | Drain):
         body = replace(body, reason=body.reason[:_MAX_REASON])
@@ -112,7 +112,7 @@ def encode(message: Message) -> bytes:
     return payload + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(payload))
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> HandoffMessage:
     """Raises BadMessage for anything that `encode` did not produce."""
     payload, checksum = data[: -_CHECKSUM.size], data[-_CHECKSUM.size :]
     if len(payload) <= _HEADER.size or not payload.startswith(_MAGIC):
@@ -121,4 +121,4 @@ def decode(data: bytes) -> Message:
         raise BadMessage("the message is corrupt: its checksum differs")
     _, handoff_id, source, target, secret = _HEADER.unpack_from(payload)
     body = unpack_one_of(_KINDS, payload[_HEADER.size :])
-    return Message(handoff_id, source, target, secret, body)
+    return HandoffMessage(handoff_id, source, target, secret, body)

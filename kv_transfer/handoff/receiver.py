@@ -17,7 +17,7 @@ from kv_transfer.handoff.messages import (
     Digests,
     Drain,
     Finish,
-    Message,
+    HandoffMessage,
     Push,
     Records,
     Revoke,
@@ -26,7 +26,7 @@ from kv_transfer.handoff.messages import (
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.handoff.records import put, received
-from kv_transfer.handoff.state_machine import Machine
+from kv_transfer.handoff.state_machine import StateMachine
 from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks, unneeded
 
@@ -36,7 +36,7 @@ _URGENT_S: Final = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Handoff:
-    machine: Machine[Receiving, ReceiveEvent, ReceiveAction]
+    machine: StateMachine[Receiving, ReceiveEvent, ReceiveAction]
     ticket: Ticket
     sender: Peer
     request_digest: int
@@ -131,7 +131,7 @@ class KVReceiver:
         sender.require(self._layout)
         self._port.peers.require_unfenced(sender)
         self._port.connect(sender)
-        machine = Machine(RECEIVING, Receiving.RESERVED, now, timeout_s, self._state_timeouts)
+        machine = StateMachine(RECEIVING, Receiving.RESERVED, now, timeout_s, self._state_timeouts)
         self._live[handoff_id] = _Handoff(machine, ticket, sender, request_digest, reserved_at=now)
         return ticket
 
@@ -198,7 +198,9 @@ class KVReceiver:
 
     def _send(self, handoff: _Handoff, body: Body) -> None:
         ticket = handoff.ticket
-        message = Message(ticket.handoff_id, self._port.peer.epoch, handoff.sender.epoch, ticket.secret, body)
+        message = HandoffMessage(
+            ticket.handoff_id, self._port.peer.epoch, handoff.sender.epoch, ticket.secret, body
+        )
         # poll() reports a lost peer; to a slow one, Revoke is repeated. Reconnect first: the link may have
         # broken since the reservation, although both processes are alive.
         with contextlib.suppress(PeerUnreachable):
@@ -220,7 +222,7 @@ class KVReceiver:
             local = self._port.transport.is_local(handoff.sender)
             self._fire(handoff, ReceiveEvent.ABORT if local else ReceiveEvent.CUT_OFF, now, reason)
 
-    def on_message(self, message: Message, now: float) -> None:
+    def on_message(self, message: HandoffMessage, now: float) -> None:
         """Push, Digests, Finish or Drain, addressed to this incarnation."""
         handoff = self._live.get(message.handoff_id)
         if handoff is None:

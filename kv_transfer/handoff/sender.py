@@ -10,12 +10,22 @@ from typing import Final
 
 from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
 from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
-from kv_transfer.handoff.messages import Body, Confirm, Digests, Drain, Finish, Message, Push, Revoke, encode
+from kv_transfer.handoff.messages import (
+    Body,
+    Confirm,
+    Digests,
+    Drain,
+    Finish,
+    HandoffMessage,
+    Push,
+    Revoke,
+    encode,
+)
 from kv_transfer.handoff.next_push import changed, next_push
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.records import records_of
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
-from kv_transfer.handoff.state_machine import Machine
+from kv_transfer.handoff.state_machine import StateMachine
 from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
@@ -26,7 +36,7 @@ _AWAIT_IDLE: Final = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
 @dataclass(slots=True, eq=False)
 class _Handoff:
     id: int
-    machine: Machine[Sending, SendEvent, SendAction]
+    machine: StateMachine[Sending, SendEvent, SendAction]
     keeps_decoding: bool
     request_digest: int | None
     receiver: Peer | None = None
@@ -98,7 +108,7 @@ class KVSender:
         if handoff_id in self._refused or handoff_id in self._live:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
-        machine = Machine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
+        machine = StateMachine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
         self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding, request_digest)
 
     def attach(self, ticket: Ticket, now: float) -> None:
@@ -276,14 +286,16 @@ class KVSender:
                 self._port.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
 
     def _encode(self, handoff: _Handoff, body: Body, receiver: Peer) -> bytes:
-        return encode(Message(handoff.id, self._port.peer.epoch, receiver.epoch, handoff.secret, body))
+        return encode(HandoffMessage(handoff.id, self._port.peer.epoch, receiver.epoch, handoff.secret, body))
 
     def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
         """Send Drain: this handoff will never write. The id is remembered and cannot be opened later."""
         self._refused[handoff_id] = None
         if len(self._refused) > _MAX_REFUSED:
             del self._refused[next(iter(self._refused))]
-        message = encode(Message(handoff_id, self._port.peer.epoch, receiver.epoch, secret, Drain(reason)))
+        message = encode(
+            HandoffMessage(handoff_id, self._port.peer.epoch, receiver.epoch, secret, Drain(reason))
+        )
         with contextlib.suppress(PeerUnreachable):
             self._connect(receiver)
             self._port.transport.send(receiver, message)
@@ -318,7 +330,7 @@ class KVSender:
         del handoff.in_flight[write]
         self._fire(handoff, SendEvent.WRITE_FAILED, now, reason)
 
-    def on_message(self, message: Message, now: float) -> None:
+    def on_message(self, message: HandoffMessage, now: float) -> None:
         """Confirm or Revoke, addressed to this incarnation."""
         handoff = self._live.get(message.handoff_id)
         ticket = None if handoff is None else handoff.ticket

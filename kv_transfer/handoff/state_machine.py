@@ -18,7 +18,7 @@ Table: TypeAlias = Mapping[tuple[S, E], tuple[S, tuple[A, ...]]]
 """(state, event) -> (next state, actions). Events without an entry are unexpected and ignored."""
 
 
-class Machine(Generic[S, E, A]):
+class StateMachine(Generic[S, E, A]):
     """State of one side of a handoff, with its deadline."""
 
     __slots__ = ("_limit", "_state_timeouts", "_table", "_timeout_s", "deadline", "state")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from kv_transfer.integrity.digest import PageDigester
 from kv_transfer.integrity.sum64 import MASK
 from kv_transfer.layout import KVLayout
-from kv_transfer.sharded.wire import Digest, Digests, DigestState, RankSocket
+from kv_transfer.sharded.wire import Digest, DigestState, RankDigests, RankSocket
 
 
 class ShardedDigester:
@@ -31,7 +31,7 @@ class ShardedDigester:
         for link in self._links:
             link.send(Digest(tuple(pages), tail_tokens))
         own = tuple(self._own.digest(pages, tail_tokens))
-        parts = [own, *(link.expect(Digests).digests for link in self._links)]
+        parts = [own, *(link.expect(RankDigests).digests for link in self._links)]
         return [self._joined(digests) for digests in zip(*parts, strict=True)]
 
     def digest_state(self, first: int) -> list[int]:
@@ -40,7 +40,7 @@ class ShardedDigester:
             link.send(DigestState(first))
         digests = self._own.digest_state(first)
         for link in self._links:
-            digests += link.expect(Digests).digests
+            digests += link.expect(RankDigests).digests
         return digests
 
     def _joined(self, digests: Sequence[int]) -> int:

@@ -7,7 +7,16 @@ from typing import Final
 
 from kv_transfer.errors import RankGone
 from kv_transfer.integrity.digest import PageDigester
-from kv_transfer.sharded.wire import Digest, Digests, DigestState, Forget, Message, Pool, RankSocket, Write
+from kv_transfer.sharded.wire import (
+    Digest,
+    DigestState,
+    ForgetPeer,
+    Message,
+    Pool,
+    RankDigests,
+    RankSocket,
+    Write,
+)
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
 
@@ -50,9 +59,9 @@ def _execute(message: Message, rank_0: RankSocket, writer: RankWriter, digester:
     match message:
         case Write():
             writer.write(message)
-        case Forget(peer):
+        case ForgetPeer(peer):
             writer.forget(peer)
         case Digest(pages, tail_tokens):
-            rank_0.send(Digests(tuple(digester.digest(pages, tail_tokens))))
+            rank_0.send(RankDigests(tuple(digester.digest(pages, tail_tokens))))
         case DigestState(first):
-            rank_0.send(Digests(tuple(digester.digest_state(first))))
+            rank_0.send(RankDigests(tuple(digester.digest_state(first))))

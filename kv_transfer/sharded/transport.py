@@ -9,10 +9,10 @@ from kv_transfer.errors import PeerUnreachable
 from kv_transfer.layout import KVLayout
 from kv_transfer.planner import Copy
 from kv_transfer.sharded.peers import pack_ranks, ranks_of
-from kv_transfer.sharded.wire import Ended, Forget, Pool, RankSocket, Write
+from kv_transfer.sharded.wire import ForgetPeer, Pool, RankSocket, Write, WriteEnded
 from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.ticket import Peer
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 
 
 @dataclass(slots=True)
@@ -104,19 +104,19 @@ class ShardedTransport:
 
     def forget(self, peer: Peer) -> None:
         for link in self._links:
-            link.send(Forget(peer))
+            link.send(ForgetPeer(peer))
         self._writer.forget(peer)
 
     def poll(self) -> list[TransportEvent]:
         ended, others = self._writer.poll()
         for link in self._links:
-            ended += (message for message in link.poll() if isinstance(message, Ended))
+            ended += (message for message in link.poll() if isinstance(message, WriteEnded))
         events = [event for end in ended if (event := self._end(end)) is not None]
         for other in others:
             match other:
                 case PeerLost(name, reason):
                     self._on_rank_lost(name, reason)
-                case Arrival(b""):
+                case ReceivedMessage(b""):
                     pass  # the empty message of a rank's write
                 case _:
                     events.append(other)
@@ -150,7 +150,7 @@ class ShardedTransport:
             page for begin, length in spans for page in range(begin // size, (begin + length) // size)
         )
 
-    def _end(self, end: Ended) -> TransportEvent | None:
+    def _end(self, end: WriteEnded) -> TransportEvent | None:
         """One rank's part of a write has ended."""
         write = self._writes[end.number]
         write.missing -= 1

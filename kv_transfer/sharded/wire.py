@@ -29,7 +29,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class WriteEnded:
     """Rank: its part of the write has ended, completely if `reason` is empty."""
 
     number: int
@@ -37,7 +37,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetPeer:
     """From rank 0: the peer is fenced; abort all writes to its ranks."""
 
     peer: Peer
@@ -59,14 +59,22 @@ class DigestState:
 
 
 @dataclass(frozen=True, slots=True)
-class Digests:
+class RankDigests:
     """Rank: digests in the order of the requested pages, or of the heads of a state."""
 
     digests: tuple[int, ...]
 
 
-Message: TypeAlias = Pool | Write | Ended | Digest | Digests | Forget | DigestState
+Message: TypeAlias = Pool | Write | WriteEnded | Digest | RankDigests | ForgetPeer | DigestState
 
-KINDS: Final[tuple[type[Message], ...]] = (Pool, Write, Ended, Digest, Digests, Forget, DigestState)
+KINDS: Final[tuple[type[Message], ...]] = (
+    Pool,
+    Write,
+    WriteEnded,
+    Digest,
+    RankDigests,
+    ForgetPeer,
+    DigestState,
+)
 
 RankSocket: TypeAlias = MessageSocket[Message]

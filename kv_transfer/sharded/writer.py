@@ -8,7 +8,7 @@ from kv_transfer.errors import PeerUnreachable
 from kv_transfer.layout import KVLayout
 from kv_transfer.planner import plan_shard_copies, plan_state_copies
 from kv_transfer.sharded.peers import ranks_of
-from kv_transfer.sharded.wire import Ended, Write
+from kv_transfer.sharded.wire import Write, WriteEnded
 from kv_transfer.ticket import Peer
 from kv_transfer.transports.base import Transport, TransportEvent, WriteDone, WriteFailed
 
@@ -60,7 +60,7 @@ class RankWriter:
         for rank in ranks_of(peer):
             self.transport.forget(rank)
 
-    def poll(self) -> tuple[list[Ended], list[TransportEvent]]:
+    def poll(self) -> tuple[list[WriteEnded], list[TransportEvent]]:
         """Ended writes, and all other events of the transport."""
         others: list[TransportEvent] = []
         for event in self.transport.poll():
@@ -71,7 +71,9 @@ class RankWriter:
                     self._end(write, reason)
                 case _:
                     others.append(event)
-        ended = [Ended(number, part.reason) for number, part in self._parts.items() if not part.in_flight]
+        ended = [
+            WriteEnded(number, part.reason) for number, part in self._parts.items() if not part.in_flight
+        ]
         for end in ended:
             del self._parts[end.number]
         return ended, others

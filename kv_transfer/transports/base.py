@@ -26,7 +26,7 @@ class WriteFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedMessage:
     """A message from a peer, as unchecked bytes."""
 
     data: bytes
@@ -42,7 +42,7 @@ class PeerLost:
     reason: str
 
 
-TransportEvent: TypeAlias = WriteDone | WriteFailed | Arrival | PeerLost
+TransportEvent: TypeAlias = WriteDone | WriteFailed | ReceivedMessage | PeerLost
 
 
 class Transport(Protocol):

@@ -10,7 +10,7 @@ from kv_transfer.errors import PeerUnreachable
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class LoopbackTransport:
         while self._in_flight:
             events.append(self._complete(self._in_flight.popleft()))
         while self._inbox:
-            events.append(Arrival(self._inbox.popleft()))
+            events.append(ReceivedMessage(self._inbox.popleft()))
         for name in [name for name in self._connected if name not in self._network.members]:
             self._connected.discard(name)
             events.append(PeerLost(name, "it was closed"))

@@ -33,9 +33,9 @@ from kv_transfer.errors import PeerUnreachable
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 from kv_transfer.transports.lifeline import Lifeline
-from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
+from kv_transfer.transports.ucx import UcxLink, configure, lifeline_of, pack_metadata, unpack_metadata
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _RENDEZVOUS: Final = "UCX_RNDV_THRESH"
 
 
 @dataclass(slots=True, eq=False)
-class _Link(Link):
+class _Link(UcxLink):
     writes: dict[int, Any] = field(default_factory=dict)
     """NIXL handles by write number."""
     failed: list[int] = field(default_factory=list)
@@ -131,7 +131,7 @@ class NixlTransport:
         self._caller.enter()
         now = time.monotonic()
         events: list[TransportEvent] = [
-            Arrival(data) for messages in self._agent.get_new_notifs().values() for data in messages
+            ReceivedMessage(data) for messages in self._agent.get_new_notifs().values() for data in messages
         ]
         for name in self._lifeline.poll(now):
             self._links.setdefault(name, _Link(name)).mark_peer_lost(now)

@@ -16,7 +16,7 @@ delivered meanwhile, into pages that are not reused yet."""
 
 
 @dataclass(slots=True, eq=False)
-class Link:
+class UcxLink:
     """The connection to one peer. A broken link is never repaired, but removed and replaced by a new one."""
 
     name: str

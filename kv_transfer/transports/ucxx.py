@@ -27,9 +27,9 @@ from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.memory import PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.ticket import Peer
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 from kv_transfer.transports.lifeline import Lifeline
-from kv_transfer.transports.ucx import Link, configure, lifeline_of, pack_metadata, unpack_metadata
+from kv_transfer.transports.ucx import UcxLink, configure, lifeline_of, pack_metadata, unpack_metadata
 
 _CONTROL_TAG: Final = 1
 _DATA_TAG: Final = 1 << 63
@@ -70,7 +70,7 @@ class _Pending:
 
 
 @dataclass(slots=True, eq=False)
-class _Link(Link):
+class _Link(UcxLink):
     endpoint: Any = None
     controls: list[_Pending] = field(default_factory=list)
     outgoing: dict[int, _Pending] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class UcxxTransport:
         for number, pending in list(link.incoming.items()):
             if pending.is_over and not pending.has_failed:
                 del link.incoming[number]
-                events.append(Arrival(pending.message))
+                events.append(ReceivedMessage(pending.message))
                 if not link.broken:
                     self._control(link, _Kind.ACK, _ACK.pack(number))
 
@@ -258,7 +258,7 @@ class UcxxTransport:
         body = frame[_FRAME.size + length :]
         link = self._links.get(name)
         if kind == _Kind.MESSAGE:
-            events.append(Arrival(body))
+            events.append(ReceivedMessage(body))
         elif kind == _Kind.HELLO and link is None:
             self._answer(name, body)
         elif kind == _Kind.WRITE and link is not None and not link.broken:

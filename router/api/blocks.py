@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 import orjson
 
 from router.api.generation.completion import OutputChunk
-from router.api.generation.output.parts import Arguments, Call, Content, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, ReasoningPart
 from router.api.generation.run import Run
 from rpc.baton.v1 import sampling_pb2
 
@@ -25,7 +25,7 @@ class Kind(Enum):
     CALL = auto()
 
 
-_KINDS: Final = {Content: Kind.TEXT, Reasoning: Kind.REASONING, Arguments: Kind.CALL}
+_KINDS: Final = {Content: Kind.TEXT, ReasoningPart: Kind.REASONING, Arguments: Kind.CALL}
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ _STALE_S: Final = 10.0
 another time: it is this router's clock that counts."""
 
 
-class Workers(Protocol):
+class WatchedWorkers(Protocol):
     """The part of `router.dispatch.workers.registry.Registry` that is used here."""
 
     @property
@@ -46,7 +46,7 @@ class FaultBoard:
     def __init__(
         self,
         requests: PoisonRequests,
-        workers: Workers,
+        workers: WatchedWorkers,
         ask: Callable[[Callable[[ClusterRecord], object]], Awaitable[object]],
         clock: Callable[[], float] = time.time,
     ) -> None:

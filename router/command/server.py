@@ -16,11 +16,11 @@ from starlette.applications import Starlette
 
 from common.background import in_background
 from common.garbage_collection import freeze_gc
-from common.metric_export import Source, exported
+from common.metric_export import MetricSource, exported
 from router.api.access import Access
 from router.api.apis import APIS
 from router.api.endpoints.record import ApiEndpoint, Backend
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.app import build_app
 from router.api.http.server import HttpConfig, HttpServer
@@ -112,7 +112,7 @@ async def serving(
     `stop` begins the orderly end of this process; with True, the workers end too. Raises PortTaken.
     """
     _watch(models, access, stack)
-    generations = Models(model.generation for model in models)
+    generations = ServedModels(model.generation for model in models)
     http = HttpServer(
         generations,
         HttpConfig(
@@ -162,7 +162,7 @@ def web_app(
 ) -> Starlette:
     """The HTTP APIs for another server of ASGI; see `serving`."""
     _watch(models, access, stack)
-    generations = Models(model.generation for model in models)
+    generations = ServedModels(model.generation for model in models)
     targets, max_bytes = partial(_targets, models), config.access.max_body_bytes
     backend = Backend(APIS, generations, _metrics(config, models), targets, max_bytes)
     return build_app(backend, access, endpoints=_page(models))
@@ -187,14 +187,14 @@ def _metrics(config: RouterConfig, models: Sequence[ModelService]) -> CollectorR
     return exported([_source(model) for model in models], config.operation.metrics_names)
 
 
-def _source(model: ModelService) -> Source:
+def _source(model: ModelService) -> MetricSource:
     labels = {
         "role": "router",
         "mode": model.config.mode.value,
         "worker": "router",
         "model_name": model.name,
     }
-    return Source(model.metrics.registry, labels)
+    return MetricSource(model.metrics.registry, labels)
 
 
 def _observe_lag(models: Sequence[ModelService], seconds: float) -> None:

@@ -27,7 +27,7 @@ class Dtype(Enum):
     FLOAT16 = "float16"
 
 
-class Quantization(Enum):
+class QuantizationChoice(Enum):
     """Quantization of an unquantized model's weights."""
 
     AUTO = "auto"
@@ -39,7 +39,7 @@ class KVCacheDtype(Enum):
     FP8 = "fp8"
 
 
-class Transport(Enum):
+class TransportChoice(Enum):
     NIXL = "nixl"
     UCXX = "ucxx"
     LOOPBACK = "loopback"
@@ -106,7 +106,7 @@ class ToolCallParser(Enum):
     GEMMA4 = "gemma4"
 
 
-class ReasoningParser(Enum):
+class ReasoningParserChoice(Enum):
     """How reasoning is separated from the answer."""
 
     AUTO = "auto"

@@ -10,7 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from router.config.choices import Device, Dtype, KVCacheDtype, Mode, Quantization, Routing, Transport
+from router.config.choices import (
+    Device,
+    Dtype,
+    KVCacheDtype,
+    Mode,
+    QuantizationChoice,
+    Routing,
+    TransportChoice,
+)
 from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
 from router.config.groups.service import (
@@ -88,8 +96,8 @@ class RouterConfig:
         " to be faster, else float32",
     )
     load_format: str = _memory("auto", "auto, or dummy for random weights (for benchmarks)", "FORMAT")
-    quantization: Quantization = _memory(
-        Quantization.AUTO,
+    quantization: QuantizationChoice = _memory(
+        QuantizationChoice.AUTO,
         "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
         " checkpoint has them",
         aliases=("-q",),
@@ -209,8 +217,8 @@ class RouterConfig:
         scheduler="max_waiting_requests",
     )
 
-    kv_transport: Transport = _handoff(
-        Transport.NIXL,
+    kv_transport: TransportChoice = _handoff(
+        TransportChoice.NIXL,
         "nixl: one-sided writes over UCX; ucxx: two-sided UCX; loopback: one process, for tests",
     )
     pull_kv: bool = _handoff(
@@ -276,7 +284,7 @@ class RouterConfig:
     @property
     def keeps_codes(self) -> bool:
         """Whether weights of GGUF files stay integers. `--dtype float32` asks for the values in float32."""
-        online = any(value is not Quantization.AUTO for _, value in self.everywhere("quantization"))
+        online = any(value is not QuantizationChoice.AUTO for _, value in self.everywhere("quantization"))
         return self.dtype is not Dtype.FLOAT32 and not online
 
     def for_role(self, *, prefill: bool) -> RouterConfig:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from router.config.settings import RouterConfig
-from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.admission_queue import AdmissionGate, AdmissionGrant, AdmissionRequest
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
@@ -80,7 +80,7 @@ class ClusterDispatcher:
             held_back=lambda: len(self._admission),
         )
         self.poison_requests: Final = PoisonRequests()
-        self._admission = Admission(self._selector.check, self._retry_window)
+        self._admission = AdmissionGate(self._selector.check, self._retry_window)
         self._answers = RunningAttempts(self._selector.migration_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Final
 
 from engine.loop.pauses.causes import Cause
-from router.dispatch.workers.arrivals import Arrival
+from router.dispatch.workers.arrivals import BatchTiming
 
 PAUSE_S: Final = 0.06
 """Readers notice a pause from here on,"""
@@ -48,7 +48,7 @@ CAUSES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class StreamPause:
     at: float
     """When it ended, on time.monotonic()."""
     seconds: float
@@ -59,8 +59,8 @@ class Pause:
 
 
 def pause_of(
-    seconds: float, at: float, worker: str, arrival: Arrival, interruption: Interruption | None
-) -> Pause:
+    seconds: float, at: float, worker: str, arrival: BatchTiming, interruption: Interruption | None
+) -> StreamPause:
     """A gap of `seconds` before tokens that came `at`, by `arrival`."""
     slow = arrival.slow if arrival.slow_at > at - seconds else None
     parts = {} if slow is None else dict(slow.parts)
@@ -77,4 +77,4 @@ def pause_of(
         needed = _MOST if interruption is Interruption.TRANSFER else 1.0
     if explained[cause] <= needed * seconds:
         cause = UNKNOWN if interruption is None else interruption.value
-    return Pause(at, seconds, worker, cause, parts)
+    return StreamPause(at, seconds, worker, cause, parts)

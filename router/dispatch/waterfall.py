@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.dispatch.pauses import PAUSE_S, UNKNOWN, USUAL, Interruption, Pause, pause_of
-from router.dispatch.workers.arrivals import ON_TIME, Arrival
+from router.dispatch.pauses import PAUSE_S, UNKNOWN, USUAL, Interruption, StreamPause, pause_of
+from router.dispatch.workers.arrivals import ON_TIME, BatchTiming
 from rpc.baton.v1 import router_pb2, worker_pb2
 
 _MOST_PAUSES: Final = 32
@@ -38,7 +38,7 @@ class Observer:
     def on_moved(self, reason: str) -> None:
         """Another worker continues the answer."""
 
-    def on_pause(self, pause: Pause) -> None:
+    def on_pause(self, pause: StreamPause) -> None:
         """A gap before the latest tokens that readers notice."""
 
 
@@ -131,7 +131,7 @@ class Waterfall:
         self._interrupted = at, Interruption.TRANSFER
         self.arrived = self.arrived or at
 
-    def tokens(self, count: int, at: float, arrival: Arrival = ON_TIME) -> None:
+    def tokens(self, count: int, at: float, arrival: BatchTiming = ON_TIME) -> None:
         """`count` tokens, at least one, arrived at `at`; `arrival`: of their batch."""
         first = self.first_token is None
         if not first and at - self._last_token > PAUSE_S:
@@ -148,7 +148,7 @@ class Waterfall:
             self.observer.on_gap(0.0 if first else (at - self._last_token) / count, count)
         self._last_token = at
 
-    def _note_pause(self, at: float, arrival: Arrival) -> None:
+    def _note_pause(self, at: float, arrival: BatchTiming) -> None:
         """Unless the gaps of this answer are all as long."""
         assert self.first_token is not None
         seconds, gaps = at - self._last_token, self._num_tokens - 1

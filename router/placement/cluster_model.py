@@ -13,7 +13,7 @@ from router.placement.view import (
     ClusterView,
     Demand,
     Health,
-    Link,
+    LinkView,
     Preference,
     PromptWork,
     RequestView,
@@ -21,7 +21,7 @@ from router.placement.view import (
     WorkerView,
 )
 
-_TIER: Final = Link(bytes_per_s=10e9, latency_s=0.002)
+_TIER: Final = LinkView(bytes_per_s=10e9, latency_s=0.002)
 """Assumed between a worker's tiers and its pool until promotions show the bandwidth."""
 _FIRST_GUESS: Final = 256.0
 _WEIGHT: Final = 0.02
@@ -66,7 +66,7 @@ class ClusterModel:
     have changed since the last.
     """
 
-    def __init__(self, *, kv_bytes_per_token: int, link: Link) -> None:
+    def __init__(self, *, kv_bytes_per_token: int, link: LinkView) -> None:
         """`link`: assumed between any two workers until handoffs show the bandwidth."""
         self._kv_bytes_per_token = kv_bytes_per_token
         self._rates = TransferRates(link)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from router.placement.step_time import NO_DRAFTS, PRIOR, Drafting, StepTime, StepTimeFit, StepWork
-from router.placement.view import Link, WorkerId
+from router.placement.view import LinkView, WorkerId
 
 _FADING: Final = 0.9
 """Weight of a handoff relative to the next one."""
@@ -32,11 +32,11 @@ class _Rate:
 class TransferRates:
     """Links with measured bandwidth. Every method costs O(1), except `forget`: O(links)."""
 
-    def __init__(self, prior: Link) -> None:
+    def __init__(self, prior: LinkView) -> None:
         """`prior`: assumed before anything is measured; its latency is kept."""
         self.link = prior
         """The link of pairs without measured handoffs."""
-        self.links: dict[tuple[WorkerId, WorkerId], Link] = {}
+        self.links: dict[tuple[WorkerId, WorkerId], LinkView] = {}
         self._prior = prior
         self._all = _Rate()
         self._rates: dict[tuple[WorkerId, WorkerId], _Rate] = {}

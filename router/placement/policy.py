@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from router.placement.sources import Source
+from router.placement.sources import KVSource
 from router.placement.view import ClusterView, RequestView, WorkerId, WorkerView
 
 
@@ -20,7 +20,7 @@ class QuarantinedPages(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ConsideredPair:
     """A pair of workers that was considered, with its predictions."""
 
     prefill_worker: WorkerId
@@ -31,7 +31,7 @@ class Candidate:
     """Expected number of requests that miss a target because of this choice, this request included."""
     cost: float
     """The cost that the policy minimizes: `expected_misses`, plus a small cost of delays."""
-    source: Source | None = None
+    source: KVSource | None = None
     """Whose cached KV the prefill worker gets first; None: it gets none."""
 
 
@@ -40,7 +40,7 @@ class Why:
     """The reason for a placement, for users and logs."""
 
     policy: str
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[ConsideredPair, ...] = ()
     """Candidates with predictions, best first; none if the policy makes no predictions."""
     exception: str = ""
     """Why the request does not run on the best candidate."""
@@ -71,7 +71,7 @@ class Placement:
     prefill_worker: WorkerId
     decode_worker: WorkerId
     why: Why
-    source: Source | None = None
+    source: KVSource | None = None
     """Whose cached KV the prefill worker gets first; None: it gets none."""
 
     @property
@@ -80,7 +80,7 @@ class Placement:
         return self.prefill_worker == self.decode_worker
 
 
-class Handoffs(Enum):
+class HandoffRule(Enum):
     """Between which workers a policy lets KV move."""
 
     NEVER = auto()
@@ -93,7 +93,7 @@ class Handoffs(Enum):
 class PlacementPolicy(ABC):
     """Chooses the workers of every request; one for each `--mode`."""
 
-    handoffs: Handoffs
+    handoffs: HandoffRule
     predicts = False
     """Whether it uses the step times, link rates and demand in its view."""
 

@@ -8,7 +8,7 @@ from router.placement.view import ClusterView, Health, RequestView, WorkerId, Wo
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KVSource:
     """Cached KV that moves to the worker that computes the rest of the prompt."""
 
     worker: WorkerId
@@ -47,7 +47,7 @@ class Ways:
     promote_s: float
     tier_s: float
     """Seconds to recompute the tokens on tiers."""
-    source: Source | None
+    source: KVSource | None
     """The best other worker, also one that is slower than computing."""
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ def ways(request: RequestView, view: ClusterView, worker: WorkerView, prefill_ra
 
 def best_source(
     request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float
-) -> Source | None:
+) -> KVSource | None:
     """The source with which `worker` has the prompt soonest; None if it is to compute all that it lacks.
 
     `prefill_rate`: prompt tokens that it computes a second. O(workers).
@@ -95,7 +95,7 @@ def best_source(
 
 def _nearest(
     request: RequestView, view: ClusterView, worker: WorkerView, prefill_rate: float
-) -> Source | None:
+) -> KVSource | None:
     if not worker.shares_prefixes or not request.stored:
         return None
     own, best = request.cached_on(worker), None
@@ -110,7 +110,7 @@ def _nearest(
             continue
         pull_s = view.link_between(other.id, worker.id).seconds(fresh * view.kv_bytes_per_token)
         pull_s += view.promotion_s(other.id, min(request.on_tiers.get(other.id, 0), fresh))
-        source = Source(other.id, tokens, fresh, pull_s, fresh / prefill_rate)
+        source = KVSource(other.id, tokens, fresh, pull_s, fresh / prefill_rate)
         if best is None or source.saved_s > best.saved_s:
             best = source
     return best

@@ -117,7 +117,7 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkView:
     bytes_per_s: float
     latency_s: float
     """Time of a handoff of no bytes: messages, polls, digests."""
@@ -140,7 +140,7 @@ class Demand:
     output_tokens: float = 1.0
 
 
-INSTANT: Final = Link(math.inf, 0.0)
+INSTANT: Final = LinkView(math.inf, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,18 +150,18 @@ class ClusterView:
     workers: tuple[WorkerView, ...]
     demand: Demand = Demand()
     kv_bytes_per_token: int
-    link: Link
+    link: LinkView
     """The link between any two workers that are not in `links`."""
-    links: Mapping[tuple[WorkerId, WorkerId], Link] = field(default_factory=dict)
-    tier: Link = INSTANT
+    links: Mapping[tuple[WorkerId, WorkerId], LinkView] = field(default_factory=dict)
+    tier: LinkView = INSTANT
     """Between the tiers and the pool of a worker that is not in `tiers`."""
-    tiers: Mapping[WorkerId, Link] = field(default_factory=dict)
+    tiers: Mapping[WorkerId, LinkView] = field(default_factory=dict)
 
     def promotion_s(self, worker: WorkerId, tokens: int) -> float:
         """Seconds until KV of this many tokens has come up from the worker's tiers."""
         return self.tiers.get(worker, self.tier).seconds(tokens * self.kv_bytes_per_token) if tokens else 0.0
 
-    def link_between(self, source: WorkerId, destination: WorkerId) -> Link:
+    def link_between(self, source: WorkerId, destination: WorkerId) -> LinkView:
         if source == destination:
             return INSTANT
         return self.links.get((source, destination), self.link)

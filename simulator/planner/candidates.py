@@ -13,7 +13,7 @@ from router.config.choices import Mode
 from router.placement import Targets
 from simulator.deployment import TUNED_STEP_SHARE, Deployment
 from simulator.planner.costs import Basis, WorkerCosts, costs_of
-from simulator.planner.hardware import Gpu
+from simulator.planner.hardware import GpuModel
 
 _MIXED_CHUNK: Final = 16_384
 _LARGE_PREFILL_CHUNK: Final = 8192
@@ -73,7 +73,7 @@ class Candidate:
 
 
 def candidates(
-    model: ModelSpec, gpu: Gpu, gpus: int, targets: Targets, longest: int, *, radix_cache: bool
+    model: ModelSpec, gpu: GpuModel, gpus: int, targets: Targets, longest: int, *, radix_cache: bool
 ) -> list[Candidate]:
     """All candidates, ordered by tensor parallelism, mode and split.
 

@@ -21,7 +21,7 @@ from simulator.planner.advice import Advice, advise, ranked
 from simulator.planner.candidates import Candidate, DoesNotFit, candidates
 from simulator.planner.costs import Basis
 from simulator.planner.hardware import GPUS
-from simulator.planner.load import Load, drawn, of_trace
+from simulator.planner.load import LoadDraws, drawn, of_trace
 from simulator.planner.model_shape import SHAPES, UnknownModel, shape_of
 from simulator.planner.prediction import Prediction, predictions
 from simulator.traffic import mooncake
@@ -96,7 +96,7 @@ def _model(options: argparse.Namespace) -> ModelSpec:
         raise _WrongUse(f"--model {options.model}: {error}") from error
 
 
-def _load(options: argparse.Namespace) -> Load:
+def _load(options: argparse.Namespace) -> LoadDraws:
     asked = {"--prompt-tokens": options.prompt_tokens, "--output-tokens": options.output_tokens}
     asked["--rate"] = options.rate
     if options.trace is not None:
@@ -123,7 +123,7 @@ def _load(options: argparse.Namespace) -> Load:
     )
 
 
-def _trace(options: argparse.Namespace) -> Load:
+def _trace(options: argparse.Namespace) -> LoadDraws:
     if options.speed <= 0:
         raise _WrongUse(f"--speed {options.speed:g}: use a factor above 0")
     try:
@@ -133,7 +133,7 @@ def _trace(options: argparse.Namespace) -> Load:
 
 
 def _candidates(
-    options: argparse.Namespace, model: ModelSpec, targets: Targets, load: Load
+    options: argparse.Namespace, model: ModelSpec, targets: Targets, load: LoadDraws
 ) -> list[Candidate]:
     if options.gpus < 1:
         raise _WrongUse(f"--gpus {options.gpus}: use 1 or more")
@@ -150,7 +150,7 @@ def _candidates(
         raise _WrongUse(f"--gpus {options.gpus} --gpu {options.gpu}: {error}") from error
 
 
-def _predict(found: Sequence[Candidate], load: Load, targets: Targets) -> list[Prediction]:
+def _predict(found: Sequence[Candidate], load: LoadDraws, targets: Targets) -> list[Prediction]:
     console = Console(stderr=True)
     bars = Progress(
         TextColumn("simulating {task.description}"),
@@ -187,7 +187,9 @@ class _Lines:
             print(f"{self.what}: {tenths * 10}%", file=sys.stderr, flush=True)
 
 
-def _title(options: argparse.Namespace, load: Load, targets: Targets, predicted: Sequence[Prediction]) -> str:
+def _title(
+    options: argparse.Namespace, load: LoadDraws, targets: Targets, predicted: Sequence[Prediction]
+) -> str:
     if options.trace is not None:
         arrivals = f"{options.trace.name}, {load.rate:.2f} requests/s"
     else:

@@ -21,7 +21,7 @@ from engine.model_config.parts.layer_options import Norms
 from engine.model_config.quantization import MXFP4_BLOCK, WeightFormat
 from router.placement import Reach
 from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, H200_8B_MXFP4, DeviceCosts
-from simulator.planner.hardware import H200, Gpu
+from simulator.planner.hardware import H200, GpuModel
 from simulator.simulation import NVLINK, LinkCosts
 
 LLAMA_8B: Final = ModelSpec(
@@ -88,7 +88,7 @@ class WorkerCosts:
     basis: Basis
 
 
-def costs_of(model: ModelSpec, gpu: Gpu, ranks: int) -> WorkerCosts:
+def costs_of(model: ModelSpec, gpu: GpuModel, ranks: int) -> WorkerCosts:
     """Costs of a worker with this many tensor-parallel ranks."""
     measured = (
         ranks == 1
@@ -136,7 +136,7 @@ def weight_bytes(model: ModelSpec) -> float:
     return model.weight_bytes(_BYTES)
 
 
-def _scaled(model: ModelSpec, gpu: Gpu, ranks: int, kv_bytes: float) -> DeviceCosts:
+def _scaled(model: ModelSpec, gpu: GpuModel, ranks: int, kv_bytes: float) -> DeviceCosts:
     """`kv_bytes`: bytes of KV per token, on one rank."""
     arithmetic = (
         (len(model.attention_layers) * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
@@ -170,7 +170,7 @@ def _further_kernels(model: ModelSpec) -> float:
     return _KERNEL_S * norms + _ROUTING_S * routed
 
 
-def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
+def _all_reduces(model: ModelSpec, gpu: GpuModel, ranks: int, rows: int) -> float:
     """Seconds of the all-reduces of a step: two per layer."""
     if ranks == 1:
         return 0.0
@@ -178,7 +178,7 @@ def _all_reduces(model: ModelSpec, gpu: Gpu, ranks: int, rows: int) -> float:
     return 2 * model.num_layers * (_ALL_REDUCE_S + moved / gpu.link_bytes_per_s)
 
 
-def _matrices(model: ModelSpec, gpu: Gpu, ranks: int) -> Iterator[tuple[int, float]]:
+def _matrices(model: ModelSpec, gpu: GpuModel, ranks: int) -> Iterator[tuple[int, float]]:
     """Rows of a step, and seconds of its matrix products.
 
     Every matrix follows the measured curve of its format. An expert is a matrix with its share of the rows,

@@ -7,7 +7,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuModel:
     name: str
     flops: float
     """Dense bfloat16 operations per second."""
@@ -18,16 +18,16 @@ class Gpu:
     """Bandwidth to another GPU of the host, in one direction: NVLink, or else PCIe."""
 
 
-H200: Final = Gpu("h200", 989e12, 4.8e12, 141e9, 450e9)
+H200: Final = GpuModel("h200", 989e12, 4.8e12, 141e9, 450e9)
 
 GPUS: Final = {
     gpu.name: gpu
     for gpu in (
         H200,
-        Gpu("b200", 2250e12, 7.7e12, 180e9, 900e9),
-        Gpu("h100", 989e12, 3.35e12, 80e9, 450e9),
-        Gpu("a100", 312e12, 2.04e12, 80e9, 300e9),
-        Gpu("l40s", 362e12, 0.864e12, 48e9, 32e9),
-        Gpu("l4", 121e12, 0.3e12, 24e9, 32e9),
+        GpuModel("b200", 2250e12, 7.7e12, 180e9, 900e9),
+        GpuModel("h100", 989e12, 3.35e12, 80e9, 450e9),
+        GpuModel("a100", 312e12, 2.04e12, 80e9, 300e9),
+        GpuModel("l40s", 362e12, 0.864e12, 48e9, 32e9),
+        GpuModel("l4", 121e12, 0.3e12, 24e9, 32e9),
     )
 }

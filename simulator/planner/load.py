@@ -13,7 +13,7 @@ _SCREENED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadDraws:
     """Draws of one load; requests that arrive before `since` are served, but not counted."""
 
     draws: tuple[tuple[Arrival, ...], ...]
@@ -37,27 +37,27 @@ class Load:
     def requests(self) -> int:
         return sum(len(draw) for draw in self.draws)
 
-    def shortened(self) -> Load:
+    def shortened(self) -> LoadDraws:
         """The first part of the first draw."""
         until = self.since + _SCREENED * (self.until - self.since)
         first = tuple(a for a in self.draws[0] if a.at <= until)
         counted = any(a.at >= self.since for a in first)
-        return Load((first,), self.since, until, self.shares_prefixes) if counted else self
+        return LoadDraws((first,), self.since, until, self.shares_prefixes) if counted else self
 
 
 def drawn(
     inputs: Lengths, outputs: Lengths, rate: float, *, seconds: float, warm_up: float, seeds: Sequence[int]
-) -> Load:
+) -> LoadDraws:
     """Poisson arrivals of `seconds` after those of a warm-up at the same rate."""
     total = warm_up + seconds
     draws = tuple(
         tuple(a for a in poisson(rate, 1.2 * total + 30 / rate, inputs, outputs, seed) if a.at <= total)
         for seed in seeds
     )
-    return Load(draws, warm_up, total)
+    return LoadDraws(draws, warm_up, total)
 
 
-def of_trace(arrivals: Sequence[Arrival]) -> Load:
+def of_trace(arrivals: Sequence[Arrival]) -> LoadDraws:
     """All requests of a trace, which begins at its first one. Raises ValueError for fewer than two."""
     if len(arrivals) < 2:
         raise ValueError("a trace needs two requests at least")
@@ -65,4 +65,4 @@ def of_trace(arrivals: Sequence[Arrival]) -> Load:
     if last <= first:
         raise ValueError("all requests of the trace arrive at the same time")
     moved = tuple(Arrival(a.at - first, a.prompt_tokens, a.max_tokens, a.blocks) for a in arrivals)
-    return Load((moved,), 0.0, last - first, any(a.blocks for a in arrivals))
+    return LoadDraws((moved,), 0.0, last - first, any(a.blocks for a in arrivals))

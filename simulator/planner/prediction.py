@@ -10,9 +10,9 @@ from typing import Final
 from router.config.choices import Mode
 from router.placement import Targets
 from simulator.objective import Objective
-from simulator.outcome import Outcome
+from simulator.outcome import SimulatedOutcome
 from simulator.planner.candidates import Candidate
-from simulator.planner.load import Load
+from simulator.planner.load import LoadDraws
 from simulator.traffic import last_deadline
 
 _FINALISTS: Final = 6
@@ -39,7 +39,7 @@ class Prediction:
 
 def predictions(
     candidates: Sequence[Candidate],
-    load: Load,
+    load: LoadDraws,
     targets: Targets,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Prediction]:
@@ -65,8 +65,8 @@ def predictions(
     return results
 
 
-def predict(candidate: Candidate, load: Load, targets: Targets, *, is_full: bool) -> Prediction:
-    outcomes: list[Outcome] = []
+def predict(candidate: Candidate, load: LoadDraws, targets: Targets, *, is_full: bool) -> Prediction:
+    outcomes: list[SimulatedOutcome] = []
     for arrivals in load.draws:
         simulation = candidate.deployment.simulation()
         outcomes += simulation.run(arrivals, until=last_deadline(arrivals, targets))

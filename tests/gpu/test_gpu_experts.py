@@ -97,13 +97,13 @@ def test_rows_are_multiplied_with_the_matrix_of_their_expert(tokens: int, depth:
 
 @pytest.mark.parametrize("tokens", [1, 17, 600])
 def test_a_packed_router_scores_16_bit_weights_as_32_bit_ones(tokens: int) -> None:
-    from engine.modeling.layers.experts import LiveRows, Router
+    from engine.modeling.layers.experts import ExpertRouter, LiveRows
     from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
 
     torch.set_default_device(CUDA)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        router = Router(2048, SPECS[1], FlashInferOps(), LiveRows())
+        router = ExpertRouter(2048, SPECS[1], FlashInferOps(), LiveRows())
     finally:
         torch.set_default_device("cpu")
         torch.set_default_dtype(torch.float32)
@@ -117,7 +117,7 @@ def test_a_packed_router_scores_16_bit_weights_as_32_bit_ones(tokens: int) -> No
 
 
 def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
-    from engine.modeling.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
+    from engine.modeling.layers.experts import ExpertMLP, ExpertRouter, ExpertStack, LiveRows
     from engine.modeling.layers.linear.linear_layer import PLAIN
     from engine.modeling.layers.ops.flashinfer_ops import FlashInferOps
     from engine.parallel.communicator import SINGLE_RANK
@@ -126,7 +126,7 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
     torch.set_default_dtype(torch.bfloat16)
     try:
         ops, live, spec = FlashInferOps(), LiveRows(), SPECS[1]
-        router = Router(256, spec, ops, live)
+        router = ExpertRouter(256, spec, ops, live)
         stacks = ExpertStack(spec, 256, 256, PLAIN), ExpertStack(spec, 128, 256, PLAIN)
         layer = ExpertMLP(router, *stacks, None, None, Activation.SILU, ops, SINGLE_RANK)
     finally:

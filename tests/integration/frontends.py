@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from router.api.access import Access, ApiKeys
 from router.api.generation.generation import Generation
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
@@ -171,7 +171,7 @@ def _prompt_logprobs(tokens: Sequence[int], count: int) -> sampling_pb2.PromptLo
 @dataclass
 class Frontends:
     dispatcher: ScriptedDispatcher
-    models: Models
+    models: ServedModels
     http: HttpServer
     grpc: GrpcFrontend
     scheme: str = "http"
@@ -222,7 +222,7 @@ async def open_frontends(
         vocab_size=49152,
         eos_token_ids=(2,),
     )
-    models = Models([Generation(model, tokenizer, dispatcher, limits)])
+    models = ServedModels([Generation(model, tokenizer, dispatcher, limits)])
     registry = CollectorRegistry()
     Counter("baton_example", "An example", registry=registry)
     access = Access(keys, tls, metrics_keys, tuple(cors_origins))

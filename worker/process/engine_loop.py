@@ -141,9 +141,9 @@ class EngineLoop:
                 self._step(began)
             else:
                 self._settled = False  # a message arrived; others may, before the step is planned
-                self._engine.tend()  # if it is a request, KV that it has on a tier comes up meanwhile
+                self._engine.poll_tiers()  # if it is a request, KV that it has on a tier comes up meanwhile
         else:
-            self._engine.tend()
+            self._engine.poll_tiers()
             self._batch_log.rest()
             if self._handler.idle and not self._pages_checked:
                 # When idle, every page must be free or cached; abort rather than risk corrupt KV.

@@ -23,7 +23,7 @@ from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import tune_gc
 from common.kv_groups import window_shares
-from common.metric_export import Source, exported
+from common.metric_export import MetricSource, exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
@@ -240,7 +240,7 @@ class WorkerHost:
             "worker": config.worker_id,
             "model_name": config.model,
         }
-        return exported([Source(self._parts.metrics.registry, labels)], config.metric_names)
+        return exported([MetricSource(self._parts.metrics.registry, labels)], config.metric_names)
 
     def _batch_log(self) -> BatchLog:
         engine = self.config.engine

@@ -6,7 +6,7 @@ import logging
 
 from rpc.baton.v1 import worker_pb2
 from worker.session.jobs import Job, Jobs
-from worker.session.metrics import Outcome, WorkerMetrics
+from worker.session.metrics import RequestOutcome, WorkerMetrics
 from worker.session.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ class Answers:
         self.outbox = outbox
         self.metrics = metrics
 
-    def end(self, job: Job, outcome: Outcome) -> None:
+    def end(self, job: Job, outcome: RequestOutcome) -> None:
         """Count the end of a job and remove it. Called once per job; no events follow."""
         self.jobs.take(job.id)
         self.metrics.ended(outcome)
@@ -28,11 +28,11 @@ class Answers:
     def fail(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """Fail a job whose resources are released or being released."""
         log.info("request %s failed: %s", job.label, message)
-        self.end(job, Outcome.FAILED)
+        self.end(job, RequestOutcome.FAILED)
         self.outbox.failed(job.session, job.id, code, message)
 
     def refuse(self, job: Job, code: worker_pb2.FailureCode, message: str) -> None:
         """Fail a job that was not accepted."""
         log.info("request %s refused: %s", job.label, message)
-        self.metrics.ended(Outcome.REFUSED)
+        self.metrics.ended(RequestOutcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)

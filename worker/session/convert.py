@@ -15,7 +15,7 @@ from engine.core.events import StepMeasured
 from engine.core.output import Output
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv.manager.page_audit import GroupPages
 from engine.kv.tiers.stats import Tier, TierStats
@@ -70,7 +70,7 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
 def _grammar_from_proto(message: sampling_pb2.Grammar) -> Grammar:
     kind = _GRAMMAR_KINDS.get(message.kind)
     if kind is None:
-        raise InvalidRequest(f"this worker knows no kind of grammar {message.kind}")
+        raise UnservableRequest(f"this worker knows no kind of grammar {message.kind}")
     return Grammar(kind, message.text)
 
 

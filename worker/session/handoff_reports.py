@@ -10,7 +10,7 @@ from rpc.baton.v1 import worker_pb2
 from worker.session.answers import Answers
 from worker.session.convert import ticket_to_proto
 from worker.session.jobs import Job
-from worker.session.metrics import Outcome
+from worker.session.metrics import RequestOutcome
 
 
 class HandoffReports:
@@ -39,7 +39,7 @@ class HandoffReports:
     ) -> None:
         self._metrics.transfer_bytes.inc(num_bytes)
         if (job := self.job(request_id)) is not None:
-            self._answers.end(job, Outcome.HANDED_OFF)
+            self._answers.end(job, RequestOutcome.HANDED_OFF)
             self._outbox.handed_off(job, num_bytes, chunks, pushes)
 
     def not_sent(self, request_id: RequestId, reason: str) -> None:

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from engine.core.events import StepOutput
 from engine.grammar.compiler import GrammarCompiler
-from engine.kernels.compilations import Compilations, Phase
+from engine.kernels.compilations import CompilationPhase, Compilations
 from engine.loop.pauses.causes import Cause
 from engine.loop.pauses.slow_steps import SlowStep
 from rpc.baton.v1 import worker_pb2
@@ -23,7 +23,7 @@ _TOKEN_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 1638
 _BATCH_BUCKETS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     """How a request ended on a worker."""
 
     FINISHED = "finished"
@@ -42,7 +42,7 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         requests = self._counter("baton_worker_requests", "Requests that ended on this worker", "outcome")
-        self._requests = {outcome: requests.labels(outcome.value) for outcome in Outcome}
+        self._requests = {outcome: requests.labels(outcome.value) for outcome in RequestOutcome}
         self.ready = self._gauge("baton_worker_ready", "1 while the engine runs")
         self._step_seconds = self._histogram(
             "baton_step_seconds", "Duration of an engine step", _STEP_BUCKETS
@@ -95,7 +95,7 @@ class WorkerMetrics:
         """A prefix was asked for from another worker's cache."""
         self._pulls.labels(outcome).inc()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: RequestOutcome) -> None:
         self._requests[outcome].inc()
 
     def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int) -> None:
@@ -154,7 +154,7 @@ class _CompilationsCollector(Collector):
                 self._compilations.loaded,
             ),
         ):
-            values = {phase.value: counts[phase] for phase in Phase}
+            values = {phase.value: counts[phase] for phase in CompilationPhase}
             yield _labelled(CounterMetricFamily, name, text, "when", values)
 
 

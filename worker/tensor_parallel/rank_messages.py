@@ -26,7 +26,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DoneAnswer:
     """Rank: `Done`."""
 
     id: int
@@ -37,7 +37,7 @@ class Answer:
     found: tuple[File, ...]
 
     @classmethod
-    def of(cls, done: Done) -> Answer:
+    def of(cls, done: Done) -> DoneAnswer:
         lacking = tuple(place for place, digest in enumerate(done.digests) if digest is None)
         digests = tuple(digest or 0 for digest in done.digests)
         return cls(done.id, digests, lacking, int(done.late), tuple(File(*file) for file in done.found))
@@ -51,10 +51,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRank:
     """From rank 0: write the files that are queued, and close."""
 
 
-Message: TypeAlias = Opened | Answer | Stop | Demote | Promote | Save | Load | Remove | Forget
-KINDS: Final[tuple[type[Message], ...]] = (Opened, Answer, Stop, Demote, Promote, Save, Load, Remove, Forget)
+Message: TypeAlias = Opened | DoneAnswer | StopRank | Demote | Promote | Save | Load | Remove | Forget
+KINDS: Final[tuple[type[Message], ...]] = (
+    Opened,
+    DoneAnswer,
+    StopRank,
+    Demote,
+    Promote,
+    Save,
+    Load,
+    Remove,
+    Forget,
+)
 RankSocket: TypeAlias = MessageSocket[Message]

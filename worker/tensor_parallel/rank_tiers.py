@@ -21,7 +21,7 @@ from engine.kv.tiers.jobs import FOUND, Copier, Done, Forget, Job, Load, Remove,
 from kv_transfer.errors import BadMessage
 from worker.config import WorkerConfig
 from worker.kv_copies import Copies, TierError, open_copies
-from worker.tensor_parallel.rank_messages import KINDS, Answer, File, Opened, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, DoneAnswer, File, Opened, RankSocket, StopRank
 from worker.tensor_parallel.rank_sockets import RankListener, join_rank_0
 
 _PATIENCE_S: Final = 60.0
@@ -83,7 +83,7 @@ def serve_tiers(config: WorkerConfig, runner: ModelRunner) -> threading.Thread:
     def report() -> None:
         with suppress(OSError):  # rank 0 has ended: so does this rank
             for done in copies.copier.poll():
-                link.send(Answer.of(done))
+                link.send(DoneAnswer.of(done))
 
     try:
         copies = open_copies(
@@ -140,7 +140,7 @@ class RankedCopier:
     def stop(self) -> None:
         for link in self._links:
             with suppress(OSError):
-                link.send(Stop())
+                link.send(StopRank())
         self._own.stop()
         for reader in self._readers:
             reader.join(_PATIENCE_S)
@@ -197,7 +197,7 @@ class RankedCopier:
 
     def _read(self, rank: int, link: RankSocket) -> None:
         with suppress(BadMessage, OSError):
-            while isinstance(answer := link.receive(), Answer):
+            while isinstance(answer := link.receive(), DoneAnswer):
                 self._arrived.append((rank, answer.done()))
                 self._wake()
 
@@ -214,7 +214,7 @@ def _join(digests: Sequence[int | None]) -> int | None:
 
 def _serve(link: RankSocket, copies: Copies) -> None:
     with suppress(BadMessage, OSError):
-        while (job := link.receive()) is not None and not isinstance(job, (Stop, Opened, Answer)):
+        while (job := link.receive()) is not None and not isinstance(job, (StopRank, Opened, DoneAnswer)):
             copies.copier.submit(job)
     copies.copier.stop()
     link.close()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from common.garbage_collection import freeze_gc
 from router.api.generation.generation import Generation
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.http.server import HttpConfig, HttpServer
@@ -73,7 +73,7 @@ async def _route(folder: Path, vocab_size: int, workers: Sequence[str], port: in
             ClusterDispatcher(config, registry, metrics),
         )
         http = HttpServer(
-            Models([generation]), HttpConfig(port=port, shared=True), metrics=CollectorRegistry()
+            ServedModels([generation]), HttpConfig(port=port, shared=True), metrics=CollectorRegistry()
         )
         await http.start()
         freeze_gc()

@@ -13,7 +13,7 @@ from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.batch.block_tables import BlockTables, starts_of
 from engine.core.batch.step_inputs import Ints, StepInputs
 from engine.core.batch.verified_rows import VerifiedRows
-from engine.core.largest_step import Span
+from engine.core.largest_step import TokenSpan
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.device.small_copies import copy, to_device
@@ -327,7 +327,7 @@ def padded_rows(count: int) -> int:
 
 
 def scratch_batch(
-    spans: Sequence[Span],
+    spans: Sequence[TokenSpan],
     scratch_page: int,
     page_size: int,
     device: torch.device,

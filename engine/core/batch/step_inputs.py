@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.core.plan import Chunk, StepPlan
-from engine.core.request_state import NO_SLOT, Save
+from engine.core.request_state import NO_SLOT, CheckpointSave
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -170,7 +170,7 @@ def states_of(chunk: Chunk) -> list[tuple[int, ...]]:
     state, following = chunk.request.state, len(chunk.draft)
     if state is None:
         return [()] * (1 + following)
-    save = state.saved_by(chunk.start, chunk.end) or Save(chunk.start, NO_SLOT)
+    save = state.saved_by(chunk.start, chunk.end) or CheckpointSave(chunk.start, NO_SLOT)
     slots = state.read_by(chunk.start), state.slot
     first = (*slots, save.slot, save.position - chunk.start, 1 + following)
     return [first, *[(*slots, NO_SLOT, 0, 0)] * following]

@@ -27,7 +27,7 @@ _MANY_BLOCKS: Final = 128
 """From here on one launch sums the counts of the blocks before each, in place of every block by itself."""
 
 
-class Routing(NamedTuple):
+class ExpertRouting(NamedTuple):
     """T tokens, k experts for each, P = T * k pairs, E experts."""
 
     weights: torch.Tensor
@@ -51,7 +51,7 @@ def route_tokens(
     sigmoid: bool,
     normalized: bool,
     scale: float,
-) -> Routing:
+) -> ExpertRouting:
     """Route the first `live` [1] rows of `logits` [T, E] float32; of equal scores the first expert's wins.
 
     `bias` [E] float32 is added to scores where experts are chosen. `choice` [T, E] float32 replaces these
@@ -71,7 +71,7 @@ def route_tokens(
     places = ints((num_tokens, per_token))
     starts = ints(num_experts + 1)
     if not num_tokens:
-        return Routing(weights, order, starts.zero_(), places)
+        return ExpertRouting(weights, order, starts.zero_(), places)
     use_pdl = supports_pdl(logits.device)
     _choose[(blocks,)](
         logits,
@@ -118,7 +118,7 @@ def route_tokens(
         num_warps=4,
         launch_pdl=use_pdl,
     )
-    return Routing(weights, order, starts, places)
+    return ExpertRouting(weights, order, starts, places)
 
 
 def _summed(counts: torch.Tensor) -> torch.Tensor:

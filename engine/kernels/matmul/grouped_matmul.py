@@ -12,10 +12,10 @@ import triton.language as tl
 from engine.kernels.matmul.expert_tiles import SWIZZLE, place_of, row_tiles, rows_of
 
 BLOCK: Final = 128
-"""Features of a row, and rows and columns of a weight, that share a scale in `Scaling.BLOCKS`."""
+"""Features of a row, and rows and columns of a weight, that share a scale in `ProductScaling.BLOCKS`."""
 
 
-class Scaling(IntEnum):
+class ProductScaling(IntEnum):
     """What the products of 8-bit values are multiplied with."""
 
     NONE = 0
@@ -41,7 +41,7 @@ def grouped_matmul(
     starts: torch.Tensor | None = None,
     order: torch.Tensor | None = None,
     per_token: int = 1,
-    scaling: Scaling = Scaling.NONE,
+    scaling: ProductScaling = ProductScaling.NONE,
     x_scale: torch.Tensor | None = None,
     weight_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:

@@ -19,7 +19,7 @@ from engine.kv.cache.page_needs import PageNeeds
 from engine.kv.cache.pages import PagePool, PageState
 from engine.kv.cache.radix import WHATEVER_IS_THERE, Insertion, RadixCache
 from engine.kv.cache.radix_node import RadixNode
-from engine.kv.manager.lacking import Lacking
+from engine.kv.manager.missing_pages import MissingPages
 from engine.kv.manager.prefix_holds import Hold, PrefixHolds
 from engine.kv.manager.reservations import Reservation
 from engine.kv.manager.state_slots import StateSlots
@@ -94,7 +94,7 @@ class ArrivingPrefixes:
     def slots(self) -> list[int]:
         return [prefix.slot for prefix in self._live if prefix.slot != NO_SLOT]
 
-    def begin(self, request: Request, what: Lacking, position: int, owner: int) -> ArrivingPrefix | None:
+    def begin(self, request: Request, what: MissingPages, position: int, owner: int) -> ArrivingPrefix | None:
         """Set pages aside for what is lacking of a request's prefix; None if there are too few.
 
         `position`: where the request is to continue. `owner`: of the pages until they have arrived.
@@ -205,7 +205,7 @@ class ArrivingPrefixes:
         if (hold := self._kept.pop(request.id, None)) is not None:
             self._holds.release(hold)
 
-    def let_all_go(self) -> bool:
+    def unlock_arrived(self) -> bool:
         """A request lacks pages: release what has arrived for others. False: there is none."""
         kept, self._kept = self._kept, {}
         for hold in kept.values():

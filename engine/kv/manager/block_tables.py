@@ -17,7 +17,7 @@ from engine.kv.cache.radix_node import RadixNode
 from engine.kv.cache.window_pages import WindowPages
 
 
-class BlockTables:
+class BlockTableAllocator:
     def __init__(
         self,
         needs: PageNeeds,

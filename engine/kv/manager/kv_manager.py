@@ -23,7 +23,7 @@ from engine.kv.cache.radix_node import RadixNode, shared_part
 from engine.kv.cache.retention import Retentions
 from engine.kv.cache.sidecars import Sidecars
 from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
-from engine.kv.manager.block_tables import BlockTables
+from engine.kv.manager.block_tables import BlockTableAllocator
 from engine.kv.manager.page_audit import check_pages
 from engine.kv.manager.page_supply import PageSupply
 from engine.kv.manager.page_tiers import PagesOfSlot, PageTiers
@@ -77,8 +77,8 @@ class KVManager:
         """The deepest node whose pages each request uses, locked against eviction."""
         self.tiers: PageTiers | None = None
         self.sidecars = Sidecars(num_pages, page_size, sidecars)
-        self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.let_all_go())
-        self.tables = BlockTables(self.needs, self.pool, self._windows, self._supply.take_most)
+        self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.unlock_arrived())
+        self.tables = BlockTableAllocator(self.needs, self.pool, self._windows, self._supply.take_most)
         self.scores = PromptScores(self.sidecars, self.needs, self.pool, self.cache)
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
         self.arriving = ArrivingPrefixes(
@@ -318,9 +318,9 @@ class KVManager:
         self._drop_cached_part(reservation.request)  # it reads none of the pages that are kept
         self.reservations.free(reservation, self.arriving.keep_verified(reservation, verified))
 
-    def let_all_go(self) -> bool:
+    def unlock_arrived(self) -> bool:
         """Unlock what has arrived for waiting requests. False: there is none."""
-        return self.arriving.let_all_go()
+        return self.arriving.unlock_arrived()
 
     def contents(self) -> list[CacheChange]:
         """All blocks in the radix cache and on tiers, as changes; empty unless the cache keeps a journal."""

@@ -11,7 +11,7 @@ from engine.errors import PageLeak
 from engine.kv.cache.pages import PageCounts, PagePool, PageState
 from engine.kv.cache.radix import RadixCache
 from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
-from engine.kv.manager.block_tables import BlockTables
+from engine.kv.manager.block_tables import BlockTableAllocator
 from engine.kv.manager.prefix_holds import PrefixHolds
 from engine.kv.manager.reservations import Reservation
 from engine.kv.manager.state_slots import StateSlots
@@ -23,7 +23,7 @@ def check_pages(
     *,
     pool: PagePool,
     cache: RadixCache,
-    tables: BlockTables,
+    tables: BlockTableAllocator,
     arriving: ArrivingPrefixes,
     holds: PrefixHolds,
     states: StateSlots,

@@ -12,14 +12,14 @@ from engine.kv.manager.page_tiers import PageTiers
 
 class PageSupply:
     def __init__(
-        self, pool: PagePool, cache: RadixCache, sidecars: Sidecars, let_all_go: Callable[[], bool]
+        self, pool: PagePool, cache: RadixCache, sidecars: Sidecars, unlock_arrived: Callable[[], bool]
     ) -> None:
-        """`let_all_go`: unlock what has arrived for waiting requests; False: there is none."""
+        """`unlock_arrived`: unlock what has arrived for waiting requests; False: there is none."""
         self.tiers: PageTiers | None = None
         self._pool = pool
         self._cache = cache
         self._sidecars = sidecars
-        self._let_all_go = let_all_go
+        self._unlock_arrived = unlock_arrived
 
     @property
     def num_available(self) -> int:
@@ -30,7 +30,7 @@ class PageSupply:
     def take(self, count: int, owner: int, state: PageState) -> list[int] | None:
         """Pages for `owner`, without sidecars; None if there are too few."""
         if count > self.num_available:
-            self._let_all_go()
+            self._unlock_arrived()
         if count > self.num_available:
             return None
         while (short := count - self._pool.num_free) > 0:

@@ -24,7 +24,7 @@ from engine.kv.cache.pages import PagePool
 from engine.kv.cache.radix import Insertion, Match, RadixCache
 from engine.kv.cache.radix_node import RadixNode
 from engine.kv.manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes, patience_s
-from engine.kv.manager.lacking import Lacking, lacking
+from engine.kv.manager.missing_pages import MissingPages, missing_pages
 from engine.kv.manager.state_slots import StateSlots
 from engine.kv.tiers.jobs import Copier, Job, Promote
 from engine.kv.tiers.stats import Tier
@@ -49,7 +49,7 @@ class TierUse:
     """`KVTiers.version`, blocks cached and blocks that can be continued, when tiers had nothing to add."""
 
 
-class Comes(Enum):
+class PromotionStatus(Enum):
     """What becomes of KV that tiers have of a waiting request."""
 
     NOTHING = auto()
@@ -61,8 +61,8 @@ class Comes(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
-    comes: Comes
+class PromotionEstimate:
+    comes: PromotionStatus
     takes: int
     """Pages that the request takes of those that were available before, all its tokens counted."""
     searched: bool = True
@@ -204,7 +204,7 @@ class PageTiers:
     def expected_tokens(self, request: Request, cached: int) -> int:
         """Tokens on a tier that follow the `cached` ones of a new request. O(tokens)."""
         size = self._cache.page_size
-        found, _ = self._lacking(request)
+        found, _ = self._missing(request)
         end = cached // size if found is None else found.end
         keys = self._keys(request, end)
         kept = kept_places(self._needs.groups, size, end * size, range(end))
@@ -212,7 +212,7 @@ class PageTiers:
         self.tiers.touch(touched + (self._state_keys(request, end) if end else []))
         return end * size - cached
 
-    def prospect(self, request: Request, room: int, now: float) -> Prospect:
+    def prospect(self, request: Request, room: int, now: float) -> PromotionEstimate:
         """What tiers have of a waiting request; orders what is missing, if that fits.
 
         `room`: pages that it could have now. Costs O(1) while KV is under way to it, else O(tokens).
@@ -220,34 +220,34 @@ class PageTiers:
         use = self.use_of(request)
         wait = use.wait
         if wait is not None and wait.holds and now < wait.until and self._still_comes(wait):
-            return Prospect(Comes.SOON, wait.takes, searched=False)
-        found, known = self._lacking(request)
+            return PromotionEstimate(PromotionStatus.SOON, wait.takes, searched=False)
+        found, known = self._missing(request)
         new = self._needs.pages(self._needs.blocks(request.num_tokens) - known.blocks)
         takes = new + self._needs.pages(self._cache.unlocked(known)) - self._set_aside_for(request)
         if wait is not None and now >= wait.until:
             wait.holds = False
             self._arriving.let_go(request)
-            return Prospect(Comes.NOTHING, takes)
+            return PromotionEstimate(PromotionStatus.NOTHING, takes)
         holds, available, first = False, 0, list[PageKey]()
         if found is not None:
             available = max(1, found.end - found.first) * self._cache.page_size
             first = self._first(request, found)
             lacks_room = max(len(found.places), takes) > room
             if lacks_room and not any(map(self.tiers.is_coming, first)):  # else it has its pages already
-                return Prospect(Comes.NO_ROOM, takes)
+                return PromotionEstimate(PromotionStatus.NO_ROOM, takes)
             self._bring(request, found, known.blocks, now)
             holds = any(map(self.tiers.is_coming, first))
         if wait is None:
             if not holds:
-                return Prospect(Comes.NOTHING, takes)
+                return PromotionEstimate(PromotionStatus.NOTHING, takes)
             wait = use.wait = PromotionWait(now + patience_s(available, self._prefill_rate))
         wait.version, wait.holds, wait.first = self.tiers.version, holds, first
         wait.takes = new - self._set_aside_for(request)  # what is cached is locked from now on
-        return Prospect(Comes.SOON if holds else Comes.NOTHING, takes)
+        return PromotionEstimate(PromotionStatus.SOON if holds else PromotionStatus.NOTHING, takes)
 
     # ------------------------------------------------------------------------------ copies
 
-    def tend(self, now: float, *, settled: bool, prefill_rate: float) -> None:
+    def poll_tiers(self, now: float, *, settled: bool, prefill_rate: float) -> None:
         """Take the results of copies, and order others.
 
         `settled`: no step is in flight. `prefill_rate`: prompt tokens that the engine computes a second.
@@ -287,7 +287,7 @@ class PageTiers:
 
     # ------------------------------------------------------------------------------ inside
 
-    def _lacking(self, request: Request) -> tuple[Lacking | None, Match]:
+    def _missing(self, request: Request) -> tuple[MissingPages | None, Match]:
         """What tiers have of the longest prefix of a request, and what of it is cached.
 
         O(tokens); the search on the tiers is left out if it found nothing, and nothing has changed since.
@@ -302,7 +302,7 @@ class PageTiers:
         if use.nothing_at == searched:
             return None, known
         keys = self._keys(request, limit)
-        found = lacking(
+        found = missing_pages(
             self._needs,
             known.pages,
             checkpoints,
@@ -319,7 +319,7 @@ class PageTiers:
         is_same = wait.version == self.tiers.version
         return is_same or (not self.tiers.disk.num_slots and any(map(self.tiers.is_coming, wait.first)))
 
-    def _bring(self, request: Request, found: Lacking, known: int, now: float) -> None:
+    def _bring(self, request: Request, found: MissingPages, known: int, now: float) -> None:
         """Order copies of what is lacking, as far as there is room."""
         stride, wanted = self._needs.stride, self._wanted(request, found)
         ready = self.tiers.ready(wanted)
@@ -329,7 +329,7 @@ class PageTiers:
             self._promote(request, part, keys_of_part, known, found.end, now)
         self.tiers.load(wanted[ready:])  # last, since it may take the place of copies that nothing reads
 
-    def _wanted(self, request: Request, found: Lacking) -> list[PageKey]:
+    def _wanted(self, request: Request, found: MissingPages) -> list[PageKey]:
         """Keys of what is lacking."""
         stride, keys = self._needs.stride, self._keys(request, found.end)
         wanted = [page_key(keys[place // stride], place % stride) for place in found.places]
@@ -340,7 +340,7 @@ class PageTiers:
         arriving = (promotion.prefix for promotion in self._promotions.values())
         return sum(len(prefix.pages) for prefix in arriving if prefix.request is request)
 
-    def _first(self, request: Request, found: Lacking) -> list[PageKey]:
+    def _first(self, request: Request, found: MissingPages) -> list[PageKey]:
         """Keys of the first block that is lacking, or of the state if no block is."""
         stride, places = self._needs.stride, found.places
         if not places:
@@ -349,7 +349,7 @@ class PageTiers:
         return [page_key(key, p % stride) for p in places[:stride] if p // stride == places[0] // stride]
 
     def _promote(
-        self, request: Request, part: Lacking, keys: Sequence[PageKey], known: int, end: int, now: float
+        self, request: Request, part: MissingPages, keys: Sequence[PageKey], known: int, end: int, now: float
     ) -> None:
         """Order the copies of a part of what the request lacks up to block `end`."""
         prefix = self._arriving.begin(request, part, end * self._cache.page_size, request.id)

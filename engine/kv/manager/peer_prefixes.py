@@ -10,7 +10,7 @@ from engine.core.request import Request
 from engine.kv.cache.page_needs import PageNeeds
 from engine.kv.cache.radix import Match, RadixCache
 from engine.kv.manager.arriving_prefixes import ArrivingPrefix, ArrivingPrefixes
-from engine.kv.manager.lacking import Lacking
+from engine.kv.manager.missing_pages import MissingPages
 from engine.kv.manager.prefix_holds import Hold, PrefixHolds
 from engine.kv.manager.state_slots import StateSlots
 
@@ -71,7 +71,7 @@ class PeerPrefixes:
         if first >= end:
             return None
         places = kept_places(needs.groups, size, position, range(first, end))
-        what = Lacking(first, end, places, state=self._states.used)
+        what = MissingPages(first, end, places, state=self._states.used)
         return self._arriving.begin(request, what, position, owner)
 
     def arrived(self, prefix: ArrivingPrefix, num_tokens: int) -> None:

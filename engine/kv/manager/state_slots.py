@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from engine.core.request import Request
-from engine.core.request_state import NO_SLOT, RequestState, Save
+from engine.core.request_state import NO_SLOT, CheckpointSave, RequestState
 from engine.errors import PageLeak
 from engine.kv.cache.pages import PageCounts, PagePool, PageState
 from engine.kv.cache.radix import Match
@@ -141,9 +141,9 @@ class StateSlots:
             return
         slot = self.take(request.id, PageState.HELD, spare=not request.is_retained)
         if slot != NO_SLOT:
-            state.saves.append(Save(position, slot))
+            state.saves.append(CheckpointSave(position, slot))
 
-    def attach(self, request: Request, save: Save, node: RadixNode) -> None:
+    def attach(self, request: Request, save: CheckpointSave, node: RadixNode) -> None:
         """The cache owns a checkpoint of the request from now on, unless it has one of the same tokens."""
         assert request.state is not None
         request.state.saves.remove(save)

@@ -90,7 +90,7 @@ class Done:
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedJobs:
     """What ended jobs mean for the pool."""
 
     freed: list[int] = field(default_factory=list)

@@ -15,7 +15,7 @@ _FILLING: Final = None
 
 
 @dataclass(slots=True)
-class Copy:
+class LevelCopy:
     """The copy of a page on one level."""
 
     slot: int
@@ -44,7 +44,7 @@ class Level:
         self.num_slots = num_slots
         self.lost: list[tuple[PageKey, BlockHash, bool]] = []
         """Pages that have left since the caller last emptied the list; True: because they were revoked."""
-        self._copies: dict[PageKey, Copy] = {}
+        self._copies: dict[PageKey, LevelCopy] = {}
         self._order: OrderedDict[PageKey, None] = OrderedDict()
         """From the least to the most recently used, without those in `_spared`."""
         self._spared: OrderedDict[PageKey, None] = OrderedDict()
@@ -69,7 +69,7 @@ class Level:
     def __iter__(self) -> Iterator[PageKey]:
         return (key for key in self._copies if key in self)
 
-    def get(self, key: PageKey) -> Copy | None:
+    def get(self, key: PageKey) -> LevelCopy | None:
         copy = self._copies.get(key)
         return None if copy is None or copy.digest is _FILLING or copy.revoked else copy
 
@@ -85,7 +85,7 @@ class Level:
         if key in self._copies or not (self._free or self._make_room()):
             return None
         slot = self._free.pop()
-        self._copies[key] = Copy(slot, hash)
+        self._copies[key] = LevelCopy(slot, hash)
         self._order[key] = None
         return slot
 
@@ -101,7 +101,7 @@ class Level:
         """The copy could not be written."""
         self._remove(key)
 
-    def read(self, key: PageKey) -> Copy:
+    def read(self, key: PageKey) -> LevelCopy:
         """The copy, which stays until `release`."""
         copy = self._copies[key]
         copy.readers += 1

@@ -23,9 +23,9 @@ from common.block_hash import BlockHash
 from common.block_key import PageKey, part_of
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.kv.cache.journal import CacheChange
-from engine.kv.tiers.going_down import GoingDown
-from engine.kv.tiers.job_book import JobBook
-from engine.kv.tiers.jobs import FOUND, Demote, Done, Ended, Job, Load, Promote, Remove, Save
+from engine.kv.tiers.copy_ledger import CopyLedger
+from engine.kv.tiers.demotions import Demotions
+from engine.kv.tiers.jobs import FOUND, Demote, Done, EndedJobs, Job, Load, Promote, Remove, Save
 from engine.kv.tiers.level import Level
 from engine.kv.tiers.limits import TierLimits
 from engine.kv.tiers.report import PlaceReport
@@ -61,13 +61,13 @@ class KVTiers:
         """Pages that the cache has, and a tier should have too."""
         self._unsettled: dict[PageKey, None] = {}
         """Pages without a copy that a step in flight may still be writing."""
-        self._pages, self._states = GoingDown(), GoingDown()
+        self._pages, self._states = Demotions(), Demotions()
         self._unsaved: OrderedDict[PageKey, None] = OrderedDict()
         """In host memory without a file, oldest first; empty if there is no tier below."""
         self._promoting: set[PageKey] = set()
         self._from_disk: set[PageKey] = set()
         """In host memory because they were loaded, and not promoted since."""
-        self._jobs = JobBook()
+        self._jobs = CopyLedger()
         self._save_at = 0.0
 
     # ------------------------------------------------------------------------------ the pool
@@ -211,8 +211,8 @@ class KVTiers:
     def take_jobs(self) -> list[Job]:
         return self._jobs.take()
 
-    def ended(self, dones: Iterable[Done], now: float) -> Ended:
-        result = Ended()
+    def ended(self, dones: Iterable[Done], now: float) -> EndedJobs:
+        result = EndedJobs()
         for done in dones:
             if done.id == FOUND:
                 self.version += 1
@@ -272,7 +272,7 @@ class KVTiers:
             self._jobs.order(keys, partial(Demote, pages=pages, slots=slots))
             under_way += 1
 
-    def _next_to_copy(self, down: GoingDown, most: int) -> list[tuple[PageKey, int, int]]:
+    def _next_to_copy(self, down: Demotions, most: int) -> list[tuple[PageKey, int, int]]:
         """Key, page and new slot of cached pages that have no copy."""
         batch: list[tuple[PageKey, int, int]] = []
         while down.fresh and len(batch) < most:
@@ -304,7 +304,7 @@ class KVTiers:
             self._jobs.order((key,), save)
             under_way += 1
 
-    def _demoted(self, job: Demote, keys: Sequence[PageKey], done: Done, result: Ended) -> None:
+    def _demoted(self, job: Demote, keys: Sequence[PageKey], done: Done, result: EndedJobs) -> None:
         for key, page, digest in zip(keys, job.pages, done.digests, strict=True):
             if self._down(key).ended(page):
                 result.freed.append(page)
@@ -384,7 +384,7 @@ class KVTiers:
         if is_page and key in self._wanted and key not in self._pages.copied and key not in self._unsettled:
             self._pages.fresh[key] = None
 
-    def _down(self, key: PageKey) -> GoingDown:
+    def _down(self, key: PageKey) -> Demotions:
         return self._pages if part_of(key) < self._num_groups else self._states
 
     def _review(self, key: PageKey, hash: BlockHash | None = None) -> None:

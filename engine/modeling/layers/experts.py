@@ -28,7 +28,7 @@ class LiveRows:
         self.count.fill_(rows)
 
 
-class Router(Packable):
+class ExpertRouter(Packable):
     """Scores in float32 whatever the model's dtype: a rounded score may choose another expert."""
 
     def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows) -> None:
@@ -51,8 +51,8 @@ class Router(Packable):
         if rounded.is_cuda and self._dtype != torch.float32 and torch.equal(rounded.float(), self.weight):
             self._rounded = rounded
 
-    def unpacked(self) -> Router:
-        return Router(self.weight.shape[1], self._spec, self._ops, self._live)
+    def unpacked(self) -> ExpertRouter:
+        return ExpertRouter(self.weight.shape[1], self._spec, self._ops, self._live)
 
     def packed(self) -> object:
         return dict(self.named_parameters(recurse=False)), self._rounded
@@ -123,7 +123,7 @@ class ExpertMLP(nn.Module):
 
     def __init__(
         self,
-        router: Router,
+        router: ExpertRouter,
         gate_up: ExpertStack,
         down: ExpertStack,
         shared: nn.Module | None,

@@ -17,7 +17,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import QKNorm
 from engine.model_config.quantization import Quantization
-from engine.modeling.layers.experts import ExpertMLP, ExpertStack, LiveRows, Router
+from engine.modeling.layers.experts import ExpertMLP, ExpertRouter, ExpertStack, LiveRows
 from engine.modeling.layers.formats.choose import method_of
 from engine.modeling.layers.linear.linear_layer import PLAIN, Linear, LinearMethod
 from engine.modeling.layers.mlp import GatedMLP, MlpNames
@@ -135,7 +135,7 @@ class Layers:
             )
         first = names.expert(0)
         return ExpertMLP(
-            router=Router(hidden, experts, self.ops, self.live_rows),
+            router=ExpertRouter(hidden, experts, self.ops, self.live_rows),
             gate_up=ExpertStack(experts, hidden, 2 * inner, self._method(first.gate, first.up)),
             down=ExpertStack(
                 experts,

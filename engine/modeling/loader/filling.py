@@ -26,7 +26,7 @@ _Placed: TypeAlias = tuple[str, str, Tensor, Sequence[Place]]
 """A tensor's name in the checkpoint, in the model's table, its value, and where it goes."""
 
 
-class Targets(Protocol):
+class FillTargets(Protocol):
     """Where the tensors of a checkpoint go. Names are those of `CausalLM.weight_table`."""
 
     def take(self, name: str) -> Sequence[Place]:
@@ -58,7 +58,7 @@ class Parameters:
 
 
 @torch.no_grad()
-def fill(model: CausalLM, files: list[Path], targets: Targets, progress: Progress = silent) -> None:
+def fill(model: CausalLM, files: list[Path], targets: FillTargets, progress: Progress = silent) -> None:
     """Copy all tensors of `files` to `targets`. Raises WeightsError if they are not those of the model."""
     unexpected: list[str] = []
     done, total = 0, sum(file.stat().st_size for file in files)
@@ -77,7 +77,7 @@ def fill(model: CausalLM, files: list[Path], targets: Targets, progress: Progres
     _require_all(files, targets, unexpected)
 
 
-def check(model: CausalLM, files: list[Path], targets: Targets) -> None:
+def check(model: CausalLM, files: list[Path], targets: FillTargets) -> None:
     """Raise WeightsError where `fill` would, by names, shapes and dtypes. Reads little of the files."""
     unexpected: list[str] = []
     for name, _, tensor, places in _placed(model, files, targets, unexpected):
@@ -86,7 +86,9 @@ def check(model: CausalLM, files: list[Path], targets: Targets) -> None:
     _require_all(files, targets, unexpected)
 
 
-def _placed(model: CausalLM, files: list[Path], targets: Targets, unexpected: list[str]) -> Iterator[_Placed]:
+def _placed(
+    model: CausalLM, files: list[Path], targets: FillTargets, unexpected: list[str]
+) -> Iterator[_Placed]:
     tensors = read_tensors(files, lambda name: model.reads(model.source_name(name)), model.shard)
     for name, stored in tensors:
         for source, tensor in model.unstacked(model.source_name(name), stored):
@@ -112,7 +114,7 @@ def _copied(placed: Iterable[_Placed], *, on_host: bool) -> Iterator[tuple[str, 
     return in_parallel(fill, placed, threads=None if on_host else _UPLOADING)
 
 
-def _require_all(files: Sequence[Path], targets: Targets, unexpected: list[str]) -> None:
+def _require_all(files: Sequence[Path], targets: FillTargets, unexpected: list[str]) -> None:
     problems = [*_listing("missing", targets.missing), *_listing("unexpected", unexpected)]
     if problems:
         raise WeightsError(

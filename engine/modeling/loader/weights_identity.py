@@ -22,7 +22,7 @@ _SAYS_NOTHING: Final = {"_name_or_path", "transformers_version"}
 """Fields of config.json that differ between copies of one model."""
 
 
-class Checkpoint:
+class FilledCheckpoint:
     """The weights that a model was filled with."""
 
     def __init__(self, folder: Path, load_format: str = "auto", seed: int = 0) -> None:
@@ -52,6 +52,6 @@ def shape_identity(folder: Path, quantization: str | None = None, *, long_angles
 
 if __name__ == "__main__":
     began, on_cpu = time.perf_counter(), time.process_time()
-    digest = Checkpoint(Path(sys.argv[1])).digest()
+    digest = FilledCheckpoint(Path(sys.argv[1])).digest()
     took = f"{time.perf_counter() - began:.2f} s, {time.process_time() - on_cpu:.2f} s of CPU time"
     print(f"{digest} ({took})")

@@ -14,7 +14,7 @@ from engine.core.request import Request
 from engine.core.waits import WaitReason
 from engine.errors import DeadlineUnreachable
 from engine.kv.manager.kv_manager import KVManager
-from engine.kv.manager.page_tiers import Comes
+from engine.kv.manager.page_tiers import PromotionStatus
 from engine.sched.admission.page_forecast import AdmissionForecast, Forecaster
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress
@@ -137,13 +137,13 @@ class Admission:
             if room.left > 0 and not is_offered and room.holds_back(whole):
                 continue
             comes = held_back.decide(request)
-            if comes is Comes.SOON or (comes is Comes.NO_ROOM and passed is not None):
+            if comes is PromotionStatus.SOON or (comes is PromotionStatus.NO_ROOM and passed is not None):
                 passed = WaitReason.PROMOTION
                 if held_back.num_searched > _MOST_SEARCHES:
                     return passed
                 continue
-            if comes is Comes.NO_ROOM and queues.running and not self._preempts:
-                self._kv.let_all_go()
+            if comes is PromotionStatus.NO_ROOM and queues.running and not self._preempts:
+                self._kv.unlock_arrived()
                 return WaitReason.PAGES  # rather than compute what is on a tier
             if room.left <= 0:
                 return WaitReason.BUDGET
@@ -180,7 +180,8 @@ class Admission:
         queues = self._queues
         headroom = partial(forecast.headroom, request)
         if queues.has_slot and (
-            self._kv.admit(request, headroom) or (self._kv.let_all_go() and self._kv.admit(request, headroom))
+            self._kv.admit(request, headroom)
+            or (self._kv.unlock_arrived() and self._kv.admit(request, headroom))
         ):
             return None
         lacking = WaitReason.PAGES if queues.has_slot else WaitReason.SLOTS
@@ -216,21 +217,21 @@ class _HeldBack:
         self._room = kv.num_available
         self.num_searched = 0
         """Requests held back for which the tiers were searched."""
-        self._decided: dict[int, Comes] = {}
+        self._decided: dict[int, PromotionStatus] = {}
 
     @property
     def is_possible(self) -> bool:
         return self._kv.tiers is not None
 
-    def decide(self, request: Request) -> Comes:
+    def decide(self, request: Request) -> PromotionStatus:
         if self._kv.tiers is None or request.awaits_token:
-            return Comes.NOTHING
+            return PromotionStatus.NOTHING
         known = self._decided.get(request.scheduling.number)
         if known is None:
             prospect = self._kv.tiers.prospect(request, self._room, self._now)
             known = self._decided[request.scheduling.number] = prospect.comes
             self._room -= prospect.takes
-            self.num_searched += prospect.searched and known is not Comes.NOTHING
+            self.num_searched += prospect.searched and known is not PromotionStatus.NOTHING
         return known
 
 

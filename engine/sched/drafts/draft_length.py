@@ -15,7 +15,7 @@ import math
 from typing import Final
 
 from engine.sched.chunk_size.step_targets import longest_step_s
-from engine.sched.drafts.verify_costs import Level, VerifyCosts
+from engine.sched.drafts.verify_costs import StepGroup, VerifyCosts
 
 _LEAST: Final = 0.05
 """Probability below which a token is never drafted."""
@@ -121,7 +121,7 @@ class DraftLength:
             return True
         return False
 
-    def _interval(self, level: Level) -> float:
+    def _interval(self, level: StepGroup) -> float:
         if not level.is_known:
             return _COMPARE_AFTER
         return _COMPARE_EVERY * max(1.0, level.gain) ** 2

@@ -33,7 +33,7 @@ _ENOUGH: Final = 2
 
 
 @dataclass(slots=True)
-class Level:
+class StepGroup:
     """Steps with about the same number of decodes."""
 
     decodes: float
@@ -90,7 +90,7 @@ class Level:
 class Verifying:
     """A step with drafts."""
 
-    level: Level
+    level: StepGroup
     decodes: int
     drafted: int
     accepted: int
@@ -109,7 +109,7 @@ class VerifyCosts:
     """
 
     def __init__(self) -> None:
-        self._levels: dict[int, Level] = {}
+        self._levels: dict[int, StepGroup] = {}
         self._next_drafts = self._next_asked = False
         """The step planned last has drafts; those of a draft model."""
         self._before = 0.0
@@ -123,7 +123,7 @@ class VerifyCosts:
         """A step with decodes was planned."""
         self._next_drafts, self._next_asked = drafts, asked
 
-    def level(self, decodes: int) -> Level:
+    def level(self, decodes: int) -> StepGroup:
         """What is known of such steps; before they were timed, from steps with more decodes or fewer."""
         found = self._levels.get(_class_of(decodes))
         if found is None:
@@ -173,9 +173,9 @@ class VerifyCosts:
         level.gain += _NEWEST_GAIN * (min(gain, 1.0 + step.drafted) - level.gain)
         return [step]
 
-    def _new_level(self, decodes: int) -> Level:
+    def _new_level(self, decodes: int) -> StepGroup:
         """With what is known of drafts in steps with about as many decodes."""
-        found = Level(decodes)
+        found = StepGroup(decodes)
         drafted = [level for level in self._levels.values() if level.largest]
         if drafted:
             near = min(drafted, key=lambda level: abs(math.log(level.decodes / decodes)))

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.errors import RouterError
 
 
@@ -20,7 +20,7 @@ class Backend:
     """What endpoints answer from."""
 
     apis: Sequence[Api]
-    models: Models
+    models: ServedModels
     metrics: CollectorRegistry
     worker_targets: Callable[[], Sequence[str]]
     """Returns host:port of each worker's metrics."""

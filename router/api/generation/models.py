@@ -9,7 +9,7 @@ from router.api.generation.generation import Generation
 from router.errors import InvalidRequest, NotFound
 
 
-class Models:
+class ServedModels:
     """Generations by name, in the order of the settings; at least one."""
 
     def __init__(self, generations: Iterable[Generation]) -> None:

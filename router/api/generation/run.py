@@ -24,7 +24,7 @@ from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
@@ -88,10 +88,10 @@ class Run:
         return self._works[index]
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Usage so far. A prompt counts once, independent of its number of completions."""
         completions, n = self._completions, self.request.n
-        return Usage(
+        return TokenUsage(
             prompt_tokens=sum(len(work.prompt) for work in self._works[::n]),
             completion_tokens=sum(completion.num_tokens for completion in completions),
             cached_tokens=sum(completion.cached_tokens for completion in completions[::n]),
@@ -100,10 +100,10 @@ class Run:
             rejected_predicted=sum(completion.rejected_predicted for completion in completions),
         )
 
-    def usage_of(self, index: int) -> Usage:
+    def usage_of(self, index: int) -> TokenUsage:
         """Usage of one completion, with its prompt."""
         completion = self._completions[index]
-        return Usage(
+        return TokenUsage(
             len(self._works[index].prompt),
             completion.num_tokens,
             completion.cached_tokens,

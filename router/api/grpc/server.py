@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from common.background import supervised
 from router.api.access import OPEN_ACCESS, Access, ApiKeys
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.tenants import CURRENT_TENANT
 from router.api.grpc.service import RouterService
 from router.errors import Unauthenticated
@@ -94,7 +94,7 @@ class GrpcConfig:
 class GrpcFrontend:
     """`baton.v1.Router`, reflection, and the standard health service, where each model is a service too."""
 
-    def __init__(self, models: Models, config: GrpcConfig) -> None:
+    def __init__(self, models: ServedModels, config: GrpcConfig) -> None:
         self._models = models
         self._config = config
         self._health = HealthService()

@@ -17,9 +17,9 @@ from router.api.generation.completion import OutputChunk
 from router.api.generation.envelope import of_grpc
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest, Prompt
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.off_loop import off_loop
-from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, Part, ReasoningPart
 from router.api.generation.params.bounds import MAX_STOP_IDS, MAX_STOPS
 from router.api.generation.params.constraint import constraint_from_proto
 from router.api.generation.params.sampling_options import SamplingOptions
@@ -76,7 +76,7 @@ _Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 class RouterService(router_pb2_grpc.RouterServicer):
     """Calls that are cancelled, or whose deadline passes, are aborted on the workers."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     async def Generate(  # noqa: N802
@@ -261,7 +261,7 @@ def _part(part: Part) -> router_pb2.Part:
     match part:
         case Content(text):
             return router_pb2.Part(content=text)
-        case Reasoning(text):
+        case ReasoningPart(text):
             return router_pb2.Part(reasoning=text)
         case Call(_, name):
             return router_pb2.Part(call=router_pb2.ToolCall(id=new_call_id(), name=name))

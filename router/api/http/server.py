@@ -27,7 +27,7 @@ from common.background import supervised
 from router.api.access import OPEN_ACCESS, Access
 from router.api.apis import APIS
 from router.api.endpoints.record import ApiEndpoint, Backend
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.http.app import build_app
 from router.api.http.protocol import BoundedProtocol, ConnectionsState
 from rpc.tls import TlsFiles
@@ -63,7 +63,7 @@ class HttpServer:
 
     def __init__(
         self,
-        models: Models,
+        models: ServedModels,
         config: HttpConfig,
         *,
         metrics: CollectorRegistry,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from router.api.generation.served_model import ServedModel
 from router.dispatch.admission.prefill_queue import PrefillQueue
-from router.dispatch.metrics.recent import EndedRequest, Handoffs, QuantileWindow, Recent, SharedPause
+from router.dispatch.metrics.recent import EndedRequest, HandoffTotals, QuantileWindow, Recent, SharedPause
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
@@ -183,7 +183,7 @@ def _tier(tier: worker_pb2.KVTier, page_bytes: int) -> dict[str, Any]:
     }
 
 
-def _link(prefill_worker: str, decode_worker: str, handoffs: Handoffs, now: float) -> dict[str, Any]:
+def _link(prefill_worker: str, decode_worker: str, handoffs: HandoffTotals, now: float) -> dict[str, Any]:
     return {
         "from": prefill_worker,
         "to": decode_worker,

@@ -27,7 +27,7 @@ from router.cluster.worker_config.pool_size import (
     pool_size,
 )
 from router.cluster.worker_config.scheduler_plan import scheduler_for
-from router.config.choices import KVCacheDtype, Mode, Quantization
+from router.config.choices import KVCacheDtype, Mode, QuantizationChoice
 from router.config.settings import RouterConfig
 from worker.config import TierConfig, WorkerConfig, WorkerRole
 
@@ -159,7 +159,7 @@ def _tiers(config: RouterConfig) -> TierConfig | None:
         host_bytes=int(config.host_kv_gb * 2**30),
         disk_dir=None if directory is None else Path(directory),
         object_url=url,
-        disk_bytes=int(disk_gb * 2**30),
+        second_tier_bytes=int(disk_gb * 2**30),
     )
 
 
@@ -200,7 +200,7 @@ def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: W
 
 
 def _quantization(config: RouterConfig) -> str | None:
-    return None if config.quantization is Quantization.AUTO else str(config.quantization.value)
+    return None if config.quantization is QuantizationChoice.AUTO else str(config.quantization.value)
 
 
 def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:

@@ -20,7 +20,7 @@ _FINAL: Final = (LastWorker, NotBackInTime, OperationFailed)
 """Errors after which no further worker is restarted."""
 
 
-class Workers(Protocol):
+class RollableWorkers(Protocol):
     """The workers of the cluster as Ray has them, also those without a session. Raises what Ray raises."""
 
     async def routers(self, worker_ids: Collection[str]) -> Collection[str]:
@@ -40,7 +40,7 @@ class Roll:
         self,
         registry: Registry,
         drainer: WorkerDrainer,
-        workers: Workers,
+        workers: RollableWorkers,
         *,
         drain_timeout_s: float,
         startup_timeout_s: float,

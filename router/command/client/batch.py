@@ -47,7 +47,7 @@ _LONGEST_PAUSE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BatchOutcome:
     line: dict[str, Any]
     ok: bool
     output_tokens: int = 0
@@ -64,7 +64,7 @@ class Sender:
         self._max_attempts = max_attempts
         self._pause = pause
 
-    def send(self, request: BatchRequest) -> Outcome:
+    def send(self, request: BatchRequest) -> BatchOutcome:
         pause_s = _FIRST_PAUSE_S
         for attempt in range(1, self._max_attempts + 1):
             is_last = attempt == self._max_attempts
@@ -72,14 +72,18 @@ class Sender:
                 body = self._api.post(request.url, request.body)
             except ApiError as error:
                 if is_last or error.status not in _LATER:
-                    return Outcome(result_line(request, error.status, error.body, error.request_id), ok=False)
+                    return BatchOutcome(
+                        result_line(request, error.status, error.body, error.request_id), ok=False
+                    )
                 pause_s = max(pause_s, error.retry_after_s or 0.0)
             except Unreachable as error:
                 if is_last:
-                    return Outcome(result_line(request, None, None, error=str(error)), ok=False)
+                    return BatchOutcome(result_line(request, None, None, error=str(error)), ok=False)
             else:
                 tokens = body.get("usage", {}).get("completion_tokens", 0)
-                return Outcome(result_line(request, 200, body, body["id"]), ok=True, output_tokens=tokens)
+                return BatchOutcome(
+                    result_line(request, 200, body, body["id"]), ok=True, output_tokens=tokens
+                )
             self._pause(min(pause_s, _LONGEST_PAUSE_S) * random.uniform(1.0, 1.5))
             pause_s *= 2
         raise ValueError("max_attempts must be at least 1")
@@ -139,14 +143,14 @@ def _send_all(
     return failed
 
 
-def _outcomes(sender: Sender, requests: Sequence[BatchRequest], concurrency: int) -> Iterator[Outcome]:
+def _outcomes(sender: Sender, requests: Sequence[BatchRequest], concurrency: int) -> Iterator[BatchOutcome]:
     """Outcomes in the order in which requests end, at most `concurrency` at a time.
 
     An interruption does not wait: the threads are daemons, and the router aborts requests of closed
     connections.
     """
     queue, taking = iter(requests), threading.Lock()
-    ended: Queue[Outcome | Exception] = Queue(maxsize=concurrency)
+    ended: Queue[BatchOutcome | Exception] = Queue(maxsize=concurrency)
 
     def work() -> None:
         while True:

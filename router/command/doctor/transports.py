@@ -24,7 +24,7 @@ _INFINIBAND: Final = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class TransportCandidate:
     name: str
     """How UCX names it in its choice."""
     tls: str
@@ -47,16 +47,16 @@ class Cost:
         )
 
 
-def candidates(*, has_infiniband: bool, has_gpu: bool) -> Iterator[Candidate]:
+def candidates(*, has_infiniband: bool, has_gpu: bool) -> Iterator[TransportCandidate]:
     if has_infiniband:
-        yield Candidate("rc", "rc")
-    yield Candidate("cma", "tcp,cma")
-    yield Candidate("tcp", "tcp")
-    yield Candidate("posix", "tcp,posix")
-    yield Candidate("sysv", "tcp,sysv")
+        yield TransportCandidate("rc", "rc")
+    yield TransportCandidate("cma", "tcp,cma")
+    yield TransportCandidate("tcp", "tcp")
+    yield TransportCandidate("posix", "tcp,posix")
+    yield TransportCandidate("sysv", "tcp,sysv")
     if has_gpu:
-        yield Candidate("cuda_ipc", "tcp,cuda_copy,cuda_ipc", "cuda:0")
-        yield Candidate("tcp", "tcp,cuda_copy", "cuda:0")
+        yield TransportCandidate("cuda_ipc", "tcp,cuda_copy,cuda_ipc", "cuda:0")
+        yield TransportCandidate("tcp", "tcp,cuda_copy", "cuda:0")
 
 
 def check(*, has_gpu: bool, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def check(*, has_gpu: bool, environment: Mapping[str, str]) -> Iterator[Finding]
             yield warn(_name(candidate), f"cannot be used: {error}", f"leave UCX_TLS={candidate.tls} out")
 
 
-def check_cost(candidate: Candidate, cost: Cost) -> Finding:
+def check_cost(candidate: TransportCandidate, cost: Cost) -> Finding:
     if candidate.name not in cost.rate.path:
         return warn(
             _name(candidate),
@@ -80,11 +80,11 @@ def check_cost(candidate: Candidate, cost: Cost) -> Finding:
     return ok(_name(candidate), str(cost))
 
 
-def _name(candidate: Candidate) -> str:
+def _name(candidate: TransportCandidate) -> str:
     return candidate.name if candidate.device == "cpu" else f"gpu {candidate.name}"
 
 
-def _measure(candidate: Candidate, environment: Mapping[str, str]) -> Cost:
+def _measure(candidate: TransportCandidate, environment: Mapping[str, str]) -> Cost:
     """Raises LinkFailed."""
     deadline = time.monotonic() + _PATIENCE_S
     settings = {**environment, "UCX_TLS": candidate.tls}

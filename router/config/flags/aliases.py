@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Translation, Unavailable
+from router.config.flags.foreign_flags import (
+    TRANSLATIONS,
+    Fields,
+    Renamed,
+    Switch,
+    Translation,
+    UnavailableFlag,
+)
 from router.config.table import SETTINGS
 
 OWN: Final = {setting.flag: setting for setting in SETTINGS.values()}
@@ -70,7 +77,7 @@ def translated(argv: Sequence[str]) -> Translated:
                 result.words.append(flag + equals + value if flag in OWN else word)
                 if flag in OWN:
                     result.add(flag, flag, value if equals else _value(words))
-            case Unavailable(reason):
+            case UnavailableFlag(reason):
                 result.problems.append(f"{name}: {reason}")
                 _skip_values(words)
             case Switch() as switch:
@@ -94,7 +101,7 @@ def translated(argv: Sequence[str]) -> Translated:
 def _meaning(flag: str) -> Translation | None:
     """None: nothing to translate."""
     whole = TRANSLATIONS.get(flag.partition(".")[0])
-    if _part(flag) and isinstance(whole, Fields | Unavailable):
+    if _part(flag) and isinstance(whole, Fields | UnavailableFlag):
         return whole
     translation = TRANSLATIONS.get(flag)
     own = OWN.get(flag)
@@ -137,7 +144,7 @@ def _switch(to: Switch, name: str, value: str, result: Translated) -> None:
         return
     is_on = _TRUTH.get(value.lower(), True)
     words = to.on if is_on else to.off
-    if isinstance(words, Unavailable):
+    if isinstance(words, UnavailableFlag):
         result.problems.append(f"{name} {value}: {words.reason}")
         return
     result.words += words
@@ -155,7 +162,7 @@ def _rename(to: Renamed, name: str, value: str, result: Translated) -> None:
         result.problems.append(f"{name} needs a value")
         return
     match to.values.get(value, value):
-        case Unavailable(reason):
+        case UnavailableFlag(reason):
             result.problems.append(f"{name} {value}: {reason}")
         case str(word):
             if word and to.flag:

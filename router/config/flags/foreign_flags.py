@@ -19,7 +19,7 @@ from router.config.table import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class UnavailableFlag:
     """Baton has no equivalent."""
 
     reason: str
@@ -30,7 +30,7 @@ class Renamed:
     """A flag with a value, under another name."""
 
     flag: str
-    values: Mapping[str, str | Unavailable] = field(default_factory=dict)
+    values: Mapping[str, str | UnavailableFlag] = field(default_factory=dict)
     """Values with another name; others are passed on."""
 
 
@@ -39,7 +39,7 @@ class Switch:
     """A flag without a value, or with true or false: settings of `router`, each as FLAG=VALUE."""
 
     on: tuple[str, ...] = ()
-    off: tuple[str, ...] | Unavailable = ()
+    off: tuple[str, ...] | UnavailableFlag = ()
     includes: tuple[str, ...] = ()
     """Settings that may be given as well as `on`, which means them too."""
 
@@ -51,7 +51,7 @@ class Fields:
     fields: Mapping[str, Renamed]
 
 
-Translation: TypeAlias = Renamed | Switch | Fields | Unavailable
+Translation: TypeAlias = Renamed | Switch | Fields | UnavailableFlag
 
 _ALWAYS: Final = Switch()
 """The flag enables something that is always enabled in Baton."""
@@ -60,20 +60,20 @@ _CHUNKED: Final = Switch(on=("--disable-chunked-prefill=false",), off=("--disabl
 _NOT_CHUNKED: Final = Switch(on=("--disable-chunked-prefill=true",))
 _CACHING: Final = Switch(on=("--disable-radix-cache=false",), off=("--disable-radix-cache=true",))
 _NO_CACHING: Final = Switch(on=("--disable-radix-cache=true",))
-_OVERLAP: Final = Unavailable(
+_OVERLAP: Final = UnavailableFlag(
     "on GPUs each step is planned while the one before it runs, on CPUs after it; this cannot be changed"
 )
 
 _QUANTIZATIONS: Final = {
     **{
-        method: Unavailable("the method is read from the checkpoint's config.json; leave it out")
+        method: UnavailableFlag("the method is read from the checkpoint's config.json; leave it out")
         for method in (
             *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4"),
             *("mxfp4", "gguf", "w8a8_int8", "w8a8_fp8"),
         )
     },
     **{
-        method: Unavailable("use --quantization fp8, or a checkpoint in AWQ, GPTQ or compressed-tensors")
+        method: UnavailableFlag("use --quantization fp8, or a checkpoint in AWQ, GPTQ or compressed-tensors")
         for method in ("bitsandbytes", "torchao", "experts_int8", "fbgemm_fp8", "quark", "auto-round")
     },
 }
@@ -106,7 +106,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--generation-config": Renamed(
         "--generation-config",
-        {"vllm": "none", "": Unavailable("edit generation_config.json in the folder of the model")},
+        {"vllm": "none", "": UnavailableFlag("edit generation_config.json in the folder of the model")},
     ),
     "--sampling-defaults": Renamed("--generation-config", {"model": "auto", "openai": "none"}),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
@@ -125,19 +125,21 @@ _RENAMED: Final[dict[str, Translation]] = {
             "round_robin": "round-robin",
             "shortest_queue": "least-loaded",
             "total_requests": "least-loaded",
-            "total_tokens": Unavailable("workers are chosen by requests; use --routing least-loaded"),
+            "total_tokens": UnavailableFlag("workers are chosen by requests; use --routing least-loaded"),
         },
     ),
     "--router-mode": Renamed(
         "--routing",
         {
-            "random": Unavailable("use --routing round-robin, or power-of-two for the better of two random"),
+            "random": UnavailableFlag(
+                "use --routing round-robin, or power-of-two for the better of two random"
+            ),
             "kv": "prefix-aware",
         },
     ),
     "--disaggregation-transfer-backend": Renamed(
         "--kv-transport",
-        {"mooncake": Unavailable("there is no Mooncake here; use --kv-transport nixl or ucxx")},
+        {"mooncake": UnavailableFlag("there is no Mooncake here; use --kv-transport nixl or ucxx")},
     ),
     "--disaggregation-mode": Renamed(
         "--mode",
@@ -146,7 +148,7 @@ _RENAMED: Final[dict[str, Translation]] = {
             "agg": "mixed",
             **dict.fromkeys(
                 ("prefill", "decode"),
-                Unavailable(
+                UnavailableFlag(
                     "one router starts both kinds of workers; use --mode disagg --prefill-workers N"
                     " --decode-workers N"
                 ),
@@ -155,7 +157,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     ),
     "--distributed-executor-backend": Renamed(
         "",
-        {"ray": "", "mp": Unavailable("workers are Ray actors, also on one machine; leave it out")},
+        {"ray": "", "mp": UnavailableFlag("workers are Ray actors, also on one machine; leave it out")},
     ),
     "--speculative-algorithm": Renamed(
         "--speculative",
@@ -174,7 +176,9 @@ _RENAMED: Final[dict[str, Translation]] = {
                 {
                     **dict.fromkeys(("deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp", "qwen3_5_mtp"), "mtp"),
                     **dict.fromkeys(("eagle3", "draft_model"), "model"),
-                    "eagle": Unavailable("use an EAGLE-3 head: --speculative model --speculative-model HEAD"),
+                    "eagle": UnavailableFlag(
+                        "use an EAGLE-3 head: --speculative model --speculative-model HEAD"
+                    ),
                 },
             ),
             "model": Renamed("--speculative-model"),
@@ -184,7 +188,7 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--disable-cuda-graph": _NO_GRAPHS,
     "--enforce-eager": _NO_GRAPHS,
     "--cuda-graph": Switch(off=_NO_GRAPHS.on),
-    "--paged-attn": Switch(off=Unavailable("KV is always in pages; use --page-size for their size")),
+    "--paged-attn": Switch(off=UnavailableFlag("KV is always in pages; use --page-size for their size")),
     "--enable-prefix-caching": _CACHING,
     "--no-enable-prefix-caching": _NO_CACHING,
     "--prefix-cache": _CACHING,
@@ -203,14 +207,14 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--enable-request-id-headers": _ALWAYS,
     "--enable-prompt-tokens-details": _ALWAYS,
     "--enable-piecewise-cuda-graph": _ALWAYS,
-    "--skip-server-warmup": Unavailable("workers warm up before they are ready; it cannot be left out"),
+    "--skip-server-warmup": UnavailableFlag("workers warm up before they are ready; it cannot be left out"),
 }
 
 
 def _unavailable() -> dict[str, Translation]:
     table = Path(__file__).with_name("unavailable_flags.yaml")
     rows: list[dict[str, str]] = yaml.safe_load(table.read_text())
-    return {flag: Unavailable(row["reason"]) for row in rows for flag in row["flags"].split()}
+    return {flag: UnavailableFlag(row["reason"]) for row in rows for flag in row["flags"].split()}
 
 
 TRANSLATIONS: Final[Mapping[str, Translation]] = {

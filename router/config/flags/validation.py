@@ -13,7 +13,7 @@ from typing import Final
 
 from common.ports import PortRange
 from engine.kv.tiers.object_url import ObjectUrl
-from router.config.choices import Device, Dtype, Mode, Transport
+from router.config.choices import Device, Dtype, Mode, TransportChoice
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (
     WrongBounds,
@@ -275,7 +275,7 @@ def _object_store(config: RouterConfig, url: str) -> Iterator[str]:
 def _handoff(config: RouterConfig) -> Iterator[str]:
     if config.pull_kv and config.disable_radix_cache:
         yield "--pull-kv means nothing with --disable-radix-cache: no KV is cached; leave one of them out"
-    if config.has_transport and config.kv_transport is Transport.LOOPBACK:
+    if config.has_transport and config.kv_transport is TransportChoice.LOOPBACK:
         yield (
             "--kv-transport loopback stays within one process, and workers are processes of their own;"
             " use nixl or ucxx"

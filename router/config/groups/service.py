@@ -10,7 +10,7 @@ from router.config.choices import (
     LogFormat,
     LogLevel,
     NodePlacement,
-    ReasoningParser,
+    ReasoningParserChoice,
     ToolCallParser,
 )
 from router.config.option import Heading
@@ -196,8 +196,8 @@ class FrontendSettings:
     tool_call_parser: ToolCallParser = _frontend(
         ToolCallParser.AUTO, "format of the model's tool calls; auto: detected from its chat template"
     )
-    reasoning_parser: ReasoningParser = _frontend(
-        ReasoningParser.AUTO,
+    reasoning_parser: ReasoningParserChoice = _frontend(
+        ReasoningParserChoice.AUTO,
         "how reasoning is separated from the answer; auto: detected from the chat template",
     )
     generation_config: GenerationConfig = _frontend(

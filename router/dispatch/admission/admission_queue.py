@@ -41,7 +41,7 @@ class AdmissionGrant:
 
     __slots__ = ("_admission", "_retry_tokens", "route")
 
-    def __init__(self, admission: Admission, route: Route, retry_tokens: int) -> None:
+    def __init__(self, admission: AdmissionGate, route: Route, retry_tokens: int) -> None:
         self._admission = admission
         self._retry_tokens = retry_tokens
         self.route = route
@@ -73,7 +73,7 @@ class _Waiting:
     """Tokens of the sequences that were admitted before it, although they came later."""
 
 
-class Admission:
+class AdmissionGate:
     """Two queues, for retries and new sequences, each in order of arrival.
 
     A sequence of n tokens without room is passed by at most n * PATIENCE tokens of shorter ones.

@@ -27,10 +27,10 @@ from router.dispatch.request_status import RequestStatus, Stage
 from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import Delta
-from router.dispatch.workers.events import Listener, Message, WorkerLost
+from router.dispatch.workers.events import Message, SessionListener, WorkerLost
 from router.dispatch.workers.session import WorkerSession
 from router.errors import Unavailable
-from router.placement.account.load import Phase
+from router.placement.account.load import TaskPhase
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 
@@ -134,7 +134,7 @@ class Attempt(ABC):
             return False
         if self._migration is not None and self._migration.has_arrived:
             self._migration.source.abort()  # it may still decode the answer, too
-        target = self._assignment(session, secrets.randbits(64), self.tokens_to_reserve, Phase.INCOMING)
+        target = self._assignment(session, secrets.randbits(64), self.tokens_to_reserve, TaskPhase.INCOMING)
         migration = self._migration = Migration(source, target)
         self._listen(target, partial(self._from_target, migration))
         reserve = worker_pb2.Reserve(
@@ -200,7 +200,9 @@ class Attempt(ABC):
 
     def _listen(self, assignment: Assignment, handle: Handler) -> None:
         """Let `handle` get the worker's events, except those that all workers report alike."""
-        listener = Listener(partial(self._on_event, assignment, handle), partial(self._on_output, assignment))
+        listener = SessionListener(
+            partial(self._on_event, assignment, handle), partial(self._on_output, assignment)
+        )
         assignment.session.listen(assignment.request_id, listener)
 
     def _on_event(
@@ -228,7 +230,7 @@ class Attempt(ABC):
             self._finished.set_exception(error)
             self._finished.exception()  # retrieved: a cancelled `run` does not wait for it
 
-    def _assign(self, role: worker_pb2.Role, handle: Handler, phase: Phase) -> Assignment:
+    def _assign(self, role: worker_pb2.Role, handle: Handler, phase: TaskPhase) -> Assignment:
         """Pick a worker for a role; `handle` gets its events."""
         assignment = self._assignment(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
         self._listen(assignment, handle)
@@ -243,7 +245,9 @@ class Attempt(ABC):
             submit.pull.CopyFrom(self._pull.request())
         assignment.send(worker_pb2.Command(submit=submit))
 
-    def _assignment(self, session: WorkerSession, request_id: int, tokens: int, phase: Phase) -> Assignment:
+    def _assignment(
+        self, session: WorkerSession, request_id: int, tokens: int, phase: TaskPhase
+    ) -> Assignment:
         load = session.load
         blocks = self._sequence.blocks(load.page_size)[: tokens // load.page_size]
         task = load.begin(
@@ -360,7 +364,7 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        self._worker = self._assign(ROLE_DECODE, self._from_worker, Phase.PREFILL)
+        self._worker = self._assign(ROLE_DECODE, self._from_worker, TaskPhase.PREFILL)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._submit(self._worker)
 

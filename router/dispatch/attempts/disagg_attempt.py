@@ -10,7 +10,7 @@ from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
 from router.dispatch.workers.events import Message, WorkerLost
 from router.dispatch.workers.session import WorkerSession
-from router.placement.account.load import Phase
+from router.placement.account.load import TaskPhase
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 
@@ -32,7 +32,7 @@ class DisaggAttempt(Attempt):
         self._is_reserved = False
 
     def _begin(self) -> None:
-        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, Phase.PREFILL_FOR_OTHER)
+        self._prefill = self._assign(ROLE_PREFILL, self._from_prefill, TaskPhase.PREFILL_FOR_OTHER)
         self._waterfall.placed(self._prefill.session.worker_id, None, self._route.why)
         self._submit(self._prefill, handoff=True)
 
@@ -135,7 +135,7 @@ class DisaggAttempt(Attempt):
             self._decoder = self._decoder or self._decode
 
     def _reserve(self) -> None:
-        self._decode = self._assign(ROLE_DECODE, self._from_decode, Phase.INCOMING)
+        self._decode = self._assign(ROLE_DECODE, self._from_decode, TaskPhase.INCOMING)
         prefill, decode = self._prefill.session, self._decode.session
         self._waterfall.placed(prefill.worker_id, decode.worker_id, self._route.why)
         self._decode.send(

@@ -6,7 +6,7 @@ import secrets
 
 from router.dispatch.routing.selector import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
-from router.dispatch.workers.events import Listener, Message, WorkerLost
+from router.dispatch.workers.events import Message, SessionListener, WorkerLost
 from rpc.baton.v1 import worker_pb2
 
 
@@ -19,7 +19,7 @@ class Pull:
         self._receiver = receiver
         self._on_transfer = on_transfer
         self._id = secrets.randbits(64)
-        source.session.listen(self._id, Listener(self._on_event, lambda _output, _at: None))
+        source.session.listen(self._id, SessionListener(self._on_event, lambda _output, _at: None))
 
     def request(self) -> worker_pb2.Pull:
         """For the command to the receiver, which answers with Wanted."""

@@ -27,7 +27,7 @@ positions, and for the first block the salt, or a digest of what else separates 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedBlocks:
     """What names a request's KV beside its tokens; see `common.origin`."""
 
     namespace: Namespace = NO_NAMESPACE
@@ -52,7 +52,7 @@ class Named:
         return tuple(extra)
 
 
-TOKENS_ALONE: Final = Named()
+TOKENS_ALONE: Final = NamedBlocks()
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class CachedBlocks:
         events, self._events = self._events, []
         return events
 
-    def learn(self, tokens: Sequence[int], named: Named = TOKENS_ALONE) -> None:
+    def learn(self, tokens: Sequence[int], named: NamedBlocks = TOKENS_ALONE) -> None:
         """A request had these tokens: prompt and answer."""
         size, parent = self.page_size, None
         for number, block in enumerate(named.hashes(tokens, size)):

@@ -12,7 +12,7 @@ from common.background import cancelled, repeat, supervised
 from common.block_hash import BlockHash
 from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
-from router.dispatch.kv_events.blocks import CachedBlocks, Named
+from router.dispatch.kv_events.blocks import CachedBlocks, NamedBlocks
 from router.dispatch.sequence import SequenceState
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.session import WorkerSession
@@ -86,8 +86,8 @@ def _changed(blocks: CachedBlocks, worker_id: str, stored: bool, changed: Sequen
     (blocks.stored if stored else blocks.removed)(worker_id, changed)
 
 
-def _named(work: worker_pb2.Work) -> Named:
-    return Named(
+def _named(work: worker_pb2.Work) -> NamedBlocks:
+    return NamedBlocks(
         namespace=work.namespace, keys=work.prompt_keys, adapter=work.adapter, cache_salt=work.cache_salt
     )
 

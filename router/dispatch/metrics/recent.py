@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from router.dispatch.pauses import Pause
+from router.dispatch.pauses import StreamPause
 from rpc.baton.v1 import router_pb2
 
 _SECONDS: Final = 60
@@ -110,7 +110,7 @@ class EndedRequest:
 class SharedPause:
     """A pause of all the answers that waited for the same batch of a worker, for the same cause."""
 
-    first: Pause
+    first: StreamPause
     number: int
     """Counted from 1."""
     answers: int = 1
@@ -118,7 +118,7 @@ class SharedPause:
     """The longest of them."""
 
 
-class Handoffs:
+class HandoffTotals:
     """Totals of the handoffs from one worker to another."""
 
     def __init__(self, now: float) -> None:
@@ -145,7 +145,7 @@ class Recent:
         """The latest ended requests, oldest first."""
         self.pauses: Final[deque[SharedPause]] = deque(maxlen=_KEPT_PAUSES)
         """The latest, oldest first."""
-        self.links: Final[dict[tuple[str, str], Handoffs]] = {}
+        self.links: Final[dict[tuple[str, str], HandoffTotals]] = {}
         """Handoffs by (prefill worker, decode worker). Bounded, since worker ids are fixed."""
 
     def first_token(self, ttft_s: float) -> None:
@@ -164,12 +164,12 @@ class Recent:
 
     def handed_off(self, prefill_worker: str, decode_worker: str, size: int) -> None:
         now = time.monotonic()
-        link = self.links.setdefault((prefill_worker, decode_worker), Handoffs(now))
+        link = self.links.setdefault((prefill_worker, decode_worker), HandoffTotals(now))
         link.count += 1
         link.bytes += size
         link.rate.add(size, now)
 
-    def paused(self, pause: Pause) -> None:
+    def paused(self, pause: StreamPause) -> None:
         last = self.pauses[-1] if self.pauses else None
         if last is not None and _shared(last.first) == _shared(pause):
             last.answers += 1
@@ -184,5 +184,5 @@ class Recent:
         self.requests.append(request)
 
 
-def _shared(pause: Pause) -> tuple[float, str, str]:
+def _shared(pause: StreamPause) -> tuple[float, str, str]:
     return pause.at, pause.worker, pause.cause

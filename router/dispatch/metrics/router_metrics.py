@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from router.dispatch.admission.admission_queue import Admission
+from router.dispatch.admission.admission_queue import AdmissionGate
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.metrics.collectors import ClusterLoad, ClusterMetrics, Gaps
@@ -15,7 +15,7 @@ from router.dispatch.metrics.ended_sequences import EndedSequences
 from router.dispatch.metrics.instruments import GAPS, WAITS, Instruments
 from router.dispatch.metrics.known_workers import KnownWorkers
 from router.dispatch.metrics.recent import EndedRequest, RateWindow, Recent
-from router.dispatch.pauses import CAUSES, UNKNOWN, Pause
+from router.dispatch.pauses import CAUSES, UNKNOWN, StreamPause
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Observer
 from rpc.baton.v1 import router_pb2
@@ -95,7 +95,7 @@ class RouterMetrics(Observer):
         self._queued_tokens.set_function(lambda: queue.tokens)
         self._predicted_wait.set_function(queue.wait_s)
 
-    def watch_admission(self, admission: Admission) -> None:
+    def watch_admission(self, admission: AdmissionGate) -> None:
         """Read the number of waiting sequences at every scrape."""
         self._held_back.set_function(lambda: len(admission))
 
@@ -157,7 +157,7 @@ class RouterMetrics(Observer):
     def on_moved(self, reason: str) -> None:
         self._moves.labels(reason).inc()
 
-    def on_pause(self, pause: Pause) -> None:
+    def on_pause(self, pause: StreamPause) -> None:
         pauses, seconds = self._pauses[pause.cause if pause.cause in self._pauses else UNKNOWN]
         pauses.inc()
         seconds.inc(pause.seconds)

@@ -18,9 +18,9 @@ from router.placement import (
     ClusterModel,
     ClusterView,
     Drafting,
-    Handoffs,
+    HandoffRule,
     Health,
-    Link,
+    LinkView,
     NoWorker,
     Placement,
     PlacementPolicy,
@@ -100,7 +100,7 @@ MakePolicy = Callable[[str], PlacementPolicy]
 
 _ITL_TARGET_MS: Final = {"cuda": 20.0, "cpu": 100.0}
 """TPOT target of placement if --itl-target-ms is not given or 0, by device."""
-_LINK: Final = Link(bytes_per_s=10e9, latency_s=0.004)
+_LINK: Final = LinkView(bytes_per_s=10e9, latency_s=0.004)
 """Assumed link until the link check and handoffs have measured the bandwidth."""
 _TYPICAL_TOKENS: Final = 4096
 """Typical length of a prompt. Longer ones have less KV per token, if layers have windows."""
@@ -180,7 +180,7 @@ class Selector:
 
     def check(self, tokens: int) -> None:
         """Raises Unavailable if a sequence of this many tokens would wait for pages in quarantine."""
-        if self.is_ready() and self.policy.handoffs is not Handoffs.NEVER:
+        if self.is_ready() and self.policy.handoffs is not HandoffRule.NEVER:
             pool = self.policy.decode_workers(self._view().workers)
             if not any(worker.room.fits(tokens) for worker in pool):
                 raise pages_quarantined(tokens)
@@ -199,7 +199,7 @@ class Selector:
 
     def probe(self, pick: Pick) -> Route:
         """Route of a health probe of the workers that `pick` returns."""
-        if self.policy.handoffs is Handoffs.NEVER:
+        if self.policy.handoffs is HandoffRule.NEVER:
             return Route(pick, is_local=True, why="probe")
         sessions = {role: pick(role) for role in (ROLE_PREFILL, ROLE_DECODE)}
         is_local = sessions[ROLE_PREFILL] is sessions[ROLE_DECODE]
@@ -228,7 +228,7 @@ class Selector:
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """Connected workers that a health probe may use for this role, also those that are not ready."""
         sessions = self._registry.sessions()
-        if sessions and self.policy.handoffs is Handoffs.ANY_WAY:
+        if sessions and self.policy.handoffs is HandoffRule.ANY_WAY:
             return sessions
         return [session for session in sessions if session.role == role]
 
@@ -267,7 +267,7 @@ class Selector:
             claim=claim,
             on_transfer=self.cluster.transferred,
             on_promotion=self.cluster.promoted,
-            may_wait=self.policy.handoffs is not Handoffs.ANY_WAY or _order(prefill) < _order(decode),
+            may_wait=self.policy.handoffs is not HandoffRule.ANY_WAY or _order(prefill) < _order(decode),
         )
 
     def _session(self, key: WorkerId) -> WorkerSession:

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 from common.version import VERSION
 from router.dispatch.sequence import SequenceState
-from router.dispatch.tracing.spans import Span, Value, spans_of
+from router.dispatch.tracing.spans import TraceSpan, Value, spans_of
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class TraceExporter:
         self._url = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         self._model = model
         self._headers = headers_of(os.environ.get(_HEADERS_VARIABLE, ""))
-        self._queue: queue.Queue[list[Span] | None] = queue.Queue(_CAPACITY)
+        self._queue: queue.Queue[list[TraceSpan] | None] = queue.Queue(_CAPACITY)
         self._thread = threading.Thread(target=self._run, name="traces", daemon=True)
         self._is_failing = False
         self.num_dropped = 0
@@ -85,7 +85,7 @@ class TraceExporter:
             if traces:
                 self._send(traces)
 
-    def _send(self, traces: list[list[Span]]) -> None:
+    def _send(self, traces: list[list[TraceSpan]]) -> None:
         body = json.dumps(export_request(span for spans in traces for span in spans)).encode()
         headers = {"content-type": "application/json", **self._headers}
         try:
@@ -100,9 +100,9 @@ class TraceExporter:
             self._is_failing = False
 
 
-def export_request(spans: Iterable[Span]) -> dict[str, Any]:
+def export_request(spans: Iterable[TraceSpan]) -> dict[str, Any]:
     """ExportTraceServiceRequest of OTLP, as its JSON."""
-    by_process: defaultdict[str, list[Span]] = defaultdict(list)
+    by_process: defaultdict[str, list[TraceSpan]] = defaultdict(list)
     for span in spans:
         by_process[span.process].append(span)
     return {
@@ -128,7 +128,7 @@ def _resource(process: str) -> dict[str, Value]:
     return {"service.name": "baton", "service.version": VERSION, "service.instance.id": process}
 
 
-def _span(span: Span) -> dict[str, Any]:
+def _span(span: TraceSpan) -> dict[str, Any]:
     return {
         "traceId": span.trace_id,
         "spanId": span.span_id,

@@ -21,7 +21,7 @@ _GOOD: Final = frozenset({"stop", "length", "abort"})
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     name: str
     process: str
     """Name of the worker, or ROUTER."""
@@ -41,14 +41,14 @@ class Span:
 
 def spans_of(
     sequence: SequenceState, outcome: str, arrived_s: float, ended_s: float, model: str
-) -> Iterator[Span]:
+) -> Iterator[TraceSpan]:
     """The request's span, its stages below it, and chunks and pushes below those.
 
     `arrived_s`, `ended_s`: Unix times of the waterfall's arrival and end.
     """
     timings = sequence.waterfall.timings(sequence.waterfall.arrival + ended_s - arrived_s)
     trace = sequence.trace
-    yield Span(
+    yield TraceSpan(
         f"{sequence.operation} {model}",
         ROUTER,
         trace.trace_id,
@@ -62,14 +62,14 @@ def spans_of(
     )
     for name, process, begin_s, end_s in _stages(timings):
         span_id = secrets.token_hex(8)
-        yield Span(
+        yield TraceSpan(
             name, process, trace.trace_id, span_id, sequence.span_id, arrived_s + begin_s, arrived_s + end_s
         )
         if name != "prefill":
             continue
         for kind, spans in (("chunk", timings.chunks), ("kv_push", timings.pushes)):
             for span in spans:
-                yield Span(
+                yield TraceSpan(
                     kind,
                     timings.prefill_worker,
                     trace.trace_id,

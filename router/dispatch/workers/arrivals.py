@@ -14,7 +14,7 @@ _LATE_S: Final = 0.01
 """Batches later than this are looked at."""
 
 
-class Arrival(NamedTuple):
+class BatchTiming(NamedTuple):
     """The way of a batch from the engine thread to this router. In seconds."""
 
     send_s: float = 0.0
@@ -29,7 +29,7 @@ class Arrival(NamedTuple):
     """and when it was reported."""
 
 
-ON_TIME: Final = Arrival()
+ON_TIME: Final = BatchTiming()
 
 
 class Arrivals:
@@ -42,13 +42,13 @@ class Arrivals:
         self._fastest = self._fastest_before = math.inf
         self._latest = ON_TIME
 
-    def note(self, batch: worker_pb2.EventBatch, now: float) -> Arrival:
+    def note(self, batch: worker_pb2.EventBatch, now: float) -> BatchTiming:
         """`now`: on this router's clock, which need not agree with the worker's. O(1)."""
         slow, slow_at = self._latest.slow, self._latest.slow_at
         if batch.HasField("slow_step"):
             slow, slow_at = batch.slow_step, now
         if not batch.written_s:  # a worker of an older version
-            self._latest = Arrival(slow=slow, slow_at=slow_at)
+            self._latest = BatchTiming(slow=slow, slow_at=slow_at)
             return self._latest
         took = now - batch.written_s
         self._turn_window(now)
@@ -56,7 +56,7 @@ class Arrivals:
         late = took - min(self._fastest, self._fastest_before)
         busy = min(self._busy_since(now - late), late) if late > _LATE_S else 0.0
         send_s = batch.written_s - batch.sent_s if batch.sent_s else 0.0
-        self._latest = Arrival(send_s, busy, late - busy, slow, slow_at)
+        self._latest = BatchTiming(send_s, busy, late - busy, slow, slow_at)
         return self._latest
 
     def _turn_window(self, now: float) -> None:

@@ -43,7 +43,7 @@ Message: TypeAlias = (
 """An event that is no output."""
 
 
-class Listener(NamedTuple):
+class SessionListener(NamedTuple):
     """Called on the router's loop, in the order of events; must not raise.
 
     Both take the time at which the router received the event, on time.monotonic().

@@ -23,7 +23,7 @@ from common.background import cancelled, supervised
 from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.dispatch.workers.arrivals import ON_TIME, Arrivals
-from router.dispatch.workers.events import Listener, Loss, Message, WorkerLost
+from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness, OwnPauses
 from router.dispatch.workers.loop_turns import busy_since
 from router.placement.account.load import WorkerLoad
@@ -91,7 +91,7 @@ class WorkerSession:
         self._on_news = on_news
         self._channel = channel
         self._stub = stub
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, SessionListener] = {}
         self._outgoing: deque[worker_pb2.Command] = deque()
         self._wake_writer = asyncio.Event()
         self._heard = True
@@ -152,7 +152,7 @@ class WorkerSession:
         """Whether this router was itself stopped or hung a moment ago, so that others have given it up."""
         return self._own_pauses.is_recent
 
-    def listen(self, request_id: int, listener: Listener) -> None:
+    def listen(self, request_id: int, listener: SessionListener) -> None:
         """Hand the events of this request to `listener`, and the loss of the session."""
         if self._lost.done():
             asyncio.get_running_loop().call_soon(listener.event, self._lost.result(), time.monotonic())

@@ -88,7 +88,7 @@ _WEIGHT: Final = 0.1
 """Weight of the latest reservation in the moving average of the share of uncached pages."""
 
 
-class Phase(StrEnum):
+class TaskPhase(StrEnum):
     """What a task does on its worker."""
 
     PROMISED = "promised"
@@ -105,9 +105,9 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
-_PROMPTS: Final = (Phase.PREFILL, Phase.PREFILL_FOR_OTHER)
-_BEFORE_DECODE: Final = (Phase.PROMISED, Phase.PREFILL, Phase.INCOMING)
-_AFTER_PREFILL: Final = {Phase.PREFILL: Phase.DECODE, Phase.PREFILL_FOR_OTHER: Phase.SENDING}
+_PROMPTS: Final = (TaskPhase.PREFILL, TaskPhase.PREFILL_FOR_OTHER)
+_BEFORE_DECODE: Final = (TaskPhase.PROMISED, TaskPhase.PREFILL, TaskPhase.INCOMING)
+_AFTER_PREFILL: Final = {TaskPhase.PREFILL: TaskPhase.DECODE, TaskPhase.PREFILL_FOR_OTHER: TaskPhase.SENDING}
 
 
 class Task:
@@ -130,7 +130,7 @@ class Task:
         self.blocks: Final = blocks
         self.arrived_at: Final = arrived_at
         """When the request arrived at the router."""
-        self.phase = Phase.ENDED
+        self.phase = TaskPhase.ENDED
 
     def progressed(self, num_computed: int) -> None:
         """Prompt tokens [0, num_computed) are computed; more are left."""
@@ -140,23 +140,23 @@ class Task:
 
     def produced(self, count: int) -> None:
         """The worker has computed `count` tokens of the answer."""
-        if self.phase is not Phase.DECODE and self.phase in _AFTER_PREFILL:
+        if self.phase is not TaskPhase.DECODE and self.phase in _AFTER_PREFILL:
             self._load.change(self, _AFTER_PREFILL[self.phase])
-        if self.phase is Phase.DECODE:
+        if self.phase is TaskPhase.DECODE:
             self.context_tokens += count
             self._load.context_tokens += count
 
     def arrived(self, context_tokens: int) -> None:
         """KV of another worker has arrived: an answer of this context is decoded here."""
-        if self.phase is Phase.INCOMING:
+        if self.phase is TaskPhase.INCOMING:
             self.context_tokens = context_tokens
-            self._load.change(self, Phase.DECODE)
+            self._load.change(self, TaskPhase.DECODE)
 
     def end(self) -> bool:
         """The worker does not work for the attempt any more. False: it had ended before."""
-        if self.phase is Phase.ENDED:
+        if self.phase is TaskPhase.ENDED:
             return False
-        self._load.change(self, Phase.ENDED)
+        self._load.change(self, TaskPhase.ENDED)
         return True
 
 
@@ -195,7 +195,7 @@ class WorkerLoad:
         self.idle: Final = asyncio.Event()
         """Set while `requests` is 0."""
         self.idle.set()
-        self._sums = {phase: _Sum() for phase in Phase}
+        self._sums = {phase: _Sum() for phase in TaskPhase}
         self._prompts: dict[Task, None] = {}
         self._reported = worker_pb2.Load()
         self.others = NOBODY
@@ -211,12 +211,12 @@ class WorkerLoad:
     def promise(self, tokens: int) -> Task:
         """Reserve room for a request that is about to be sent, until the task ends."""
         task = Task(self, tokens, 0, (), 0.0)
-        self.change(task, Phase.PROMISED)
+        self.change(task, TaskPhase.PROMISED)
         return task
 
     def begin(
         self,
-        phase: Phase,
+        phase: TaskPhase,
         tokens: int,
         *,
         cached: int,
@@ -242,10 +242,10 @@ class WorkerLoad:
         self._unseen_pages += pages
         self.version += 1
 
-    def change(self, task: Task, phase: Phase) -> None:
+    def change(self, task: Task, phase: TaskPhase) -> None:
         """For `Task`: all that is counted changes here, but for the tokens of answers."""
         self._count(task, -1)
-        if phase is Phase.ENDED:
+        if phase is TaskPhase.ENDED:
             self.cached.forget(task.blocks)
         task.phase = phase
         self._count(task, 1)
@@ -257,16 +257,16 @@ class WorkerLoad:
 
     def _count(self, task: Task, sign: int) -> None:
         phase = task.phase
-        if phase is Phase.ENDED:
+        if phase is TaskPhase.ENDED:
             return
         self._sums[phase].tasks += sign
         self._sums[phase].tokens += sign * task.tokens
-        if phase is Phase.PROMISED:
+        if phase is TaskPhase.PROMISED:
             self._promised_pages += sign * self.pages.of(task.tokens)
             return
         self.requests += sign
         self.tokens += sign * task.uncached
-        if phase is Phase.DECODE:
+        if phase is TaskPhase.DECODE:
             self.context_tokens += sign * task.context_tokens
         elif phase in _PROMPTS:
             if sign > 0:
@@ -342,7 +342,7 @@ class WorkerLoad:
 
     @property
     def decodes(self) -> int:
-        return self._sums[Phase.DECODE].tasks
+        return self._sums[TaskPhase.DECODE].tasks
 
     @property
     def incoming(self) -> int:
@@ -357,7 +357,7 @@ class WorkerLoad:
     def room(self) -> Room:
         """What the worker has room for now."""
         reported = self._reported
-        promised = self._sums[Phase.PROMISED].tasks + len(self._unseen)
+        promised = self._sums[TaskPhase.PROMISED].tasks + len(self._unseen)
         pages = self._promised_pages + self._unseen_pages
         return Room(
             pages=self.pages,

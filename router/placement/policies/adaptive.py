@@ -19,8 +19,8 @@ from router.placement.policies.estimates import Estimates
 from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
 from router.placement.policies.prefill_pool import PrefillPool
 from router.placement.policy import (
-    Candidate,
-    Handoffs,
+    ConsideredPair,
+    HandoffRule,
     NoWorker,
     Placement,
     PlacementPolicy,
@@ -43,7 +43,7 @@ class AdaptivePlacement(PlacementPolicy):
     all its pages on the prefill worker.
     """
 
-    handoffs = Handoffs.ANY_WAY
+    handoffs = HandoffRule.ANY_WAY
     predicts = True
 
     def __init__(self, targets: Targets) -> None:
@@ -82,7 +82,7 @@ class AdaptivePlacement(PlacementPolicy):
 
     def _candidates(
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]
-    ) -> list[Candidate]:
+    ) -> list[ConsideredPair]:
         estimates = self._estimates
         prefills = {
             worker.id: estimates.prefill(request, view, worker)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from router.placement.policies.predict import Pace, miss, pace_of, prefill_times, running_answers, slot_wait
-from router.placement.policy import Candidate
-from router.placement.sources import Source, Ways, best_source, ways
+from router.placement.policy import ConsideredPair
+from router.placement.sources import KVSource, Ways, best_source, ways
 from router.placement.view import ClusterView, RequestView, Targets, WorkerId, WorkerView
 
 _TTFT_UNCERTAINTY: Final = 0.15
@@ -36,7 +36,7 @@ class PrefillEstimate:
     """Additional delay of those prompts, in TTFT targets."""
     tokens: int
     """Prompt tokens that it would compute."""
-    source: Source | None
+    source: KVSource | None
     """The worker whose cached KV it would get first, if that is faster."""
 
 
@@ -98,7 +98,7 @@ class Estimates:
 
     def pair(
         self, request: RequestView, view: ClusterView, prefill: PrefillEstimate, decode_worker: WorkerView
-    ) -> Candidate:
+    ) -> ConsideredPair:
         """One worker computes the prompt and the first token, this or another one the rest."""
         prefill_worker = prefill.worker
         local = prefill_worker.id == decode_worker.id
@@ -116,7 +116,7 @@ class Estimates:
         own = 1 - (1 - miss(late, _TTFT_UNCERTAINTY)) * (1 - self._slow(self.pace(decode_worker), tpot))
         misses += prefill.misses + own + _LATE_WEIGHT * max(0.0, late - 1.0)
         cost = misses + _DELAY_WEIGHT * (delay + prefill.delay + late + slow)
-        return Candidate(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, prefill.source)
+        return ConsideredPair(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, prefill.source)
 
     def _writing(
         self, request: RequestView, worker: WorkerView, prompt_tokens: int
@@ -182,7 +182,7 @@ class Estimates:
         return min(1.0, max(queued, usual + more / pace.prefill_rate / horizon))
 
 
-def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> Source | None:
+def source_for(worker_id: WorkerId, request: RequestView, view: ClusterView) -> KVSource | None:
     """Whose cached KV a worker that was chosen otherwise should get before it computes the rest."""
     worker = _worker(view, worker_id)
     return best_source(request, view, worker, _pace(worker).prefill_rate)

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from router.placement.policies.by_load import Choose, has_room, least_loaded, pick
 from router.placement.policies.estimates import source_for
-from router.placement.policy import Handoffs, NoWorker, Placement, PlacementPolicy, QuarantinedPages, Why
+from router.placement.policy import HandoffRule, NoWorker, Placement, PlacementPolicy, QuarantinedPages, Why
 from router.placement.view import ClusterView, Preference, RequestView, WorkerId, WorkerView
 
 
 class MixedPlacement(PlacementPolicy):
     """One worker computes prompt and answer. Requests queue at the workers, and never in the router."""
 
-    handoffs = Handoffs.NEVER
+    handoffs = HandoffRule.NEVER
 
     def __init__(self, choose: Choose) -> None:
         self._turns = _Turns(choose)
@@ -32,7 +32,7 @@ class DisaggPlacement(PlacementPolicy):
     whole requests.
     """
 
-    handoffs = Handoffs.ONE_WAY
+    handoffs = HandoffRule.ONE_WAY
 
     def __init__(self, choose: Choose) -> None:
         self._prefill, self._decode = _Turns(choose), _Turns(choose)

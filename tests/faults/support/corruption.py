@@ -10,7 +10,7 @@ from unittest.mock import patch
 from kv_transfer import KVPort, Peer, PoolMemory
 from kv_transfer.planner import Copy
 from kv_transfer.transports import Transport
-from kv_transfer.transports.base import Arrival, TransportEvent
+from kv_transfer.transports.base import ReceivedMessage, TransportEvent
 from worker.assembly import assemble, open_port
 from worker.kv_pool_access import memory_of
 from worker.parts import Parts
@@ -68,6 +68,6 @@ class _CorruptingTransport:
     def poll(self) -> list[TransportEvent]:
         events = self._inner.poll()
         for event in events:
-            if isinstance(event, Arrival):
+            if isinstance(event, ReceivedMessage):
                 self._corruption.flip(self._memory, event.data)
         return events

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from common.metric_export import Source, exported
+from common.metric_export import MetricSource, exported
 from engine.config import SpeculationConfig
 from router.api.generation.generation import Generation
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
@@ -149,7 +149,7 @@ def _open_frontends(
     )
     generation = Generation(model, small.tokenizer, dispatcher)
     stack.push_async_callback(generation.close)
-    models = Models([generation])
+    models = ServedModels([generation])
     status = StatusReader(
         model, registry, metrics.recent, dispatcher.prefill_queue, lambda: dispatcher.running
     )
@@ -157,7 +157,7 @@ def _open_frontends(
     http = HttpServer(
         models,
         HttpConfig(port=0),
-        metrics=exported([Source(metrics.registry, labels)]),
+        metrics=exported([MetricSource(metrics.registry, labels)]),
         worker_targets=registry.metrics_targets,
         endpoints=page_routes({model.name: status.read}),
     )

@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from router.api.generation.explanation import Explanation
 from router.api.generation.generation import Generation
 from router.api.generation.history import History
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
@@ -51,7 +51,7 @@ class Router:
 
     @asynccontextmanager
     async def http(self) -> AsyncIterator[httpx.AsyncClient]:
-        server = HttpServer(Models([self.generation]), HttpConfig(port=0), metrics=CollectorRegistry())
+        server = HttpServer(ServedModels([self.generation]), HttpConfig(port=0), metrics=CollectorRegistry())
         await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
@@ -80,7 +80,7 @@ async def router(*workers: FakeWorker) -> AsyncIterator[Router]:
         history = History(10)
         generation = Generation(MODEL, tokenizer, served.dispatcher, history=history)
         explanation = Explanation(generation, history, served.dispatcher.statuses)
-        server = GrpcFrontend(Models([generation]), GrpcConfig(port=0))
+        server = GrpcFrontend(ServedModels([generation]), GrpcConfig(port=0))
         await server.start()
         try:
             yield Router(served, generation, explanation, f"127.0.0.1:{server.port}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.dispatch.workers.events import Listener
+from router.dispatch.workers.events import SessionListener
 from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
 from tests.integration.fake_cluster import service
@@ -30,7 +30,7 @@ async def test_the_tokens_of_a_step_are_handed_out_in_one_turn_of_the_loop() -> 
     async with service(decode_worker("decode-0")) as served:
         (session,) = served.registry.sessions()
         for request_id in range(STREAMS):
-            session.listen(request_id, Listener(lambda _message, _at: None, on_output))
+            session.listen(request_id, SessionListener(lambda _message, _at: None, on_output))
         tokens = worker_pb2.Tokens(ids=[7])
         outputs = [worker_pb2.Output(request_id=k, tokens=tokens) for k in range(STREAMS)]
         counting = asyncio.create_task(count_turns())

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.modeling.loader.checkpoint import resolve
 from router.api.generation.generation import Generation
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.http.server import HttpConfig, HttpServer
 from tests.integration.fake_cluster import PROMPT, Service, pair, service
@@ -76,7 +76,9 @@ async def served(mode: str = "mixed", token_s: float = 0.0, **settings: float) -
             eos_token_ids=(2,),
         )
         generation = Generation(model, load_tokenizer(folder), running.dispatcher)
-        http = HttpServer(Models([generation]), HttpConfig(port=0, **settings), metrics=CollectorRegistry())
+        http = HttpServer(
+            ServedModels([generation]), HttpConfig(port=0, **settings), metrics=CollectorRegistry()
+        )
         await http.start()
         for server in http._server.servers:
             for listener in server.sockets:  # connections inherit it

@@ -17,7 +17,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.workers.registry import Registry
-from router.placement import PRIOR, ClusterView, Handoffs, Placement, PlacementPolicy, RequestView, Why
+from router.placement import PRIOR, ClusterView, HandoffRule, Placement, PlacementPolicy, RequestView, Why
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.faults.support.local_cluster import LocalWorker
@@ -38,7 +38,7 @@ def prompt(seed: int, length: int = 50) -> list[int]:
 class Forced(PlacementPolicy):
     """Places requests on the given pairs in turn, or on the only worker that is left."""
 
-    handoffs = Handoffs.ANY_WAY
+    handoffs = HandoffRule.ANY_WAY
 
     def __init__(self, *pairs: tuple[str, str]) -> None:
         self.pairs = pairs

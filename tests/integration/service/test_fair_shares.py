@@ -22,7 +22,7 @@ from engine.config import Policy
 from router.api.access import Access, ApiKeys
 from router.api.generation.generation import Generation
 from router.api.generation.history import History
-from router.api.generation.models import Models
+from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
 from router.api.http.server import HttpConfig, HttpServer
 from router.config.choices import Mode
@@ -56,7 +56,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
         tokenizer.detokenizer.return_value.feed.return_value = "x"
         tokenizer.detokenizer.return_value.flush.return_value = ""
         server = HttpServer(
-            Models([Generation(model, tokenizer, dispatcher, history=history)]),
+            ServedModels([Generation(model, tokenizer, dispatcher, history=history)]),
             HttpConfig(port=0, access=Access(ApiKeys({LOUD: "loud", QUIET: "quiet"}))),
             metrics=CollectorRegistry(),
             worker_targets=list,

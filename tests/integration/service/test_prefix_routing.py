@@ -17,7 +17,7 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.token_stream import Delta, TokenStream
 from router.dispatch.workers.registry import Registry
-from router.placement import Link
+from router.placement import LinkView
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.support.local_cluster import LocalWorker
@@ -146,7 +146,7 @@ async def test_every_rule_places_requests(folder: Path, oracle: Oracle, routing:
 async def test_a_worker_gets_the_prefix_from_the_one_that_has_it_cached(
     folder: Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.dispatch.routing.selector._LINK", Link(math.inf, latency_s=0.0))
+    monkeypatch.setattr("router.dispatch.routing.selector._LINK", LinkView(math.inf, latency_s=0.0))
     async with served(folder, Routing.ROUND_ROBIN, pull_kv=True) as cluster:
         tokens = prompt(3)
         _, first, _ = await cluster.ask(tokens)

@@ -16,7 +16,7 @@ from kv_transfer import Drained, HandedOff, Peer, PoolMemory, Ready, ReceiveFail
 from kv_transfer.errors import PeerUnreachable, TransportMissing
 from kv_transfer.planner import Copy
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport, Transport
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 from tests.kv_support import LAYOUT, REQUEST, Pool, expect_handed_off, final_for, receiver_on, sender_on
 
 Open = Callable[[PoolMemory], Transport]
@@ -103,12 +103,12 @@ def test_a_write_lands_byte_for_byte_before_its_message(pair: tuple[Side, Side])
     here, there = pair
     here.pool.fill(range(64))
     write = here.transport.write(there.peer, [page_copy(3, 40, 5)], b"five pages")
-    while not there.of(Arrival):
+    while not there.of(ReceivedMessage):
         here.events += here.transport.poll()
         there.events += there.transport.poll()
     expect_handed_off(here.pool, range(3, 8), there.pool, range(40, 45))
     pump(here, there, until=lambda: here.of(WriteDone) == [WriteDone(write)])
-    assert there.of(Arrival) == [Arrival(b"five pages")]
+    assert there.of(ReceivedMessage) == [ReceivedMessage(b"five pages")]
 
 
 def test_a_write_touches_nothing_but_its_own_pages(pair: tuple[Side, Side]) -> None:
@@ -121,7 +121,7 @@ def test_a_write_touches_nothing_but_its_own_pages(pair: tuple[Side, Side]) -> N
         expected[remote] = here.pool.bytes[local]
     copies = [page_copy(local, remote) for local, remote in enumerate(targets)]
     here.transport.write(there.peer, copies, b"done")
-    pump(here, there, until=lambda: bool(there.of(Arrival) and here.of(WriteDone)))
+    pump(here, there, until=lambda: bool(there.of(ReceivedMessage) and here.of(WriteDone)))
     np.testing.assert_array_equal(there.pool.bytes, expected)
 
 
@@ -133,9 +133,9 @@ def test_many_concurrent_writes_all_complete_under_their_own_numbers(pair: tuple
         here.transport.write(there.peer, [page_copy(n % 64, n % 64)], str(n).encode()) for n in range(200)
     }
     assert len(writes) == 200
-    pump(here, there, until=lambda: len(here.of(WriteDone)) == len(there.of(Arrival)) == 200)
+    pump(here, there, until=lambda: len(here.of(WriteDone)) == len(there.of(ReceivedMessage)) == 200)
     assert {event.write for event in here.of(WriteDone)} == writes
-    assert {event.data for event in there.of(Arrival)} == messages
+    assert {event.data for event in there.of(ReceivedMessage)} == messages
     expect_handed_off(here.pool, range(64), there.pool, range(64))
 
 
@@ -145,16 +145,16 @@ def test_messages_arrive_whole_in_both_directions(pair: tuple[Side, Side], size:
     data = np.random.default_rng(size).bytes(size)
     here.transport.send(there.peer, data)
     there.transport.send(here.peer, data[::-1])
-    pump(here, there, until=lambda: bool(here.of(Arrival) and there.of(Arrival)))
-    assert there.of(Arrival) == [Arrival(data)]
-    assert here.of(Arrival) == [Arrival(data[::-1])]
+    pump(here, there, until=lambda: bool(here.of(ReceivedMessage) and there.of(ReceivedMessage)))
+    assert there.of(ReceivedMessage) == [ReceivedMessage(data)]
+    assert here.of(ReceivedMessage) == [ReceivedMessage(data[::-1])]
 
 
 def test_connecting_again_changes_nothing(pair: tuple[Side, Side]) -> None:
     here, there = pair
     here.transport.connect(there.peer)
     here.transport.send(there.peer, b"still here")
-    pump(here, there, until=lambda: there.of(Arrival) == [Arrival(b"still here")])
+    pump(here, there, until=lambda: there.of(ReceivedMessage) == [ReceivedMessage(b"still here")])
 
 
 def test_a_peer_that_left_is_refused(opened: Open) -> None:
@@ -192,7 +192,11 @@ def test_one_peer_leaving_does_not_disturb_another(opened: Open) -> None:
         here.transport.connect(peer)
     there.transport.close()
     here.transport.write(third.peer, [page_copy(0, 8, 8)], b"to the other")
-    pump(here, third, until=lambda: bool(here.of(PeerLost) and here.of(WriteDone) and third.of(Arrival)))
+    pump(
+        here,
+        third,
+        until=lambda: bool(here.of(PeerLost) and here.of(WriteDone) and third.of(ReceivedMessage)),
+    )
     expect_handed_off(here.pool, range(8), third.pool, range(8, 16))
 
 
@@ -217,7 +221,7 @@ def test_a_pool_registered_again_under_another_name_is_written_through_that(open
     again = replace(there.peer, name=there.transport.name, metadata=there.transport.metadata)
     here.transport.connect(again)
     here.transport.write(again, [page_copy(0, 8, 8)], b"again")
-    pump(here, there, until=lambda: Arrival(b"again") in there.events and bool(here.of(PeerLost)))
+    pump(here, there, until=lambda: ReceivedMessage(b"again") in there.events and bool(here.of(PeerLost)))
     expect_handed_off(here.pool, range(8), there.pool, range(8, 16))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from engine.executor.base import StepInFlight
 from engine.executor.runner import ModelRunner, PreparedStep
-from router.dispatch.workers.events import Listener, Loss, Message, WorkerLost
+from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, HeartbeatMonitor
 from router.dispatch.workers.session import WorkerSession
 from rpc.baton.v1 import worker_pb2
@@ -115,7 +115,9 @@ async def test_a_router_that_sends_no_heartbeat_learns_that_it_is_the_cause_of_t
     heard: asyncio.Queue[Message | WorkerLost] = asyncio.Queue()
     async with host(folder, on_death=lambda _: None, step_timeout_s=60.0) as worker:
         session = await open_session(worker)
-        session.listen(0, Listener(lambda message, _at: heard.put_nowait(message), lambda _tokens, _at: None))
+        session.listen(
+            0, SessionListener(lambda message, _at: heard.put_nowait(message), lambda _tokens, _at: None)
+        )
         async with asyncio.timeout(10.0):
             loss = await heard.get()
         assert isinstance(loss, WorkerLost)

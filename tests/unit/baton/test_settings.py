@@ -12,7 +12,7 @@ from engine.config import Batching, Policy
 from engine.sched.presets import Preset
 from router.config.choices import Device, Dtype
 from router.config.flags.command_line import parse
-from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, UnavailableFlag
 from router.config.flags.values import ConfigError
 from router.config.option import flag_name
 from router.config.settings import RouterConfig
@@ -76,7 +76,7 @@ def test_every_setting_of_engine_and_scheduler_is_an_argument_as_on_the_command_
     [
         flag
         for flag, meaning in TRANSLATIONS.items()
-        if not isinstance(meaning, Fields | Unavailable)
+        if not isinstance(meaning, Fields | UnavailableFlag)
         and flag.startswith("--")
         and not flag.startswith("--tp")
     ],

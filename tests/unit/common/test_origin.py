@@ -11,7 +11,7 @@ from common.block_key import block_keys, namespace_key, root_key
 from common.origin import NAMESPACE_BYTES, are_keys_of, media_keys, namespace_of
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 
 PARTS = st.fixed_dictionaries(
     {
@@ -43,7 +43,7 @@ def test_media_keys_are_no_tokens_and_differ_by_item_and_index() -> None:
 @pytest.mark.parametrize("keys", [[5, 8, 7], [5, 9], [5, 9, 7, 1]])
 def test_a_key_that_claims_another_token_is_refused(keys: list[int]) -> None:
     request = Request(1, [5, 9, 7], SamplingParams(max_tokens=1), prompt_keys=keys)
-    with pytest.raises(InvalidRequest, match="key of the prompt"):
+    with pytest.raises(UnservableRequest, match="key of the prompt"):
         request.check(vocab_size=10)
 
 

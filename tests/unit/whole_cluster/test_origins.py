@@ -123,7 +123,7 @@ MUTANTS: Final[list[tuple[Any, str]]] = [
     (PrefixRanker, "_look_up"),
     (PrefixRanker, "_search"),
     # Tiers, and other workers.
-    (PageTiers, "_lacking"),
+    (PageTiers, "_missing"),
     (PageTiers, "_keys"),
     (ArrivingPrefixes, "begin"),
     (ArrivingPrefixes, "insert"),

@@ -223,7 +223,7 @@ class WholeWorker(FakeSession):
             if not output.blocked:
                 handler.on_step(output)
         else:
-            self.engine.tend()
+            self.engine.poll_tiers()
         outbox.report_load(handler.load())
         outbox.report_cache(handler.cache_changes())
         outbox.flush(0)

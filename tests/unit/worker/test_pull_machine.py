@@ -189,7 +189,7 @@ class PullMachine(RuleBasedStateMachine):
             output = side.engine.step(block=True)
             side.worker.handler.on_step(output)
         else:
-            side.engine.tend()
+            side.engine.poll_tiers()
         if side.copier is not None:
             side.copier.work(disk=False, most=1)
         side.engine.check_pages()

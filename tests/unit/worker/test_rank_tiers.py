@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.kv.tiers.jobs import FOUND, Demote, Done, Forget, Job, Load, Remove, Save
-from worker.tensor_parallel.rank_messages import KINDS, Answer, Opened, RankSocket, Stop
+from worker.tensor_parallel.rank_messages import KINDS, DoneAnswer, Opened, RankSocket, StopRank
 from worker.tensor_parallel.rank_tiers import RankedCopier
 
 KEYS = [bytes([number]) * 34 for number in range(3)]
@@ -51,7 +51,7 @@ class Ranks:
         if rank == 0:
             self.own.dones.append(done)
         else:
-            self.theirs[rank - 1].send(Answer.of(done))
+            self.theirs[rank - 1].send(DoneAnswer.of(done))
             assert self.heard.acquire(timeout=30)
         return self.copier.poll()
 
@@ -60,7 +60,7 @@ class Ranks:
         while select.select([self.sockets[rank - 1]], [], [], 0)[0]:
             job = self.theirs[rank - 1].receive()
             assert job is not None
-            assert not isinstance(job, (Answer, Opened, Stop))
+            assert not isinstance(job, (DoneAnswer, Opened, StopRank))
             jobs.append(job)
         return jobs
 

@@ -76,10 +76,10 @@ class Fp8Rows(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.kernels.matmul.grouped_matmul import Scaling
+        from engine.kernels.matmul.grouped_matmul import ProductScaling
         from engine.modeling.layers.formats.fp8_gpu import GroupedFp8
 
-        return GroupedFp8(weight, scale, Scaling.ROWS)
+        return GroupedFp8(weight, scale, ProductScaling.ROWS)
 
 
 def _scale_column(rows: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Fp8Blocks(QuantizedWeight):
         weight, scale = stored["weight"], stored["weight_scale"]
         if not has_kernels(weight) or self.dtype == torch.float32:
             return None
-        from engine.kernels.matmul.grouped_matmul import Scaling
+        from engine.kernels.matmul.grouped_matmul import ProductScaling
         from engine.modeling.layers.formats.fp8_gpu import GroupedFp8
 
-        return GroupedFp8(weight, scale, Scaling.BLOCKS)
+        return GroupedFp8(weight, scale, ProductScaling.BLOCKS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.kernels.matmul import few_rows, matvec
 from engine.kernels.matmul.fp8_quantize import quantize_groups, quantize_rows
-from engine.kernels.matmul.grouped_matmul import Scaling, grouped_matmul
+from engine.kernels.matmul.grouped_matmul import ProductScaling, grouped_matmul
 from engine.modeling.layers.formats.quantized import PackedMethod
 from engine.modeling.layers.linear.linear_layer import Linear
 from engine.modeling.layers.routing import Routes
@@ -93,7 +93,7 @@ class Fp8BlocksOnGpu(PackedMethod):
             rows,
             self.weight.unsqueeze(0),
             x.dtype,
-            scaling=Scaling.BLOCKS,
+            scaling=ProductScaling.BLOCKS,
             x_scale=scales,
             weight_scale=self.scale.unsqueeze(0),
         )
@@ -107,10 +107,10 @@ class GroupedFp8:
     """[E, out, in]"""
     scale: Tensor
     """float32: [E, out], or [E, out / 128, in / 128]"""
-    scaling: Scaling
+    scaling: ProductScaling
 
     def __call__(self, x: Tensor, routes: Routes, by_token: bool) -> Tensor:
-        rows, scales = quantize_rows(x) if self.scaling is Scaling.ROWS else quantize_groups(x)
+        rows, scales = quantize_rows(x) if self.scaling is ProductScaling.ROWS else quantize_groups(x)
         return grouped_matmul(
             rows,
             self.weight,

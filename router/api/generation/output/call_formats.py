@@ -12,7 +12,7 @@ from typing import Final
 
 from router.api.generation.output.call_reader import NamedObjectReader, ObjectReader
 from router.api.generation.output.sections import CallFormat, Reads
-from router.api.generation.output.tagged_call import TaggedCallReader, Tags
+from router.api.generation.output.tagged_call import CallTags, TaggedCallReader
 from router.api.generation.output.written_calls import Calls, WrittenCallsReader, gemma_calls, python_calls
 from router.api.generation.tools import Tool
 
@@ -44,7 +44,7 @@ def _objects(index: int, tools: Mapping[str, Tool]) -> ObjectReader:
     return ObjectReader(index)
 
 
-def _tagged(tags: Tags) -> Reads:
+def _tagged(tags: CallTags) -> Reads:
     return lambda index, tools: TaggedCallReader(index, tags, tools)
 
 
@@ -62,7 +62,7 @@ def _of_kimi(name: str) -> str:
 
 
 _FUNCTION = partial(
-    Tags,
+    CallTags,
     name="<function=",
     name_ends=(">",),
     key="<parameter=",
@@ -94,7 +94,7 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
         "</tool_call>",
         "",
         _tagged(
-            Tags(
+            CallTags(
                 name="",
                 name_ends=("\n", "<arg_key>", "</tool_call>"),
                 key="<arg_key>",
@@ -112,7 +112,7 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
         "</minimax:tool_call>",
         '<invoke name="',
         _tagged(
-            Tags(
+            CallTags(
                 name='<invoke name="',
                 name_ends=('">',),
                 key='<parameter name="',

@@ -11,7 +11,7 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, Part, ReasoningPart
 
 MARKERS: Final = (
     "<|start|>",
@@ -100,7 +100,7 @@ class HarmonyParser:
             return
         match self._state:
             case _State.REASONING:
-                parts.append(Reasoning(text))
+                parts.append(ReasoningPart(text))
             case _State.CALL:
                 parts.append(Arguments(self._calls - 1, text))
             case _:

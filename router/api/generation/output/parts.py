@@ -12,7 +12,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningPart:
     text: str
 
 
@@ -32,7 +32,7 @@ class Arguments:
     text: str
 
 
-Part: TypeAlias = Content | Reasoning | Call | Arguments
+Part: TypeAlias = Content | ReasoningPart | Call | Arguments
 
 
 def content(text: str) -> list[Part]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple, Protocol
 
-from router.api.generation.output.parts import Content, OutputParser, Part, Reasoning
+from router.api.generation.output.parts import Content, OutputParser, Part, ReasoningPart
 from router.api.generation.output.scan import MarkerFinder, Prose
 
 
@@ -22,16 +22,16 @@ class ReasoningFormat(Enum):
     """Messages of the analysis channel (gpt-oss)."""
 
 
-class Tags(NamedTuple):
+class ReasoningTags(NamedTuple):
     opening: str
     closing: str
 
 
-THINK: Final = Tags("<think>", "</think>")
-TAGS: Final[Mapping[ReasoningFormat, Tags]] = {
-    ReasoningFormat.MISTRAL: Tags("[THINK]", "[/THINK]"),
-    ReasoningFormat.SEED_OSS: Tags("<seed:think>", "</seed:think>"),
-    ReasoningFormat.GEMMA4: Tags("<|channel>thought", "<channel|>"),
+THINK: Final = ReasoningTags("<think>", "</think>")
+TAGS: Final[Mapping[ReasoningFormat, ReasoningTags]] = {
+    ReasoningFormat.MISTRAL: ReasoningTags("[THINK]", "[/THINK]"),
+    ReasoningFormat.SEED_OSS: ReasoningTags("<seed:think>", "</seed:think>"),
+    ReasoningFormat.GEMMA4: ReasoningTags("<|channel>thought", "<channel|>"),
     ReasoningFormat.THINK: THINK,
     ReasoningFormat.DEEPSEEK_R1: THINK,
 }
@@ -52,7 +52,9 @@ class _State(Enum):
 class ReasoningParser:
     """Whitespace around the tags belongs to neither part. The answer goes to `rest`, if there is one."""
 
-    def __init__(self, rest: OutputParser | None = None, *, inside: bool = False, tags: Tags = THINK) -> None:
+    def __init__(
+        self, rest: OutputParser | None = None, *, inside: bool = False, tags: ReasoningTags = THINK
+    ) -> None:
         """`inside`: the answer begins with reasoning, whether or not it repeats the opening tag."""
         self._opening: Final = tags.opening
         self._rest: Final = rest
@@ -77,7 +79,7 @@ class ReasoningParser:
         if self._state is _State.REASONING and text:
             before, text = self._finder.feed(text)
             if thought := self._reasoning.feed(before):
-                parts.append(Reasoning(thought))
+                parts.append(ReasoningPart(thought))
             if self._finder.found:
                 self._state, self._strip = _State.ANSWER, True
         if self._state is _State.ANSWER:
@@ -92,12 +94,12 @@ class ReasoningParser:
         match self._state:
             case _State.BEGIN if self._without_tag is _State.REASONING:
                 if thought := self._reasoning.feed(self._held):
-                    parts.append(Reasoning(thought))
+                    parts.append(ReasoningPart(thought))
             case _State.BEGIN:
                 parts += self._answer(self._held)
             case _State.REASONING:
                 if thought := self._reasoning.feed(self._finder.flush()):
-                    parts.append(Reasoning(thought))
+                    parts.append(ReasoningPart(thought))
         return parts if self._rest is None else parts + self._rest.finish()
 
     def _begin(self, text: str) -> str:

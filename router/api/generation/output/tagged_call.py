@@ -15,7 +15,7 @@ from router.api.generation.tools import Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Tags:
+class CallTags:
     """How a call is written. Whitespace between tags means nothing."""
 
     name: str
@@ -51,7 +51,7 @@ class _State(Enum):
 class TaggedCallReader:
     """A value ends at its tag if an argument or the end of the call follows: text may hold the tag, too."""
 
-    def __init__(self, index: int, tags: Tags, tools: Mapping[str, Tool]) -> None:
+    def __init__(self, index: int, tags: CallTags, tools: Mapping[str, Tool]) -> None:
         self._index: Final = index
         self._tags: Final = tags
         self._tools: Final = tools

@@ -49,13 +49,13 @@ def _keywords(call: ast.Call) -> dict[str, Any]:
 def _literal(node: ast.expr) -> Any:
     """A literal of Python, in which the words of JSON stand for theirs."""
 
-    class Named(ast.NodeTransformer):
+    class JsonWords(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
             if name.id not in _JSON_NAMES:
                 raise NotCalls(f"the name {name.id}")
             return ast.copy_location(ast.Constant(_JSON_NAMES[name.id]), name)
 
-    value = ast.literal_eval(Named().visit(node))
+    value = ast.literal_eval(JsonWords().visit(node))
     dumped(value)  # sets and bytes are no JSON
     return value
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from router.api.generation.completion import OutputChunk
-from router.api.generation.output.parts import Arguments, Call, Content, Part, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, Part, ReasoningPart
 from router.api.openai.answers.logprobs import Entry, chat_logprobs
 from router.api.openai.answers.writer import AnswerWriter
 
@@ -44,7 +44,7 @@ def _delta(part: Part) -> dict[str, Any]:
     match part:
         case Content(text):
             return {"content": text}
-        case Reasoning(text):
+        case ReasoningPart(text):
             return {"reasoning_content": text}
         case Call(index, name):
             return {"tool_calls": [{"index": index, **_call(name, "")}]}
@@ -63,7 +63,7 @@ def _message(parts: Sequence[Part]) -> dict[str, Any]:
         match part:
             case Content(text):
                 contents.append(text)
-            case Reasoning(text):
+            case ReasoningPart(text):
                 thoughts.append(text)
             case Call(_, name):
                 calls.append((name, []))

@@ -20,7 +20,7 @@ Entry: TypeAlias = sampling_pb2.TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
-class PromptScores:
+class ScoresWanted:
     """Log-probabilities of the prompts of one request."""
 
     are_computed: bool
@@ -28,7 +28,7 @@ class PromptScores:
     """Whether answers have vLLM's `prompt_logprobs`."""
 
     @classmethod
-    def of(cls, body: GenerationBody, options: SamplingOptions) -> PromptScores:
+    def of(cls, body: GenerationBody, options: SamplingOptions) -> ScoresWanted:
         return cls(options.prompt_logprobs is not None, body.prompt_logprobs is not None)
 
     def field(

@@ -15,9 +15,9 @@ import orjson
 
 from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Call
-from router.api.generation.run import Run, Usage
+from router.api.generation.run import Run, TokenUsage
 from router.api.generation.text.tokenizer import Tokenizer
-from router.api.openai.answers.logprobs import Entry, PromptScores
+from router.api.openai.answers.logprobs import Entry, ScoresWanted
 from router.api.openai.errors import error_event
 from router.api.openai.requests import GenerationBody, StreamedUsage
 from router.errors import RouterError
@@ -50,7 +50,7 @@ class AnswerWriter(ABC):
         self._tokenizer: Final = tokenizer
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
-        self._scores: Final = PromptScores.of(body, run.request.options)
+        self._scores: Final = ScoresWanted.of(body, run.request.options)
         self._whole: Final = [
             OutputChunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)
         ]
@@ -216,7 +216,7 @@ def _timings(chunk: OutputChunk) -> dict[str, Any]:
     return {} if chunk.timings is None else {"timings": as_json(chunk.timings)}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -53,7 +53,7 @@ async def test_prefixes_come_up_from_a_workers_tiers_and_from_another_workers(
     """And damaged files never become tokens."""
     folder, oracle = model
     turns = [[*prompt, *oracle(prompt, 8), *TURN] for prompt in PROMPTS]
-    tiers = TierConfig(host_bytes=1 << 20, disk_dir=tmp_path, disk_bytes=1 << 24)
+    tiers = TierConfig(host_bytes=1 << 20, disk_dir=tmp_path, second_tier_bytes=1 << 24)
     pool = {"num_pages": 60, "max_model_len": 100, "num_state_slots": 4, "tiers": tiers}
     async with pair(folder, prefill=pool) as workers:
         for prompt in PROMPTS:

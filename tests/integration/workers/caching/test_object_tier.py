@@ -41,7 +41,7 @@ def bucket() -> Iterator[Store]:
 
 
 def sharing(folder: Path, bucket: Store, name: str = "decode-0", **settings: Any) -> Any:
-    tiers = TierConfig(host_bytes=80 * PAGE_BYTES, object_url=bucket.url, disk_bytes=2000 * PAGE_BYTES)
+    tiers = TierConfig(host_bytes=80 * PAGE_BYTES, object_url=bucket.url, second_tier_bytes=2000 * PAGE_BYTES)
     return worker(folder, WorkerRole.DECODE, None, name=name, tiers=tiers, **POOL, **settings)
 
 

@@ -22,7 +22,9 @@ PROMPTS = [[(seed * 31 + i * i * 7) % 97 for i in range(60)] for seed in range(8
 
 
 def with_disk(folder: Path, host_pages: int = 40) -> TierConfig:
-    return TierConfig(host_bytes=host_pages * PAGE_BYTES, disk_dir=folder, disk_bytes=2000 * PAGE_BYTES)
+    return TierConfig(
+        host_bytes=host_pages * PAGE_BYTES, disk_dir=folder, second_tier_bytes=2000 * PAGE_BYTES
+    )
 
 
 async def run(link: Link, prompt: list[int]) -> tuple[list[int], dict[str, int]]:

@@ -43,7 +43,7 @@ def on_ranks(folder: Path, tiers: TierConfig, **settings: Any) -> Any:
 
 
 def with_disk(folder: Path) -> TierConfig:
-    return TierConfig(host_bytes=40 * 1024, disk_dir=folder, disk_bytes=2000 * 1024)
+    return TierConfig(host_bytes=40 * 1024, disk_dir=folder, second_tier_bytes=2000 * 1024)
 
 
 async def test_evicted_prefixes_come_up_on_all_ranks(folder: Path, oracle: Oracle) -> None:
@@ -117,7 +117,7 @@ async def test_states_latent_kv_and_windows_come_up_on_all_ranks(kind: str, tmp_
     model.save_pretrained(tmp_path)
     oracle = Oracle(model.eval())
     settings = {"num_pages": 60, "num_state_slots": 4} if kind == "states" else {"num_pages": 60}
-    tiers = TierConfig(host_bytes=1 << 22, disk_dir=tmp_path / "kv", disk_bytes=1 << 24)
+    tiers = TierConfig(host_bytes=1 << 22, disk_dir=tmp_path / "kv", second_tier_bytes=1 << 24)
     async with on_ranks(tmp_path, tiers, **settings) as link:
         turns = [[*prompt, *oracle(prompt, 8), *LONG_TURN] for prompt in LONG]
         for prompt in LONG:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 from engine.config import Batching, EngineConfig
 from engine.core.batch.batch import scratch_batch
-from engine.core.largest_step import Span, largest_step
-from engine.errors import InvalidRequest
+from engine.core.largest_step import TokenSpan, largest_step
+from engine.errors import UnservableRequest
 from engine.executor.runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from tests.unit.engine.engines import make_engine, make_request
@@ -67,7 +67,7 @@ def test_no_step_has_more_tokens_or_samples_more_rows(
         while coming and coming[0][0] <= step:
             _, length = coming.pop(0)
             prompt = [(length + i) % 90 for i in range(min(length, longest - 1))]
-            with suppress(InvalidRequest):  # too long for a step, with chunking off
+            with suppress(UnservableRequest):  # too long for a step, with chunking off
                 engine.submit(make_request(1000 + len(coming), prompt, max_tokens=9, ignore_eos=True))
         largest = max(largest, engine.step().num_tokens)
         step += 1
@@ -93,12 +93,14 @@ def test_a_budget_smaller_than_the_decodes_leaves_a_page_to_prompts() -> None:
 
 def test_prompts_are_probed_at_the_end_of_the_longest_context() -> None:
     first, *decodes = largest_step(config(chunk_budget=64, max_model_len=128, max_running_requests=5))
-    assert first == Span(68, 60)
-    assert set(decodes) == {Span(0, 1)}
+    assert first == TokenSpan(68, 60)
+    assert set(decodes) == {TokenSpan(0, 1)}
 
 
-@pytest.mark.parametrize("spans", [[Span(0, 1)], [Span(3, 6), Span(0, 1)], [Span(0, 9), Span(7, 2)]])
-def test_a_warm_up_touches_the_scratch_page_alone(spans: list[Span]) -> None:
+@pytest.mark.parametrize(
+    "spans", [[TokenSpan(0, 1)], [TokenSpan(3, 6), TokenSpan(0, 1)], [TokenSpan(0, 9), TokenSpan(7, 2)]]
+)
+def test_a_warm_up_touches_the_scratch_page_alone(spans: list[TokenSpan]) -> None:
     batch = scratch_batch(spans, scratch_page=5, page_size=4, device=CPU)
     (group,) = batch.groups
     assert set((group.slot_mapping // 4).tolist()) == {5}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.kernels import compilations, compiler_hooks
-from engine.kernels.compilations import Compilations, Phase
+from engine.kernels.compilations import CompilationPhase, Compilations
 from engine.kernels.cpu import build
 from worker.session.metrics import WorkerMetrics
 
@@ -75,8 +75,8 @@ def test_kernels_of_triton_are_counted_by_whether_the_cache_had_them(
     compiler_hooks.watch_compilers()
     compiled(triton, cache_hit=False, num_rows=None)
     compiled(triton, cache_hit=True, num_rows=None)
-    assert noted.compiled == {Phase.STARTING: 1}
-    assert noted.loaded == {Phase.STARTING: 1}
+    assert noted.compiled == {CompilationPhase.STARTING: 1}
+    assert noted.loaded == {CompilationPhase.STARTING: 1}
     assert noted.seconds == pytest.approx(3.0)
     assert not noted.late
 
@@ -88,9 +88,9 @@ def test_modules_of_flashinfer_are_counted_once_however_often_compilers_are_watc
     compiler_hooks.watch_compilers()
     spec = sys.modules["flashinfer.jit.core"].JitSpec()
     assert spec.build_and_load() == "module"
-    assert noted.compiled == {Phase.STARTING: 1}
+    assert noted.compiled == {CompilationPhase.STARTING: 1}
     assert spec.build_and_load() == "module"
-    assert noted.loaded == {Phase.STARTING: 1}
+    assert noted.loaded == {CompilationPhase.STARTING: 1}
 
 
 def test_a_kernel_compiled_while_serving_is_named_with_its_variant(
@@ -100,7 +100,7 @@ def test_a_kernel_compiled_while_serving_is_named_with_its_variant(
     compiled(triton, cache_hit=False, num_rows=None)
     noted.serve()
     compiled(triton, cache_hit=False, num_rows=1)
-    assert noted.compiled == {Phase.STARTING: 1, Phase.SERVING: 1}
+    assert noted.compiled == {CompilationPhase.STARTING: 1, CompilationPhase.SERVING: 1}
     assert list(noted.late) == ["grouped_matmul x_ptr: *bf16 / 16, num_rows=1, size: i32"]
     [record] = caplog.records
     assert record.levelno == logging.WARNING
@@ -126,7 +126,7 @@ def test_kernels_for_the_processor_are_counted(
     monkeypatch.setattr(build, "compile_library", lambda library: library.touch())
     build.built_library(tmp_path)
     build.built_library(tmp_path)
-    assert noted.compiled == {Phase.STARTING: 1}
+    assert noted.compiled == {CompilationPhase.STARTING: 1}
 
 
 def test_metrics_have_both_phases_from_the_start(noted: Compilations) -> None:

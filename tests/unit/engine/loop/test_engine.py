@@ -11,7 +11,7 @@ from common.kv_groups import KVGroup
 from engine.config import Batching
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
-from engine.errors import EngineError, InvalidRequest, QueueFull
+from engine.errors import EngineError, QueueFull, UnservableRequest
 from engine.loop.engine import Engine
 from tests.unit.engine.engines import deliver, make_engine, make_request, run, write
 from tests.unit.engine.fake_runner import EOS, VOCAB, reference
@@ -141,10 +141,10 @@ def test_end_of_sequence_stops_unless_ignored_or_too_early() -> None:
 def test_what_can_never_run_is_refused_at_once() -> None:
     engine = make_engine(num_pages=4, max_waiting_requests=1)
     for prompt in ([], [VOCAB], [-1], [1] * 16):
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(UnservableRequest):
             engine.submit(make_request(1, prompt))
     engine.submit(make_request(1, [1]))
-    with pytest.raises(InvalidRequest, match="already"):
+    with pytest.raises(UnservableRequest, match="already"):
         engine.submit(make_request(1, [1]))
     with pytest.raises(QueueFull):
         engine.submit(make_request(2, [1]))

@@ -216,8 +216,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.copier is not None)
     @rule()
-    def tend(self) -> None:
-        self.engine.tend()
+    def poll_tiers(self) -> None:
+        self.engine.poll_tiers()
         self.engine.check_pages()
 
     @precondition(lambda self: self.copier is not None)
@@ -272,10 +272,10 @@ class EngineMachine(RuleBasedStateMachine):
                 self.copier.work(disk=True)
             self.step(1)
         assert not self.live, "a request was forgotten"
-        self.engine.tend()
+        self.engine.poll_tiers()
         if self.copier is not None:
             self.copier.work(disk=False)
-            self.engine.tend()
+            self.engine.poll_tiers()
         counts = self.engine.check_pages()
         assert counts.free + counts.cached == counts.total
         if self.engine.kv.states.used:

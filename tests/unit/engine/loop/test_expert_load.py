@@ -13,7 +13,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.executor import expert_load
 from engine.executor.expert_load import ExpertLoad
 from engine.loop.engine import Engine
-from engine.modeling.layers.experts import Router
+from engine.modeling.layers.experts import ExpertRouter
 from tests.engine_config import engine_config
 from tests.unit.tiny import save_tiny_llama
 
@@ -46,7 +46,7 @@ def test_tokens_that_all_go_to_the_same_experts_show(tmp_path: Path, monkeypatch
     load = served.runner.expert_load
     assert load.imbalance is None
     for router in served.runner._model.modules():
-        if isinstance(router, Router):
+        if isinstance(router, ExpertRouter):
             router.weight.zero_()  # of equal scores the first experts win
 
     serve(served, 12)

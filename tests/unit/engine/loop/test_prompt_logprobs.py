@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 
 from engine.core.request import Request
 from engine.core.sampling_params import PromptLogprobs, SamplingParams
-from engine.errors import InvalidRequest, NotFinite
+from engine.errors import NotFinite, UnservableRequest
 from engine.loop.engine import Engine
 from engine.loop.hooks import NO_HOOKS
 from engine.sampling import scoring
@@ -261,5 +261,5 @@ def test_logits_that_are_not_finite_fail_the_request_that_asks(folder: Path) -> 
 def test_a_prompt_that_is_not_scored_has_no_output_yet(folder: Path) -> None:
     continued = scored(1, prompt_of(5), max_tokens=4)
     continued.output.append(7)
-    with pytest.raises(InvalidRequest, match="before the first token"):
+    with pytest.raises(UnservableRequest, match="before the first token"):
         engine_of(folder).submit(continued)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config import Batching, SchedulerConfig
-from engine.errors import InvalidRequest
+from engine.errors import UnservableRequest
 from engine.sched.presets import PRESETS, Preset
 from tests.unit.engine.sched.planning import Planner, request
 
@@ -129,7 +129,7 @@ def test_a_prompt_over_the_budget_waits_with_chunking_off() -> None:
 
 def test_a_prompt_that_never_fits_into_a_step_is_refused_with_chunking_off() -> None:
     planner = Planner(Preset.VLLM, chunk_budget=2048, chunked_prefill=False)
-    with pytest.raises(InvalidRequest, match="2049 tokens never fits into a step of 2048"):
+    with pytest.raises(UnservableRequest, match="2049 tokens never fits into a step of 2048"):
         planner.submit(request(1, 2049))
 
 

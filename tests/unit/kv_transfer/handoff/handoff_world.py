@@ -31,7 +31,7 @@ from kv_transfer.handoff.messages import (
     Digests,
     Drain,
     Finish,
-    Message,
+    HandoffMessage,
     Push,
     Revoke,
     encode,
@@ -273,7 +273,7 @@ class HandoffWorld:
             "revoke": (d, p, Revoke(d, "")),
         }
         source, target, body = forged[kind]
-        message = Message(ticket.handoff_id, source.epoch, target.epoch, secret, body)
+        message = HandoffMessage(ticket.handoff_id, source.epoch, target.epoch, secret, body)
         self.network.messages.append(InFlightMessage(target.name, encode(message)))
 
     def restart(self, place: int) -> None:

@@ -18,7 +18,7 @@ from kv_transfer import (
     Ticket,
 )
 from kv_transfer.errors import PeerFenced, RightsRemain
-from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
+from kv_transfer.handoff.messages import Drain, HandoffMessage, Revoke, encode
 from tests.kv_network import InFlightMessage, Network, NetworkTransport
 from tests.kv_support import (
     LAYOUT,
@@ -123,7 +123,7 @@ def test_a_fenced_sender_is_refused_forever() -> None:
     cluster.receiver.fence(1, "", 1.0)
     with pytest.raises(PeerFenced, match="p-1"):
         cluster.reserve(2, sender=0)
-    message = encode(Message(1, 1, 9, 0, Drain("late")))
+    message = encode(HandoffMessage(1, 1, 9, 0, Drain("late")))
     cluster.network.messages.append(InFlightMessage(cluster.receiver.peer.name, message))
     assert [type(event) for event in cluster.settle(1.0)] == [SendFailed]
     assert cluster.receiver.unexpected["fenced"] == 1
@@ -204,7 +204,7 @@ def test_fencing_the_receiver_frees_the_senders_pages_and_ends_its_messages() ->
     sender.open(2, 1.0, TIMEOUT_S)
     sender.attach(ticket, 1.0)
     assert [type(event) for event in sender.poll(1.0)] == [SendFailed]
-    revoke = Message(3, 9, 1, 5, Revoke(cluster.receiver.peer, "come back"))
+    revoke = HandoffMessage(3, 9, 1, 5, Revoke(cluster.receiver.peer, "come back"))
     cluster.network.messages = [InFlightMessage("p-1", encode(revoke))]
     cluster.network.deliver(cluster.network.messages[0])
     sender.poll(1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer import Drained, LayoutMismatch, ReceiveFailed, SendFailed
 from kv_transfer.errors import BadTicket
-from kv_transfer.handoff.messages import Drain, Message, Revoke, encode
+from kv_transfer.handoff.messages import Drain, HandoffMessage, Revoke, encode
 from tests.kv_network import InFlightMessage, NetworkTransport
 from tests.kv_support import Pool, final_for, receiver_on
 from tests.unit.kv_transfer.handoff.handoff_pair import LOCAL, NUM_TOKENS, REMOTE, Pair
@@ -58,8 +58,10 @@ def assert_ignored(pair: Pair, kind: str, **change: int) -> None:
     """A message that ends the handoff, on either side, unless `change` makes it unbelievable."""
     ticket = pair.reserve()
     pair.sender.attach(ticket, 0.0)
-    to_receiver = Message(1, source=1, target=2, secret=ticket.secret, body=Drain(""))
-    to_sender = Message(1, source=2, target=1, secret=ticket.secret, body=Revoke(pair.receiver.peer, ""))
+    to_receiver = HandoffMessage(1, source=1, target=2, secret=ticket.secret, body=Drain(""))
+    to_sender = HandoffMessage(
+        1, source=2, target=1, secret=ticket.secret, body=Revoke(pair.receiver.peer, "")
+    )
     for target, message in (("d", to_receiver), ("p", to_sender)):
         pair.network.messages.append(InFlightMessage(target, encode(replace(message, **change))))
     pair.settle()

@@ -16,7 +16,7 @@ from kv_transfer.handoff.messages import (
     Digests,
     Drain,
     Finish,
-    Message,
+    HandoffMessage,
     Push,
     Revoke,
     decode,
@@ -40,11 +40,11 @@ BODIES = st.one_of(
     st.builds(Revoke, PEERS, TEXT),
     st.builds(Drain, TEXT),
 )
-MESSAGES = st.builds(Message, U64, U64, U64, U64, BODIES)
+MESSAGES = st.builds(HandoffMessage, U64, U64, U64, U64, BODIES)
 
 
 @given(MESSAGES)
-def test_a_message_is_decoded_to_what_was_encoded(message: Message) -> None:
+def test_a_message_is_decoded_to_what_was_encoded(message: HandoffMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -55,7 +55,9 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 
 
 @given(MESSAGES, st.integers(0, 10**6), st.integers(1, 255))
-def test_a_message_with_any_byte_changed_is_refused(message: Message, position: int, change: int) -> None:
+def test_a_message_with_any_byte_changed_is_refused(
+    message: HandoffMessage, position: int, change: int
+) -> None:
     data = bytearray(encode(message))
     data[position % len(data)] ^= change
     with pytest.raises(BadMessage):
@@ -63,21 +65,21 @@ def test_a_message_with_any_byte_changed_is_refused(message: Message, position: 
 
 
 @given(MESSAGES, st.integers(0, 10**6))
-def test_a_message_that_was_cut_short_is_refused(message: Message, length: int) -> None:
+def test_a_message_that_was_cut_short_is_refused(message: HandoffMessage, length: int) -> None:
     data = encode(message)
     with pytest.raises(BadMessage):
         decode(data[: length % len(data)])
 
 
 @given(MESSAGES, st.binary(min_size=1, max_size=20))
-def test_a_message_with_trailing_bytes_is_refused(message: Message, more: bytes) -> None:
+def test_a_message_with_trailing_bytes_is_refused(message: HandoffMessage, more: bytes) -> None:
     with pytest.raises(BadMessage):
         decode(encode(message) + more)
 
 
 @given(MESSAGES, st.binary(max_size=40), st.integers(0, 10**6))
 def test_wrong_lengths_are_refused_even_with_a_valid_checksum(
-    message: Message, noise: bytes, position: int
+    message: HandoffMessage, noise: bytes, position: int
 ) -> None:
     payload = bytearray(encode(message)[:-8])
     body = 37  # behind the header
@@ -95,7 +97,7 @@ def sealed(payload: bytes) -> bytes:
 
 @given(MESSAGES, st.binary(min_size=4, max_size=4).filter(lambda magic: magic != b"BKV4"))
 def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
-    message: Message, magic: bytes
+    message: HandoffMessage, magic: bytes
 ) -> None:
     with pytest.raises(BadMessage, match="protocol version"):
         decode(sealed(magic + encode(message)[4:-8]))
@@ -103,12 +105,12 @@ def test_a_message_of_another_protocol_version_is_refused_with_a_valid_checksum(
 
 @given(st.integers(0, 36))
 def test_a_message_shorter_than_its_header_is_refused_with_a_valid_checksum(length: int) -> None:
-    header = encode(Message(1, 2, 3, 4, Confirm()))[:37]
+    header = encode(HandoffMessage(1, 2, 3, 4, Confirm()))[:37]
     with pytest.raises(BadMessage, match="protocol version"):
         decode(sealed(header[:length]))
 
 
 def test_a_long_reason_is_cut_to_fit() -> None:
-    decoded = decode(encode(Message(1, 2, 3, 4, Drain("x" * 100_000))))
+    decoded = decode(encode(HandoffMessage(1, 2, 3, 4, Drain("x" * 100_000))))
     assert isinstance(decoded.body, Drain)
     assert decoded.body.reason == "x" * 1024

@@ -7,7 +7,7 @@ from enum import Enum
 
 from kv_transfer.handoff.receiver_states import RECEIVING, ReceiveAction, ReceiveEvent, Receiving
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
-from kv_transfer.handoff.state_machine import Machine, Table
+from kv_transfer.handoff.state_machine import StateMachine, Table
 
 
 def paths(table: Table[Enum, Enum, Enum], state: Enum, length: int = 8) -> Iterator[tuple[Enum, list[Enum]]]:
@@ -78,14 +78,14 @@ def test_an_aborted_handoff_never_becomes_ready() -> None:
 
 
 def test_an_unexpected_event_changes_nothing() -> None:
-    machine = Machine(SENDING, Sending.OPEN, 0.0, 5.0, {})
+    machine = StateMachine(SENDING, Sending.OPEN, 0.0, 5.0, {})
     assert machine.on(SendEvent.CONFIRM, 1.0) is None
     assert machine.state is Sending.OPEN
     assert machine.deadline == 5.0
 
 
 def test_a_state_with_its_own_timeout_restarts_its_deadline_whenever_it_acts() -> None:
-    machine = Machine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
+    machine = StateMachine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
     machine.on(ReceiveEvent.DEADLINE, 5.0)
     assert machine.deadline == 5.25
     assert machine.on(ReceiveEvent.DEADLINE, 6.0) == (ReceiveAction.SEND_REVOKE,)
@@ -95,7 +95,7 @@ def test_a_state_with_its_own_timeout_restarts_its_deadline_whenever_it_acts() -
 
 
 def test_progress_extends_the_deadline_up_to_a_limit() -> None:
-    machine = Machine(SENDING, Sending.OPEN, 0.0, 5.0, {})
+    machine = StateMachine(SENDING, Sending.OPEN, 0.0, 5.0, {})
     machine.progress(4.0)
     assert machine.deadline == 9.0
     machine.progress(6.0, timeout_s=2.0)  # the receiver is less patient
@@ -106,7 +106,7 @@ def test_progress_extends_the_deadline_up_to_a_limit() -> None:
 
 
 def test_progress_does_not_extend_a_state_with_its_own_timeout() -> None:
-    machine = Machine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
+    machine = StateMachine(RECEIVING, Receiving.RESERVED, 0.0, 5.0, {Receiving.DRAINING: 0.25})
     machine.on(ReceiveEvent.ABORT, 1.0)
     machine.progress(1.2)
     assert machine.deadline == 1.25

@@ -23,7 +23,7 @@ from kv_transfer.sharded.writer import RankWriter
 from kv_transfer.state_layout import StateLayout
 from kv_transfer.ticket import Peer
 from kv_transfer.transports import LoopbackNetwork, LoopbackTransport
-from kv_transfer.transports.base import Arrival, PeerLost, TransportEvent, WriteDone, WriteFailed
+from kv_transfer.transports.base import PeerLost, ReceivedMessage, TransportEvent, WriteDone, WriteFailed
 
 NUM_PAGES = 6
 
@@ -145,7 +145,7 @@ def test_every_head_arrives_and_both_sides_digest_the_same(
     local, remote = [0, 1, 2, 5], [3, 4, 0, 1]
     number = sender.transport.write(receiver.peer, copies(local, remote, kv_heads), b"here")
     assert sender.poll_until(WriteDone) == WriteDone(number)
-    assert receiver.poll_until(Arrival) == Arrival(b"here")
+    assert receiver.poll_until(ReceivedMessage) == ReceivedMessage(b"here")
     for mine, theirs in zip(local, remote, strict=True):
         expected = sender.heads(mine, kv_heads)
         for rank, pool in enumerate(receiver.pools):
@@ -202,7 +202,7 @@ def test_a_write_fails_as_a_whole_when_one_rank_of_the_peer_is_lost(stack: ExitS
     failed = sender.poll_until(WriteFailed)
     assert isinstance(failed, WriteFailed)
     assert failed.write == number
-    assert not any(isinstance(event, Arrival) for event in receiver.transport.poll())
+    assert not any(isinstance(event, ReceivedMessage) for event in receiver.transport.poll())
     with pytest.raises(PeerUnreachable, match="lost a rank"):
         sender.transport.connect(receiver.peer)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from common.metric_export import VLLM, MetricNames, Source, exported
+from common.metric_export import VLLM, MetricNames, MetricSource, exported
 
 
 def source() -> CollectorRegistry:
@@ -21,19 +21,19 @@ def source() -> CollectorRegistry:
 
 
 def test_every_sample_has_the_shared_labels_and_keeps_its_own() -> None:
-    found = exported([Source(source(), {"model_name": "m", "worker": "router"})])
+    found = exported([MetricSource(source(), {"model_name": "m", "worker": "router"})])
     assert found.get_sample_value("baton_worker_up", {"model_name": "m", "worker": "router"}) == 1
     assert found.get_sample_value("baton_ttft_seconds_count", {"model_name": "m", "worker": "w"}) == 1
 
 
 def test_cpu_memory_and_open_files_of_the_process_are_there() -> None:
-    text = generate_latest(exported([Source(source(), {"worker": "w"})])).decode()
+    text = generate_latest(exported([MetricSource(source(), {"worker": "w"})])).decode()
     for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
         assert f'{name}{{worker="w"}}' in text
 
 
 def test_vllms_names_replace_those_of_metrics_that_it_has() -> None:
-    found = exported([Source(source(), {"model_name": "m"})], MetricNames.VLLM)
+    found = exported([MetricSource(source(), {"model_name": "m"})], MetricNames.VLLM)
     bucket = {"model_name": "m", "worker": "w", "le": "+Inf"}
     assert found.get_sample_value("vllm:time_to_first_token_seconds_bucket", bucket) == 1
     success = {"model_name": "m", "finished_reason": "stop"}

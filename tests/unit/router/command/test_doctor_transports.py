@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from router.command.doctor.end_process import WriteRate
 from router.command.doctor.report import Verdict
-from router.command.doctor.transports import Candidate, Cost, candidates, check_cost
+from router.command.doctor.transports import Cost, TransportCandidate, candidates, check_cost
 
-CMA = Candidate("cma", "tcp,cma")
+CMA = TransportCandidate("cma", "tcp,cma")
 
 
 def cost(path: str) -> Cost:

@@ -6,13 +6,13 @@ import re
 
 import pytest
 
-from router.config.choices import Quantization, ReasoningParser, ToolCallParser
+from router.config.choices import QuantizationChoice, ReasoningParserChoice, ToolCallParser
 from router.config.flags.command_line import parse
-from router.config.flags.foreign_flags import TRANSLATIONS, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, UnavailableFlag
 from router.config.flags.values import ConfigError
 from router.config.table import SETTINGS
 
-REASONS = {flag: t.reason for flag, t in TRANSLATIONS.items() if isinstance(t, Unavailable)}
+REASONS = {flag: t.reason for flag, t in TRANSLATIONS.items() if isinstance(t, UnavailableFlag)}
 OWN = {setting.flag: setting.option.help for setting in SETTINGS.values()}
 FEATURES = {
     r"hicache|hierarchical-cache|lmcache|kv-offload|swap-space": "--host-kv-gb",
@@ -93,7 +93,7 @@ def test_a_dotted_flag_is_a_field_of_its_json_object() -> None:
 def test_quantized_checkpoints_need_no_flag(method: str, advice: str) -> None:
     assert advice in problem(f"--quantization {method}")
     assert advice in problem(f"-q {method}")
-    assert parse(["--model", "m", "--quantization", "fp8"]).quantization is Quantization.FP8
+    assert parse(["--model", "m", "--quantization", "fp8"]).quantization is QuantizationChoice.FP8
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_tool_call_parsers_have_the_names_of_other_servers(given: str, parser: T
 @pytest.mark.parametrize(
     ("given", "parser"),
     [
-        ("deepseek_r1", ReasoningParser.DEEPSEEK_R1),
-        ("qwen3", ReasoningParser.THINK),
-        ("openai_gptoss", ReasoningParser.HARMONY),
+        ("deepseek_r1", ReasoningParserChoice.DEEPSEEK_R1),
+        ("qwen3", ReasoningParserChoice.THINK),
+        ("openai_gptoss", ReasoningParserChoice.HARMONY),
     ],
 )
-def test_reasoning_parsers_have_the_names_of_other_servers(given: str, parser: ReasoningParser) -> None:
+def test_reasoning_parsers_have_the_names_of_other_servers(given: str, parser: ReasoningParserChoice) -> None:
     assert parse(["--model", "m", "--reasoning-parser", given]).frontend.reasoning_parser is parser

@@ -11,9 +11,9 @@ import pytest
 from engine.config import Policy
 from engine.sched.presets import Preset
 from engine.speculation.kinds import Speculation
-from router.config.choices import Dtype, Mode, Routing, Transport
+from router.config.choices import Dtype, Mode, Routing, TransportChoice
 from router.config.flags.command_line import parse
-from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, Unavailable
+from router.config.flags.foreign_flags import TRANSLATIONS, Fields, Renamed, Switch, UnavailableFlag
 from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
 from router.config.table import SETTINGS
@@ -158,16 +158,16 @@ def test_every_flag_that_a_translation_names_exists() -> None:
     named: set[str] = set()
     for translation in TRANSLATIONS.values():
         match translation:
-            case Unavailable(reason):
+            case UnavailableFlag(reason):
                 named |= set(re.findall(r"--[a-z][a-z-]+", reason))
             case Renamed(flag, values):
                 named |= {flag} - {""}
-                reasons = [value.reason for value in values.values() if isinstance(value, Unavailable)]
+                reasons = [value.reason for value in values.values() if isinstance(value, UnavailableFlag)]
                 named |= {word for reason in reasons for word in re.findall(r"--[a-z][a-z-]+", reason)}
             case Fields(fields):
                 named |= {renamed.flag for renamed in fields.values()}
             case Switch(on, off):
-                words = on if isinstance(off, Unavailable) else (*on, *off)
+                words = on if isinstance(off, UnavailableFlag) else (*on, *off)
                 assert all("=" in word for word in words)
                 named |= {word.partition("=")[0] for word in words}
     assert named <= flags
@@ -179,7 +179,7 @@ def test_no_flag_of_ours_is_taken_for_another_servers() -> None:
     assert parse(["--model", "m", "--dtype", "half", "--load-format=safetensors"]).dtype is Dtype.FLOAT16
 
 
-@pytest.mark.parametrize("flag", [f for f, t in TRANSLATIONS.items() if isinstance(t, Unavailable)])
+@pytest.mark.parametrize("flag", [f for f, t in TRANSLATIONS.items() if isinstance(t, UnavailableFlag)])
 def test_the_values_of_an_answered_flag_are_not_taken_for_others(flag: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(["--model", "m", flag, "3", "auto", "--decode-workers", "2"])
@@ -191,7 +191,7 @@ def test_a_file_may_use_the_names_of_other_servers(tmp_path: Path) -> None:
     file.write_text("model-path: m\ntp_size: 2\ndisaggregation-transfer-backend: ucxx\nenforce-eager: true\n")
     config = parse(["--config", str(file)])
     assert (config.model, config.tensor_parallel_size, config.cuda_graph_max_bs) == ("m", 2, 0)
-    assert (config.kv_transport, config.mode) == (Transport.UCXX, Mode.MIXED)
+    assert (config.kv_transport, config.mode) == (TransportChoice.UCXX, Mode.MIXED)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.choices import Device, Mode, NodePlacement, Routing, Transport
+from router.config.choices import Device, Mode, NodePlacement, Routing, TransportChoice
 from router.config.flags.command_line import parse
 from router.config.flags.values import ConfigError
 from router.config.settings import RouterConfig
@@ -51,7 +51,7 @@ def test_flags_become_typed_values() -> None:
         device=Device.CPU,
         page_size=64,
         chunked_prefill_size=-1,
-        kv_transport=Transport.UCXX,
+        kv_transport=TransportChoice.UCXX,
         kv_memory_fraction=0.5,
         disable_radix_cache=True,
         routing=Routing.ROUND_ROBIN,

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from engine.config import PATIENCE
-from router.dispatch.admission.admission_queue import Admission, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.admission_queue import AdmissionGate, AdmissionGrant, AdmissionRequest
 from router.dispatch.failures import pages_quarantined
 from router.dispatch.routing.selector import Route
 from router.errors import Unavailable
@@ -21,7 +21,7 @@ class Pool:
     def __init__(self, room: int, window: int = 100) -> None:
         self.room = room
         self.most = math.inf
-        self.admission = Admission(self.check, lambda: window)
+        self.admission = AdmissionGate(self.check, lambda: window)
 
     def check(self, tokens: int) -> None:
         if tokens > self.most:

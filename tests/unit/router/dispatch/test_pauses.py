@@ -10,9 +10,9 @@ from engine.loop.pauses.causes import Cause
 from router.command.admin.explain import _PAUSES, explained
 from router.dispatch.metrics.recent import Recent
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.pauses import CAUSES, NETWORK, ROUTER, UNKNOWN, Interruption, Pause
+from router.dispatch.pauses import CAUSES, NETWORK, ROUTER, UNKNOWN, Interruption, StreamPause
 from router.dispatch.waterfall import Waterfall
-from router.dispatch.workers.arrivals import ON_TIME, Arrival
+from router.dispatch.workers.arrivals import ON_TIME, BatchTiming
 from rpc.as_json import as_json
 from rpc.baton.v1 import worker_pb2
 
@@ -40,7 +40,7 @@ def causes(marks: Waterfall) -> list[str]:
 @pytest.mark.parametrize("cause", [cause.value for cause in Cause])
 def test_a_slow_step_is_the_cause_of_the_pause_that_it_made(cause: str) -> None:
     marks = decoding()
-    marks.tokens(1, 100.12, Arrival(slow=slow_step(cause), slow_at=100.12))
+    marks.tokens(1, 100.12, BatchTiming(slow=slow_step(cause), slow_at=100.12))
     assert causes(marks) == [cause]
     assert dict(marks.timings(200.0).pauses[0].parts) == {cause: 0.12}
 
@@ -48,17 +48,17 @@ def test_a_slow_step_is_the_cause_of_the_pause_that_it_made(cause: str) -> None:
 @pytest.mark.parametrize(
     ("arrival", "cause"),
     [
-        (Arrival(send_s=0.1), "send"),
-        (Arrival(loop_s=0.1), ROUTER),
-        (Arrival(network_s=0.1), NETWORK),
-        (Arrival(network_s=0.001), UNKNOWN),
-        (Arrival(network_s=0.1, slow=slow_step("gc"), slow_at=99.0), NETWORK),
-        (Arrival(loop_s=0.02, slow=slow_step("gc"), slow_at=100.05), "gc"),
-        (Arrival(send_s=0.1, slow=slow_step("gc", 0.07), slow_at=100.12), "send"),
-        (Arrival(slow=slow_step("work", 0.12, expected_s=0.11), slow_at=100.12), "work"),
+        (BatchTiming(send_s=0.1), "send"),
+        (BatchTiming(loop_s=0.1), ROUTER),
+        (BatchTiming(network_s=0.1), NETWORK),
+        (BatchTiming(network_s=0.001), UNKNOWN),
+        (BatchTiming(network_s=0.1, slow=slow_step("gc"), slow_at=99.0), NETWORK),
+        (BatchTiming(loop_s=0.02, slow=slow_step("gc"), slow_at=100.05), "gc"),
+        (BatchTiming(send_s=0.1, slow=slow_step("gc", 0.07), slow_at=100.12), "send"),
+        (BatchTiming(slow=slow_step("work", 0.12, expected_s=0.11), slow_at=100.12), "work"),
     ],
 )
-def test_the_largest_part_of_the_way_is_the_cause(arrival: Arrival, cause: str) -> None:
+def test_the_largest_part_of_the_way_is_the_cause(arrival: BatchTiming, cause: str) -> None:
     marks = decoding()
     marks.tokens(1, 100.12, arrival)
     assert causes(marks) == [cause]
@@ -85,7 +85,7 @@ def test_a_transfer_is_not_the_cause_where_something_else_took_most_of_the_pause
     for late, cause in ((0.15, ROUTER), (0.05, "transfer")):
         marks = decoding()
         marks.arrive(100.01)
-        marks.tokens(1, 100.2, Arrival(loop_s=late))
+        marks.tokens(1, 100.2, BatchTiming(loop_s=late))
         assert causes(marks) == [cause]
 
 
@@ -105,14 +105,14 @@ def test_the_second_token_may_take_as_long_as_a_slow_device_does() -> None:
     marks.tokens(1, 100.3)
     assert not causes(marks)
     late = decoding(tokens=1)
-    late.tokens(1, 100.3, Arrival(slow=slow_step("gc", 0.3), slow_at=100.3))
+    late.tokens(1, 100.3, BatchTiming(slow=slow_step("gc", 0.3), slow_at=100.3))
     assert causes(late) == ["gc"]
 
 
 def test_pauses_are_counted_by_cause() -> None:
     metrics = RouterMetrics()
     marks = decoding(metrics)
-    marks.tokens(1, 100.25, Arrival(slow=slow_step("gc", 0.25), slow_at=100.25))
+    marks.tokens(1, 100.25, BatchTiming(slow=slow_step("gc", 0.25), slow_at=100.25))
     value = metrics.registry.get_sample_value
     assert value("baton_pauses_total", {"cause": "gc"}) == 1
     assert value("baton_pause_seconds_total", {"cause": "gc"}) == pytest.approx(0.25)
@@ -123,8 +123,8 @@ def test_pauses_are_counted_by_cause() -> None:
 def test_answers_that_waited_for_the_same_batch_share_a_pause() -> None:
     recent = Recent()
     for seconds, worker in ((0.1, "decode-0"), (0.12, "decode-0"), (0.1, "decode-1")):
-        recent.paused(Pause(100.0, seconds, worker, "gc", {}))
-    recent.paused(Pause(101.0, 0.1, "decode-1", "gc", {}))
+        recent.paused(StreamPause(100.0, seconds, worker, "gc", {}))
+    recent.paused(StreamPause(101.0, 0.1, "decode-1", "gc", {}))
     assert [(shared.answers, shared.seconds) for shared in recent.pauses] == [(2, 0.12), (1, 0.1), (1, 0.1)]
 
 
@@ -138,7 +138,7 @@ def test_an_answer_keeps_its_first_pauses_only() -> None:
 def test_explain_shows_each_pause_with_its_parts() -> None:
     marks = decoding()
     step = worker_pb2.SlowStep(cause="gc", seconds=0.12, expected_s=0.02, parts={"gc": 0.1, "device": 0.02})
-    marks.tokens(1, 100.12, Arrival(slow=step, slow_at=100.12))
+    marks.tokens(1, 100.12, BatchTiming(slow=step, slow_at=100.12))
     completion = as_json(marks.timings(101.0)) | {"finish": "stop", "output_tokens": 51}
     request = {
         "request": "r", "client_request": "", "outcome": "ok", "message": "", "seconds": 101.0,

@@ -18,7 +18,7 @@ from router.errors import Unavailable
 from router.placement import (
     AdaptivePlacement,
     ClusterView,
-    Handoffs,
+    HandoffRule,
     Health,
     Placement,
     PlacementPolicy,
@@ -28,7 +28,7 @@ from router.placement import (
     Why,
     WorkerView,
 )
-from router.placement.account.load import Phase, Task
+from router.placement.account.load import Task, TaskPhase
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
@@ -39,7 +39,7 @@ PAGES = 100
 class HandsOver(PlacementPolicy):
     """Places every request on (prefill, decode) workers by their names; records the views it gets."""
 
-    handoffs = Handoffs.ANY_WAY
+    handoffs = HandoffRule.ANY_WAY
     predicts = True
 
     def place(self, request: RequestView, view: ClusterView) -> Placement:
@@ -126,7 +126,7 @@ def test_kv_of_an_attempt_that_failed_is_pulled_and_other_kv_only_if_configured(
 
 
 def decoding(found: FakeSession) -> Task:
-    task = found.load.begin(Phase.INCOMING, 40, cached=0, arrived_at=0.0, now=0.0)
+    task = found.load.begin(TaskPhase.INCOMING, 40, cached=0, arrived_at=0.0, now=0.0)
     task.arrived(41)
     return task
 

@@ -8,9 +8,9 @@ from common.kv_groups import RequestPages
 from router.placement.account.load import WorkerLoad
 from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.step_time import NO_DRAFTS, Drafting, StepTime, StepWork
-from router.placement.view import Link, Preference, RequestView, WorkerView
+from router.placement.view import LinkView, Preference, RequestView, WorkerView
 
-LINK = Link(1e9, 1e-3)
+LINK = LinkView(1e9, 1e-3)
 PAGE = 16
 
 

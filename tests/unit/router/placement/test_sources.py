@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from router.config.choices import Mode, Routing
-from router.placement import AdaptivePlacement, ClusterView, Health, Link, RequestView, Targets, policy_for
+from router.placement import (
+    AdaptivePlacement,
+    ClusterView,
+    Health,
+    LinkView,
+    RequestView,
+    Targets,
+    policy_for,
+)
 from router.placement.sources import best_source, ways
 from tests.unit.router.placement.views import loaded
 
@@ -20,7 +28,7 @@ def request_with(tokens: int = 2000, **fields: Any) -> RequestView:
 
 
 def view_of(*workers: Any, bytes_per_s: float = 1e6, **fields: Any) -> ClusterView:
-    link = Link(bytes_per_s=bytes_per_s, latency_s=0.01)
+    link = LinkView(bytes_per_s=bytes_per_s, latency_s=0.01)
     return ClusterView(now=0.0, workers=workers, kv_bytes_per_token=100, link=link, **fields)
 
 
@@ -43,7 +51,7 @@ def test_a_slow_link_leaves_the_prefix_to_be_computed() -> None:
     a, b = sharing("a"), sharing("b")
     request = request_with(stored={"b": 1000})
     assert best_source(request, view_of(a, b, bytes_per_s=9e4), a, RATE) is None
-    links = {("b", "a"): Link(bytes_per_s=1e6, latency_s=0.01)}
+    links = {("b", "a"): LinkView(bytes_per_s=1e6, latency_s=0.01)}
     assert best_source(request, view_of(a, b, bytes_per_s=9e4, links=links), a, RATE) is not None
 
 
@@ -65,7 +73,7 @@ def test_no_prefix_comes_from_a_worker_that_cannot_send_it(other: Any) -> None:
 def test_what_a_source_has_on_a_tier_takes_longer() -> None:
     a, b = sharing("a"), sharing("b")
     request = request_with(stored={"b": 1000}, on_tiers={"b": 400})
-    tiers = {"b": Link(bytes_per_s=1e5, latency_s=0.0)}
+    tiers = {"b": LinkView(bytes_per_s=1e5, latency_s=0.0)}
     source = best_source(request, view_of(a, b, tiers=tiers), a, RATE)
     assert source is not None
     assert source.pull_s == pytest.approx(0.01 + 1000 * 100 / 1e6 + 400 * 100 / 1e5)
@@ -76,7 +84,7 @@ def test_a_request_leaves_a_worker_whose_tier_is_slower_than_computing() -> None
     policy = AdaptivePlacement(Targets(ttft_s=0.5, tpot_s=0.02))
     request = request_with(20_000, cached={"a": 19_000}, on_tiers={"a": 19_000})
     for bytes_per_s, chosen in ((1e9, "a"), (1e5, "b")):
-        tiers = {"a": Link(bytes_per_s=bytes_per_s, latency_s=0.0)}
+        tiers = {"a": LinkView(bytes_per_s=bytes_per_s, latency_s=0.0)}
         assert policy.place(request, view_of(a, b, tiers=tiers)).prefill_worker == chosen
 
 
@@ -103,7 +111,7 @@ def test_every_policy_names_the_source_of_a_prefix(mode: Mode) -> None:
 def test_the_predictions_of_all_ways_are_told_also_of_those_not_taken() -> None:
     a, b = sharing("a"), sharing("b")
     request = request_with(2000, cached={"a": 800}, on_tiers={"a": 500}, stored={"b": 1000})
-    tiers = {"a": Link(bytes_per_s=1e6, latency_s=0.0)}
+    tiers = {"a": LinkView(bytes_per_s=1e6, latency_s=0.0)}
     for bytes_per_s, told in (
         (1e6, "200 tokens from b in 30 ms rather than computed in 200 ms"),
         (5e4, "200 tokens would come from b in 410 ms rather than computed in 200 ms"),

@@ -168,7 +168,7 @@ def test_a_tier_that_is_cleared_during_a_late_read_stays_cleared() -> None:
     assert tiered.tiers.clear(Tier.OBJECT, None)
     tiered.copier.late = True
     tiered.copier.work(disk=True)
-    tiered.engine.tend()
+    tiered.engine.poll_tiers()
     tiered.copier.late = False
     while tiered.engine.has_work:
         tiered.engine.step()

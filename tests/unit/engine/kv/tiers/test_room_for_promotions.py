@@ -70,7 +70,7 @@ def test_kv_comes_up_as_soon_as_a_request_has_come_before_the_next_step_is_plann
     tiered.engine.submit(running)
     tiered.engine.step()
     tiered.engine.submit(again)
-    tiered.engine.tend()
+    tiered.engine.poll_tiers()
     tiered.copier.work(disk=False)
     tiered.engine.step()
     assert again not in list(tiered.engine.scheduler.waiting), "it joins the very next step"

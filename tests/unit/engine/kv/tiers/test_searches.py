@@ -20,13 +20,13 @@ from tests.unit.engine.kv.tiers.tiered import Tiered
 def searched(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """Searches of the cache for what a request lacks, by its id."""
     counts: Counter[int] = Counter()
-    lacking = PageTiers._lacking
+    missing = PageTiers._missing
 
     def counted(self: PageTiers, request: Request) -> Any:
         counts[request.id] += 1
-        return lacking(self, request)
+        return missing(self, request)
 
-    monkeypatch.setattr(PageTiers, "_lacking", counted)
+    monkeypatch.setattr(PageTiers, "_missing", counted)
     return counts
 
 

@@ -51,7 +51,7 @@ class Tiered:
 
     def copy_all(self) -> None:
         for _ in range(100):
-            self.engine.tend()
+            self.engine.poll_tiers()
             if not (self.copier.device_jobs or self.copier.disk_jobs or self.copier.dones):
                 return
             self.copier.work(disk=False)

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from common.kv_groups import full_group
 from engine.core.batch.batch import scratch_batch
 from engine.core.batch.block_tables import BlockTables
-from engine.core.largest_step import Span
+from engine.core.largest_step import TokenSpan
 from engine.kernels.cpu.build import compile_library
 from engine.kernels.cpu.library import CpuKernels, Products, attention_products, cpu_kernels
 from engine.kv.cache.pool import KVPool
@@ -69,7 +69,7 @@ def attended(kernels: CpuKernels, shape: Shape, qkv: torch.Tensor, cuts: list[in
     attention = CpuAttention(pool, shape.heads, plain(1, shape.head_dim), kernels)
     results, end = [], 0
     for tokens in cuts:
-        batch = scratch_batch([Span(end, tokens)], 0, shape.page_size, torch.device("cpu"))
+        batch = scratch_batch([TokenSpan(end, tokens)], 0, shape.page_size, torch.device("cpu"))
         tables = BlockTables.of([list(range(-(-(end + tokens) // shape.page_size)))])
         group = replace(batch.groups[0], slot_mapping=batch.positions, block_tables=tables)
         attention.prepare(replace(batch, groups=[group]))

@@ -16,7 +16,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
 from engine.model_config.errors import WeightsError
 from engine.modeling.loader import tensor_digests
-from engine.modeling.loader.weights_identity import Checkpoint, shape_identity
+from engine.modeling.loader.weights_identity import FilledCheckpoint, shape_identity
 from kv_transfer import LayoutMismatch, Peer
 from rpc.baton.v1 import sampling_pb2
 from tests.unit.tiny import make_config, save_tiny_llama
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def weights_identity(folder: Path, load_format: str = "auto", seed: int = 0) -> tuple[str, str]:
-    return shape_identity(folder), Checkpoint(folder, load_format, seed).digest()
+    return shape_identity(folder), FilledCheckpoint(folder, load_format, seed).digest()
 
 
 def copy(folder: Path, target: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
@@ -121,7 +121,7 @@ def test_digests_of_large_files_are_kept_until_the_file_changes(
 
 
 def test_a_file_that_changed_after_it_was_loaded_has_no_identity(folder: Path) -> None:
-    checkpoint = Checkpoint(folder)
+    checkpoint = FilledCheckpoint(folder)
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes())
 

@@ -6,9 +6,9 @@ import pytest
 
 from router.api.generation.output.call_ids import with_short_ids
 from router.api.generation.output.formats import OutputFormats, ReasoningFormat, ToolFormat
-from router.api.generation.output.parts import Arguments, Call, Content, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, ReasoningPart
 from router.api.generation.tools import Tool, ToolChoice, ToolUse, forced_schema
-from router.config.choices import ReasoningParser, ToolCallParser
+from router.config.choices import ReasoningParserChoice, ToolCallParser
 from router.errors import InvalidRequest
 from tests.unit.engine.grammar.test_json_schema import says
 
@@ -92,7 +92,7 @@ def test_reasoning_that_the_template_has_opened_needs_no_tag() -> None:
     opened, other = formats.parser(ToolUse(), "user: hi\n<think>\n"), formats.parser(ToolUse(), "user: hi\n")
     assert opened
     assert other
-    assert opened.feed("hm</think>Yes") == [Reasoning("hm"), Content("Yes")]
+    assert opened.feed("hm</think>Yes") == [ReasoningPart("hm"), Content("Yes")]
     assert other.feed("hm</think>Yes") == [Content("hm</think>Yes")]
 
 
@@ -140,7 +140,7 @@ def test_reasoning_that_always_comes_first_may_repeat_the_opening_tag(answer: st
     assert parser is not None
     parts = [part for at in range(0, len(answer), size) for part in parser.feed(answer[at : at + size])]
     parts += parser.finish()
-    thought = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
     said = "".join(part.text for part in parts if isinstance(part, Content))
     assert (thought, said) == ("It is one.", "1")
 
@@ -148,7 +148,7 @@ def test_reasoning_that_always_comes_first_may_repeat_the_opening_tag(answer: st
 def test_reasoning_that_is_cut_off_within_a_tag_stays_reasoning() -> None:
     parser = OutputFormats(None, ReasoningFormat.DEEPSEEK_R1).parser(ToolUse(), "user: hi\n")
     assert parser is not None
-    assert parser.feed("<th") + parser.finish() == [Reasoning("<th")]
+    assert parser.feed("<th") + parser.finish() == [ReasoningPart("<th")]
 
 
 def test_kimis_calls_have_ids_that_name_the_tool_the_same_for_call_and_result() -> None:
@@ -172,4 +172,4 @@ def test_kimis_calls_have_ids_that_name_the_tool_the_same_for_call_and_result() 
 def test_flags_choose_every_format_that_there_is() -> None:
     assert {parser.value for parser in ToolCallParser} == {format.value for format in ToolFormat} | {"auto"}
     formats = {format.value for format in ReasoningFormat}
-    assert {parser.value for parser in ReasoningParser} == formats | {"auto", "none"}
+    assert {parser.value for parser in ReasoningParserChoice} == formats | {"auto", "none"}

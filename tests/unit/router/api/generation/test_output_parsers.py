@@ -15,7 +15,7 @@ from router.api.generation.output.forced import FirstCallOnly, NamedCallParser, 
 from router.api.generation.output.harmony import HarmonyParser
 from router.api.generation.output.llama import LlamaJsonParser
 from router.api.generation.output.mistral import MistralParser
-from router.api.generation.output.parts import Arguments, Call, Content, OutputParser, Part, Reasoning
+from router.api.generation.output.parts import Arguments, Call, Content, OutputParser, Part, ReasoningPart
 from router.api.generation.output.reasoning import ReasoningParser
 from router.api.generation.output.sections import SectionParser
 
@@ -81,8 +81,8 @@ def merged(parts: Sequence[Part]) -> list[Part]:
         match whole[-1] if whole else None, part:
             case Content(before), Content(text):
                 whole[-1] = Content(before + text)
-            case Reasoning(before), Reasoning(text):
-                whole[-1] = Reasoning(before + text)
+            case ReasoningPart(before), ReasoningPart(text):
+                whole[-1] = ReasoningPart(before + text)
             case Arguments(index, before), Arguments(other, text) if index == other:
                 whole[-1] = Arguments(index, before + text)
             case _:
@@ -197,15 +197,15 @@ def test_without_parallel_calls_only_the_first_is_passed_on() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "parts"),
     [
-        ("reasoning", "<think>\nhm\n</think>\n\nYes.\n", [Reasoning("hm"), Content("Yes.\n")]),
+        ("reasoning", "<think>\nhm\n</think>\n\nYes.\n", [ReasoningPart("hm"), Content("Yes.\n")]),
         ("reasoning", "Yes <think>", [Content("Yes <think>")]),
-        ("reasoning", "<think>hm </thi", [Reasoning("hm </thi")]),
+        ("reasoning", "<think>hm </thi", [ReasoningPart("hm </thi")]),
         ("reasoning", "<think></think>Yes", [Content("Yes")]),
-        ("reasoning, opened by the template", "hm\n</think>\nYes", [Reasoning("hm"), Content("Yes")]),
+        ("reasoning, opened by the template", "hm\n</think>\nYes", [ReasoningPart("hm"), Content("Yes")]),
         (
             "reasoning, then calls",
             '<think>a <tool_call> b</think><tool_call>{"name": "f", "arguments": {}}</tool_call>',
-            [Reasoning("a <tool_call> b"), *calls(("f", "{}"))],
+            [ReasoningPart("a <tool_call> b"), *calls(("f", "{}"))],
         ),
     ],
 )
@@ -224,14 +224,14 @@ HARMONY = (
 
 def test_harmonys_channels_are_reasoning_content_and_calls() -> None:
     expected = [
-        Reasoning("They ask < a city."),
+        ReasoningPart("They ask < a city."),
         Content("Looking it up."),
         Call(0, "weather"),
         Arguments(0, BERN),
     ]
     assert whole(HarmonyParser(calls=True), HARMONY) == expected
     without_tools = whole(HarmonyParser(calls=False), HARMONY)
-    assert without_tools == [Reasoning("They ask < a city."), Content("Looking it up." + BERN)]
+    assert without_tools == [ReasoningPart("They ask < a city."), Content("Looking it up." + BERN)]
     assert whole(HarmonyParser(calls=True, reasoning=False), HARMONY)[0] == Content(
         "They ask < a city.Looking it up."
     )

@@ -10,7 +10,7 @@ from itertools import count
 
 from common.kv_groups import RequestPages
 from router.dispatch.workers.arrivals import ON_TIME
-from router.dispatch.workers.events import Listener, Loss, Message, WorkerLost
+from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, Liveness
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
@@ -43,13 +43,13 @@ class FakeSession:
         self.arrival = ON_TIME
         self.router_was_late = False
         self.commands: deque[worker_pb2.Command] = deque()
-        self.listeners: dict[int, Listener] = {}
+        self.listeners: dict[int, SessionListener] = {}
         self.num_sent = 0
 
     def __repr__(self) -> str:
         return self.worker_id
 
-    def listen(self, request_id: int, listener: Listener) -> None:
+    def listen(self, request_id: int, listener: SessionListener) -> None:
         if self.alive:
             self.listeners[request_id] = listener
         else:

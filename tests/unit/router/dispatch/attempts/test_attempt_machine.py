@@ -18,7 +18,7 @@ from router.dispatch.routing.selector import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
 from router.dispatch.waterfall import Waterfall
-from router.placement.account.load import Phase
+from router.placement.account.load import TaskPhase
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
@@ -244,7 +244,7 @@ class AttemptMachine(RuleBasedStateMachine):
             assigned = [one for one in self.attempt._assignments if one.active and one.session is worker]
             assert worker.load.requests == len(assigned)
             assert worker.load.tokens == sum(one.task.uncached for one in assigned)
-            decoding = [one.task for one in assigned if one.task.phase is Phase.DECODE]
+            decoding = [one.task for one in assigned if one.task.phase is TaskPhase.DECODE]
             assert worker.load.context_tokens == sum(task.context_tokens for task in decoding)
 
     def teardown(self) -> None:

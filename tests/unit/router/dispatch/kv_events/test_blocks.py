@@ -7,7 +7,13 @@ from hypothesis import strategies as st
 
 from common.block_hash import BlockHash, block_hashes
 from common.origin import media_keys, namespace_of
-from router.dispatch.kv_events.blocks import BlockEvent, BlocksRemoved, BlocksStored, CachedBlocks, Named
+from router.dispatch.kv_events.blocks import (
+    BlockEvent,
+    BlocksRemoved,
+    BlocksStored,
+    CachedBlocks,
+    NamedBlocks,
+)
 
 PAGE = 2
 PROMPTS = ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9], [9, 9, 1, 2], [1])
@@ -125,10 +131,12 @@ def test_tokens_that_no_worker_stores_are_forgotten_after_a_while() -> None:
 def test_events_name_salt_adapter_and_media() -> None:
     tokens = [1, 9, 9, 9, 5, 6]
     image = media_keys(b"red", range(3))
-    salted = Named(namespace=namespace_of(cache_salt="s"), cache_salt="s")
-    adapted = Named(namespace=namespace_of(adapter=b"digest", cache_salt="s"), adapter="sql", cache_salt="s")
-    separate = Named(namespace=namespace_of(tenant="t"))
-    seen = Named(keys=(1, *image, 5, 6))
+    salted = NamedBlocks(namespace=namespace_of(cache_salt="s"), cache_salt="s")
+    adapted = NamedBlocks(
+        namespace=namespace_of(adapter=b"digest", cache_salt="s"), adapter="sql", cache_salt="s"
+    )
+    separate = NamedBlocks(namespace=namespace_of(tenant="t"))
+    seen = NamedBlocks(keys=(1, *image, 5, 6))
     expected = {
         salted: {0: ("s",)},
         adapted: {0: ("sql", "s"), 1: ("sql",), 2: ("sql",)},

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from common.kv_groups import RequestPages
-from common.metric_export import MetricNames, Source, exported
+from common.metric_export import MetricNames, MetricSource, exported
 from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.sequence import SequenceState
@@ -92,7 +92,7 @@ def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
     assert b"cache_config_info{" not in generate_latest(metrics.registry)
 
     metrics.watch_cluster(lambda: ClusterLoad.of([session(6, 1, 30), session(2, 0, 50)], held_back=3))
-    found = exported([Source(metrics.registry, {"model_name": "m"})], MetricNames.VLLM)
+    found = exported([MetricSource(metrics.registry, {"model_name": "m"})], MetricNames.VLLM)
     labels = {"model_name": "m"}
     assert found.get_sample_value("vllm:num_requests_running", labels) == 8
     assert found.get_sample_value("vllm:num_requests_waiting", labels) == 4

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.kv_groups import RequestPages
-from router.placement.account.load import Phase, Task, WorkerLoad
+from router.placement.account.load import Task, TaskPhase, WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
 PAGE = 16
@@ -19,17 +19,17 @@ def report(**numbers: int) -> worker_pb2.Load:
     return worker_pb2.Load(total_pages=100, **numbers)
 
 
-def begin(load: WorkerLoad, phase: Phase, tokens: int = 160, cached: int = 0) -> Task:
+def begin(load: WorkerLoad, phase: TaskPhase, tokens: int = 160, cached: int = 0) -> Task:
     return load.begin(phase, tokens, cached=cached, arrived_at=0.0, now=0.0)
 
 
 def sent(load: WorkerLoad, command: int, tokens: int) -> None:
-    load.sent(command, begin(load, Phase.PREFILL, tokens))
+    load.sent(command, begin(load, TaskPhase.PREFILL, tokens))
 
 
 def test_a_task_that_ended_leaves_no_load() -> None:
     load = WorkerLoad()
-    first, second = begin(load, Phase.PREFILL), begin(load, Phase.INCOMING)
+    first, second = begin(load, TaskPhase.PREFILL), begin(load, TaskPhase.INCOMING)
     assert not load.idle.is_set()
     first.end()
     second.end()
@@ -78,7 +78,7 @@ def test_the_share_of_pages_that_are_not_cached_follows_the_last_reservations() 
 
 def test_a_prompt_for_another_worker_is_load_until_its_kv_is_sent_and_queued_until_its_first_token() -> None:
     load = WorkerLoad()
-    task = begin(load, Phase.PREFILL_FOR_OTHER, 100, cached=32)
+    task = begin(load, TaskPhase.PREFILL_FOR_OTHER, 100, cached=32)
     assert (load.queued_tokens, load.incoming, load.tokens) == (100, 0, 68)
     task.progressed(64)
     assert [(prompt.tokens, prompt.computed) for prompt in load.prompts] == [(100, 64)]
@@ -97,7 +97,7 @@ class Entry:
 
     task: Task
     load: WorkerLoad
-    phase: Phase
+    phase: TaskPhase
     tokens: int
     cached: int
     computed: int
@@ -112,9 +112,9 @@ class Account:
     """(command, pages)."""
 
 
-SENT = [Phase.PREFILL, Phase.PREFILL_FOR_OTHER, Phase.INCOMING]
-PROMPTS = [Phase.PREFILL, Phase.PREFILL_FOR_OTHER]
-BEFORE_DECODE = [Phase.PROMISED, Phase.PREFILL, Phase.INCOMING]
+SENT = [TaskPhase.PREFILL, TaskPhase.PREFILL_FOR_OTHER, TaskPhase.INCOMING]
+PROMPTS = [TaskPhase.PREFILL, TaskPhase.PREFILL_FOR_OTHER]
+BEFORE_DECODE = [TaskPhase.PROMISED, TaskPhase.PREFILL, TaskPhase.INCOMING]
 
 
 class LoadMachine(RuleBasedStateMachine):
@@ -127,18 +127,18 @@ class LoadMachine(RuleBasedStateMachine):
         self.accounts = list(self.current)
         self.entries: list[Entry] = []
 
-    def of(self, load: WorkerLoad, *phases: Phase) -> list[Entry]:
+    def of(self, load: WorkerLoad, *phases: TaskPhase) -> list[Entry]:
         return [entry for entry in self.entries if entry.load is load and entry.phase in phases]
 
     @rule(
         place=st.integers(0, 2),
-        phase=st.sampled_from([Phase.PROMISED, *SENT]),
+        phase=st.sampled_from([TaskPhase.PROMISED, *SENT]),
         tokens=st.integers(1, 100),
         cached=st.integers(0, 99),
     )
-    def begin(self, place: int, phase: Phase, tokens: int, cached: int) -> None:
+    def begin(self, place: int, phase: TaskPhase, tokens: int, cached: int) -> None:
         account = self.current[place]
-        if phase is Phase.PROMISED:
+        if phase is TaskPhase.PROMISED:
             task, cached = account.load.promise(tokens), 0
         else:
             cached = min(cached, tokens - 1)
@@ -161,11 +161,11 @@ class LoadMachine(RuleBasedStateMachine):
     def produce(self, data: st.DataObject, count: int) -> None:
         entry = data.draw(st.sampled_from(self.entries))
         entry.task.produced(count)
-        if entry.phase is Phase.PREFILL:
-            entry.phase, entry.context = Phase.DECODE, entry.tokens
-        elif entry.phase is Phase.PREFILL_FOR_OTHER:
-            entry.phase = Phase.SENDING
-        if entry.phase is Phase.DECODE:
+        if entry.phase is TaskPhase.PREFILL:
+            entry.phase, entry.context = TaskPhase.DECODE, entry.tokens
+        elif entry.phase is TaskPhase.PREFILL_FOR_OTHER:
+            entry.phase = TaskPhase.SENDING
+        if entry.phase is TaskPhase.DECODE:
             entry.context += count
 
     @precondition(lambda self: self.entries)
@@ -174,8 +174,8 @@ class LoadMachine(RuleBasedStateMachine):
         """A handoff, or an answer that moves."""
         entry = data.draw(st.sampled_from(self.entries))
         entry.task.arrived(context)
-        if entry.phase is Phase.INCOMING:
-            entry.phase, entry.context = Phase.DECODE, context
+        if entry.phase is TaskPhase.INCOMING:
+            entry.phase, entry.context = TaskPhase.DECODE, context
 
     @precondition(lambda self: self.entries)
     @rule(data=st.data())
@@ -183,7 +183,7 @@ class LoadMachine(RuleBasedStateMachine):
         """Also of a session that broke, and also twice."""
         entry = data.draw(st.sampled_from(self.entries))
         entry.task.end()
-        entry.phase = Phase.ENDED
+        entry.phase = TaskPhase.ENDED
 
     @rule(place=st.integers(0, 2))
     def the_stream_breaks_and_the_worker_answers_again(self, place: int) -> None:
@@ -201,11 +201,11 @@ class LoadMachine(RuleBasedStateMachine):
     def every_account_is_what_a_recount_gives(self) -> None:
         for account in getattr(self, "accounts", ()):
             load = account.load
-            running = self.of(load, *SENT, Phase.SENDING, Phase.DECODE)
-            promised = self.of(load, Phase.PROMISED)
+            running = self.of(load, *SENT, TaskPhase.SENDING, TaskPhase.DECODE)
+            promised = self.of(load, TaskPhase.PROMISED)
             prompts = self.of(load, *PROMPTS)
             waiting = self.of(load, *BEFORE_DECODE)
-            decodes = self.of(load, Phase.DECODE)
+            decodes = self.of(load, TaskPhase.DECODE)
             assert (load.requests, load.idle.is_set()) == (len(running), not running)
             assert load.tokens == sum(entry.tokens - entry.cached for entry in running)
             assert load.queued_tokens == sum(entry.tokens for entry in prompts)

@@ -13,7 +13,7 @@ from router.placement import (
     ClusterView,
     Demand,
     DisaggPlacement,
-    Link,
+    LinkView,
     MixedPlacement,
     NoWorker,
     Placement,
@@ -32,7 +32,7 @@ from router.placement.policies.estimates import Estimates
 from router.placement.policy import Why
 
 TARGETS = Targets(0.5, 0.015)
-LINK = Link(170e9, 0.003)
+LINK = LinkView(170e9, 0.003)
 
 
 def worker(name: str, prefers: Preference = Preference.BOTH) -> WorkerView:

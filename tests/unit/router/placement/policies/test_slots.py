@@ -13,7 +13,7 @@ from router.placement import (
     ClusterView,
     Demand,
     DisaggPlacement,
-    Link,
+    LinkView,
     Placement,
     Preference,
     RequestView,
@@ -22,7 +22,7 @@ from router.placement import (
     WorkerFacts,
     WorkerView,
 )
-from router.placement.account.load import Phase, WorkerLoad
+from router.placement.account.load import TaskPhase, WorkerLoad
 from router.placement.policies.by_load import prefix_aware
 from router.placement.policies.predict import running_answers, slot_wait
 from router.placement.policies.prefill_pool import expected_misses
@@ -31,7 +31,7 @@ from simulator.traffic import Arrival
 from simulator.worker import WorkerSettings
 
 TARGETS = Targets(0.5, 0.040)
-LINK = Link(170e9, 0.003)
+LINK = LinkView(170e9, 0.003)
 DEMAND = Demand(requests_per_s=10.0, prompt_tokens=300, attention=5e4, context_tokens=700, output_tokens=500)
 REQUEST = RequestView(prompt_tokens=300, expected_output=500, arrived=0.0)
 
@@ -90,8 +90,8 @@ def test_with_all_slots_taken_a_request_goes_where_one_becomes_free_first() -> N
     assert place(worker("a", 130), worker("b", 103)).decode_worker == "b"
 
 
-@pytest.mark.parametrize("phase", [Phase.PREFILL, Phase.INCOMING])
-def test_a_request_takes_a_slot_before_it_decodes(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [TaskPhase.PREFILL, TaskPhase.INCOMING])
+def test_a_request_takes_a_slot_before_it_decodes(phase: TaskPhase) -> None:
     model, load = ClusterModel(kv_bytes_per_token=131_072, link=LINK), WorkerLoad(RequestPages(16))
     model.add(WorkerFacts(id="a", chunk_tokens=2048, total_pages=1000, page_size=16, max_running=1), load)
     (seen,) = model.view(0.0).workers

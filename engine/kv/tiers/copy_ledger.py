@@ -12,7 +12,7 @@ from engine.kv.tiers.jobs import Demote, Job, Load, Promote, Remove, Save
 Answered: TypeAlias = Demote | Promote | Save | Load
 
 
-class JobBook:
+class CopyLedger:
     def __init__(self) -> None:
         self._under_way: dict[int, tuple[Answered, tuple[PageKey, ...]]] = {}
         self._numbers = count(1)

@@ -14,7 +14,7 @@ from engine.kv.cache.page_needs import PageNeeds
 
 
 @dataclass(frozen=True, slots=True)
-class Lacking:
+class MissingPages:
     first: int
     """The first block that lacks a page or is not cached; `end` if only the state is lacking."""
     end: int
@@ -24,7 +24,7 @@ class Lacking:
     state: bool
     """Whether the state at the end is lacking."""
 
-    def part(self, count: int, stride: int) -> Lacking:
+    def part(self, count: int, stride: int) -> MissingPages:
         """The first `count` pages, or fewer, so that no block is cut; without the state."""
         places = self.places
         while 0 < count < len(places) and places[count] // stride == places[count - 1] // stride:
@@ -33,7 +33,7 @@ class Lacking:
         return replace(self, end=end, places=places[:count], state=False)
 
 
-def lacking(
+def missing_pages(
     needs: PageNeeds,
     table: Sequence[int],
     checkpoints: Container[int] | None,
@@ -41,7 +41,7 @@ def lacking(
     limit: int,
     has: Callable[[int, int], bool],
     num_state_parts: int,
-) -> Lacking | None:
+) -> MissingPages | None:
     """Missing pages of the longest prefix that pool and tiers can serve together; None: the pool alone serves
     as much.
 
@@ -86,5 +86,5 @@ def lacking(
             kept = kept_places(needs.groups, needs.page_size, end * needs.page_size, blocks)
             places = [place for place in kept if not is_here(place)]
             first = min([known, end, *(place // stride for place in places[:1])])
-            return Lacking(first, end, places, state)
+            return MissingPages(first, end, places, state)
     return None

@@ -9,7 +9,7 @@ from common.block_key import PageKey
 
 
 @dataclass(slots=True)
-class GoingDown:
+class Demotions:
     fresh: OrderedDict[PageKey, None] = field(default_factory=OrderedDict)
     """Cached without a copy, but to have one, oldest first."""
     copied: set[PageKey] = field(default_factory=set)

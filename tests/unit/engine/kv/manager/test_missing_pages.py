@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.kv_groups import NO_PAGE, KVGroup, kept_places
 from engine.kv.cache.page_needs import PageNeeds
-from engine.kv.manager.lacking import Lacking, lacking
+from engine.kv.manager.missing_pages import MissingPages, missing_pages
 
 SIZE = 4
 
@@ -42,14 +42,14 @@ def test_it_is_the_longest_prefix_of_which_no_page_is_lost(
 
     usable = max((end for end in range(known + 1) if not places(end)), default=0)
     ends = [end for end in range(usable + 1, limit + 1) if all(stored[place] for place in places(end))]
-    found = lacking(needs, table, None, usable, limit, lambda b, g: stored[b * stride + g], 0)
+    found = missing_pages(needs, table, None, usable, limit, lambda b, g: stored[b * stride + g], 0)
     if not ends:
         assert found is None
         return
     end = max(ends)
     first = min([known, end, *(place // stride for place in places(end))])
     assert found is not None
-    assert found == Lacking(first, end, found.places, state=False)
+    assert found == MissingPages(first, end, found.places, state=False)
     assert list(found.places) == places(end)
 
 
@@ -63,6 +63,6 @@ def test_a_tier_is_asked_once_about_each_page(holes: str) -> None:
         asked[block, group] += 1
         return group == 0 or (holes == "some" and block % 64 != 32 * (group - 1))
 
-    assert lacking(needs, [], None, 0, blocks, has, 0) is None
+    assert missing_pages(needs, [], None, 0, blocks, has, 0) is None
     assert max(asked.values()) == 1
     assert len(asked) <= 3 * blocks
