@@ -17,7 +17,7 @@ class PrefixesInFlight:
     """Chunks by their first page. Calls cost O(tokens of a page); `shared` also compares prefixes."""
 
     def __init__(self, page_size: int, node_of: Callable[[Request], RadixNode | None]) -> None:
-        """`node_of`: see `KVManager.node_of`."""
+        """`node_of`: see `CacheLocks.of`."""
         self._page_size = page_size
         self._node_of = node_of
         self._requests: defaultdict[_PageKey, list[Request]] = defaultdict(list)

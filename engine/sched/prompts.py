@@ -17,7 +17,7 @@ class Prompts:
     def __init__(
         self, config: SchedulerConfig, kv: KVManager, queues: Queues, admission: Admission, chunks: ChunkSizer
     ) -> None:
-        self.in_flight = PrefixesInFlight(kv.page_size, kv.node_of)
+        self.in_flight = PrefixesInFlight(kv.page_size, kv.locks.of)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._kv = kv
         self._queues = queues
@@ -45,7 +45,7 @@ class Prompts:
         if not self._queues.prefilling:
             return []
         prompts: list[Request] = []
-        planned = PrefixesInFlight(self._kv.page_size, self._kv.node_of)
+        planned = PrefixesInFlight(self._kv.page_size, self._kv.locks.of)
         for request in self._admission.in_turn():
             if request.num_computed >= request.capacity:
                 continue

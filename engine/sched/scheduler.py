@@ -225,7 +225,7 @@ class Scheduler:
         if self.kv.needs.windowed and not request.pinned:  # else a sender may read what it leaves behind
             self.kv.tables.pass_by(request, upto)
         elif self.kv.tiers is not None and not self.kv.states.used:
-            node = self.kv.node_of(request)
+            node = self.kv.locks.of(request)
             cached = 0 if node is None else node.depth * self.kv.page_size
             if upto // _STORED_TOKENS > cached // _STORED_TOKENS:
                 self.kv.store(request, upto)

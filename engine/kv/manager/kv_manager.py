@@ -13,17 +13,17 @@ from common.block_hash import BlockHash
 from common.block_key import BlockKey
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.sidecars import SidecarKind
-from engine.core.request import Request, RequestId
+from engine.core.request import Request
 from engine.errors import EngineError
 from engine.kv.cache.journal import CacheChange
 from engine.kv.cache.page_needs import PageNeeds
 from engine.kv.cache.pages import PageCounts, PagePool, PageState
 from engine.kv.cache.radix import WHATEVER_IS_THERE, RadixCache
-from engine.kv.cache.radix_node import RadixNode, shared_part
 from engine.kv.cache.retention import Retentions
 from engine.kv.cache.sidecars import Sidecars
 from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
 from engine.kv.manager.block_tables import BlockTableAllocator
+from engine.kv.manager.cache_locks import CacheLocks
 from engine.kv.manager.page_audit import check_pages
 from engine.kv.manager.page_supply import PageSupply
 from engine.kv.manager.page_tiers import PagesOfSlot, PageTiers
@@ -73,8 +73,7 @@ class KVManager:
         )
         self._windows = self.cache.windows
         self._stride = self.needs.stride
-        self._nodes: dict[RequestId, RadixNode] = {}
-        """The deepest node whose pages each request uses, locked against eviction."""
+        self.locks = CacheLocks(self.cache)
         self.tiers: PageTiers | None = None
         self.sidecars = Sidecars(num_pages, page_size, sidecars)
         self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.unlock_arrived())
@@ -156,20 +155,11 @@ class KVManager:
         O(nodes of the cache that only this request reads).
         """
         blocks = len(request.pages) // self._stride
-        return self.needs.pages(blocks - self._shared_blocks(request))
-
-    def node_of(self, request: Request) -> RadixNode | None:
-        """The deepest node of the cache whose pages a request uses; None if it has no pages."""
-        return self._nodes.get(request.id)
-
-    def is_second_reader(self, request: Request) -> bool:
-        """Whether cached pages that one other request had to itself are now also read by this one."""
-        shared = shared_part(self.node_of(request))
-        return shared is not None and shared.depth > 0 and shared.locks == 2
+        return self.needs.pages(blocks - self.locks.shared_blocks(request))
 
     def catch_up(self, request: Request) -> None:
         """Reuse KV that other requests have computed for this prompt since it was admitted."""
-        node = self.node_of(request)
+        node = self.locks.of(request)
         if node is None:
             return
         at = node.depth * self.page_size
@@ -182,7 +172,7 @@ class KVManager:
         first = node.depth
         part = slice(first * self._stride, first * self._stride + len(found.pages))
         ours = request.pages[part]
-        self._use(request, found.node)
+        self.locks.move(request, found.node)
         request.num_computed += found.blocks * self.page_size
         request.pages[part] = self.tables.found(found.pages, first, request.num_computed)
         request.capacity = max(request.capacity, request.num_computed)
@@ -218,12 +208,12 @@ class KVManager:
         if request.state is not None:
             for save in [save for save in request.state.saves if save.position <= upto]:
                 self._store_pages(request, save.position)
-                if (node := self.node_of(request)) is not None:
+                if (node := self.locks.of(request)) is not None:
                     self.states.attach(request, save, node)
         self._store_pages(request, upto)
 
     def _store_pages(self, request: Request, upto: int) -> None:
-        node = self.node_of(request)
+        node = self.locks.of(request)
         if node is None or not self.cache.enabled:
             return
         first, end = node.depth, upto // self.page_size
@@ -238,7 +228,7 @@ class KVManager:
         self._windows.read(self._windows.among(inserted.adopted))
         if self.tiers is not None:
             self.tiers.stored(request, first, pages, inserted)
-        self._use(request, inserted.node)
+        self.locks.move(request, inserted.node)
 
     def release(self, request: Request, *, keep: bool = True) -> None:
         """Release all pages of a request. Computed ones stay in the cache until evicted.
@@ -259,7 +249,7 @@ class KVManager:
         if request.retention is None or not self.cache.enabled:
             return
         self.store(request, min(request.num_computed, request.num_known))
-        if (node := self.node_of(request)) is not None:
+        if (node := self.locks.of(request)) is not None:
             retention, blocks = request.retention, node.path_blocks()
             for part, seconds in retention.parts(blocks, self.page_size):
                 self.retentions.retain(request.tenant, retention.key, part, seconds, now)
@@ -364,7 +354,7 @@ class KVManager:
         branch = found.node.depth
         if not arrives:  # else a peer sends the state
             found = self.states.usable(found)
-        self._use(request, found.node)
+        self.locks.move(request, found.node)
         cached = found.blocks
         request.pages = self.tables.found(found.pages, 0, max(position, cached * self.page_size))
         if not self.states.begin(request, None if arrives else found, branch, state):
@@ -372,7 +362,7 @@ class KVManager:
             return None
         new = range(cached, blocks)
         places = needs.places_of_arriving(new, position) if arrives else needs.places(new)
-        alone = needs.pages(blocks - self._shared_blocks(request))
+        alone = needs.pages(blocks - self.locks.shared_blocks(request))
         fits = len(places) + headroom(alone) <= self.num_available
         fresh = self._supply.take(len(places), request.id, state) if fits else None
         if fresh is None:
@@ -388,25 +378,14 @@ class KVManager:
         return fresh
 
     def _drop_cached_part(self, request: Request) -> None:
-        if (node := self._nodes.pop(request.id, None)) is not None:
+        if self.locks.of(request) is not None:
             self._windows.unread(self._windows.among(request.pages))
-            self.cache.unlock(node)
+            self.locks.release(request)
         self.tables.clear(request)
         request.num_computed = 0
-
-    def _use(self, request: Request, node: RadixNode) -> None:
-        """`node` is now the deepest one whose pages a request uses."""
-        self.cache.lock(node)
-        before, self._nodes[request.id] = self._nodes.get(request.id), node
-        if before is not None:
-            self.cache.unlock(before)
 
     def stop_waiting(self, request: Request) -> None:
         """For KV that comes from elsewhere."""
         if self.tiers is not None:
             self.tiers.stop_waiting(request)
         self.arriving.let_go(request)
-
-    def _shared_blocks(self, request: Request) -> int:
-        """Cached blocks of a request that others read too."""
-        return shared.depth if (shared := shared_part(self.node_of(request))) is not None else 0

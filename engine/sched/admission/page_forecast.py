@@ -107,13 +107,13 @@ class _Peak:
         most = int(self._growth.sum() + growth[0])
         if most + alone <= self._kv.num_available:
             return most  # enough even if no request gives pages back before the others end
-        if self._alone is None or self._kv.is_second_reader(request):
+        if self._alone is None or self._kv.locks.is_second_reader(request):
             self._alone = np.array([self._kv.pages_alone(r) for r in self._running], dtype=np.int64)
         return peak_growth(np.append(self._alone, alone), np.append(self._growth, growth))
 
     def admitted(self, request: Request) -> None:
         self._running.append(request)
-        if self._kv.is_second_reader(request):
+        if self._kv.locks.is_second_reader(request):
             self._alone = None  # another request now holds fewer pages of its own
         elif self._alone is not None:
             self._alone = np.append(self._alone, self._kv.pages_alone(request))

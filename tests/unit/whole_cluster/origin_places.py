@@ -119,7 +119,7 @@ def in_flight(first: Question, second: Question) -> int:
     one, two = request_of(first), request_of(second)
     assert kv.admit(one, lambda _: 0)
     assert kv.admit(two, lambda _: 0)
-    chunks = PrefixesInFlight(PAGE, kv.node_of)
+    chunks = PrefixesInFlight(PAGE, kv.locks.of)
     starts = range(0, min(len(first.prompt), len(second.prompt)) - PAGE + 1, PAGE)
     for start in starts:
         chunks.add(one, start)
