@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Final, TypeAlias
 
 Namespace: TypeAlias = bytes
-"""Empty, or `NAMESPACE_BYTES` of a cryptographic hash: nobody finds another origin with the same one."""
+"""Empty, or `NAMESPACE_BYTES` of a cryptographic hash: no other origin with the same one can be found."""
 
 NO_NAMESPACE: Final[Namespace] = b""
 """Namespace of requests without any of the parts of `namespace_of`."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from kv_transfer.errors import BadTicket, PeerUnreachable, TransferError
+from kv_transfer.errors import PeerUnreachable, TransferError
 from kv_transfer.handoff.events import CaughtUp, HandedOff, PushSpan, SenderEvent, SendFailed
 from kv_transfer.handoff.messages import (
     Body,
@@ -25,41 +24,13 @@ from kv_transfer.handoff.next_push import changed, next_push
 from kv_transfer.handoff.port import KVPort
 from kv_transfer.handoff.records import records_of
 from kv_transfer.handoff.sender_states import SENDING, SendAction, SendEvent, Sending
+from kv_transfer.handoff.sent_handoff import SentHandoff
 from kv_transfer.handoff.state_machine import StateMachine
 from kv_transfer.ticket import HandoffState, Peer, Ticket
 from kv_transfer.ticket_pages import digest_blocks
 
 _MAX_REFUSED: Final = 65_536
 _AWAIT_IDLE: Final = {Sending.FLUSHING, Sending.DRAINING, Sending.ABANDONED}
-
-
-@dataclass(slots=True, eq=False)
-class _Handoff:
-    id: int
-    machine: StateMachine[Sending, SendEvent, SendAction]
-    keeps_decoding: bool
-    request_digest: int | None
-    receiver: Peer | None = None
-    ticket: Ticket | None = None
-    secret: int = 0
-    """Secret of the ticket, or of a Revoke that arrived before the ticket."""
-    pages: tuple[int, ...] = ()
-    """The request's block table: of each block a page for every group, or NO_PAGE behind a window."""
-    state: tuple[int, ...] = ()
-    """Pages that the recurrent state takes; known with `final`."""
-    num_tokens: int = 0
-    final: HandoffState | None = None
-    computed_at: float = 0.0
-    """When the last token was computed."""
-    pushed: int = 0
-    """Index of the first block that has not been sent."""
-    digests: list[int] = field(default_factory=list)
-    """Digests of the ticket's pages so far; 0 for pages that fell behind a window before they could be sent.
-    """
-    in_flight: dict[int, PushSpan] = field(default_factory=dict)
-    """Spans by write number; `end` is set when the write is complete."""
-    pushes: list[PushSpan] = field(default_factory=list)
-    reason: str = ""
 
 
 class KVSender:
@@ -75,8 +46,8 @@ class KVSender:
         self._layout = port.layout
         self._unexpected = port.unexpected
         self._state_timeouts = {Sending.DRAINING: drain_timeout_s, Sending.ABANDONED: math.inf}
-        self._live: dict[int, _Handoff] = {}
-        self._writes: dict[int, _Handoff] = {}
+        self._live: dict[int, SentHandoff] = {}
+        self._writes: dict[int, SentHandoff] = {}
         self._refused: dict[int, None] = {}
         self._events: list[SenderEvent] = []
 
@@ -109,7 +80,7 @@ class KVSender:
             self._events.append(SendFailed(handoff_id, "the handoff was refused before it began"))
             return
         machine = StateMachine(SENDING, Sending.OPEN, now, timeout_s, self._state_timeouts)
-        self._live[handoff_id] = _Handoff(handoff_id, machine, keeps_decoding, request_digest)
+        self._live[handoff_id] = SentHandoff(handoff_id, machine, keeps_decoding, request_digest)
 
     def attach(self, ticket: Ticket, now: float) -> None:
         """Take the receiver's ticket: send computed pages at once, and the others as they are computed."""
@@ -132,7 +103,7 @@ class KVSender:
         try:
             ticket.require(self._layout)
             self._port.peers.require_unfenced(ticket.receiver)
-            self._require_fit(handoff, ticket)
+            handoff.require_fit(ticket, self._layout)
             self._connect(ticket.receiver)
         except TransferError as error:
             self._refuse(ticket.receiver, ticket.handoff_id, ticket.secret, str(error))
@@ -198,7 +169,7 @@ class KVSender:
         self._live.clear()
         self._writes.clear()
 
-    def _fire(self, handoff: _Handoff, event: SendEvent, now: float, reason: str = "") -> None:
+    def _fire(self, handoff: SentHandoff, event: SendEvent, now: float, reason: str = "") -> None:
         actions = handoff.machine.on(event, now)
         if actions is None:
             self._unexpected[event.name.lower()] += 1
@@ -221,17 +192,17 @@ class KVSender:
                     self._events.append(SendFailed(handoff.id, handoff.reason))
         self._settle(handoff, now)
 
-    def _settle(self, handoff: _Handoff, now: float) -> None:
+    def _settle(self, handoff: SentHandoff, now: float) -> None:
         if not handoff.in_flight and handoff.machine.state in _AWAIT_IDLE:
             self._fire(handoff, SendEvent.IDLE, now)
 
-    def _report_catching_up(self, handoff: _Handoff) -> None:
+    def _report_catching_up(self, handoff: SentHandoff) -> None:
         if handoff.keeps_decoding and handoff.machine.state is Sending.PUSHING and not handoff.in_flight:
             self._events.append(CaughtUp(handoff.id))
 
     # -------------------------------------------------------------------------------- actions
 
-    def _push(self, handoff: _Handoff, now: float) -> None:
+    def _push(self, handoff: SentHandoff, now: float) -> None:
         """Write all computed pages that were not sent, as one write; with the last ones, the state."""
         ticket, layout = handoff.ticket, self._layout
         assert ticket is not None
@@ -270,14 +241,14 @@ class KVSender:
             sent = tuple(handoff.digests[push.first : push.first + push.count])
             self._send(handoff, Digests(push.first, sent, handoff.request_digest))
 
-    def _send_finish(self, handoff: _Handoff, now: float) -> None:
+    def _send_finish(self, handoff: SentHandoff, now: float) -> None:
         # Sent only after every write has completed: a transport may order a message after its own write, but
         # not after other writes.
         assert handoff.final is not None
         exposed_s = max(0.0, now - handoff.computed_at)
         self._send(handoff, Finish(handoff.final, exposed_s, tuple(handoff.digests)))
 
-    def _send(self, handoff: _Handoff, body: Body) -> None:
+    def _send(self, handoff: SentHandoff, body: Body) -> None:
         if handoff.receiver is not None:
             # poll() reports a lost peer, and a slow one runs into its deadline. Reconnect first: the link may
             # have broken since the ticket arrived, although both processes are alive.
@@ -285,7 +256,7 @@ class KVSender:
                 self._connect(handoff.receiver)
                 self._port.transport.send(handoff.receiver, self._encode(handoff, body, handoff.receiver))
 
-    def _encode(self, handoff: _Handoff, body: Body, receiver: Peer) -> bytes:
+    def _encode(self, handoff: SentHandoff, body: Body, receiver: Peer) -> bytes:
         return encode(HandoffMessage(handoff.id, self._port.peer.epoch, receiver.epoch, handoff.secret, body))
 
     def _refuse(self, receiver: Peer, handoff_id: int, secret: int, reason: str) -> None:
@@ -305,7 +276,7 @@ class KVSender:
             self._port.peers.require_unfenced(peer)
         self._port.connect(peer)
 
-    def _forget(self, handoff: _Handoff) -> None:
+    def _forget(self, handoff: SentHandoff) -> None:
         del self._live[handoff.id]
         for write in handoff.in_flight:
             del self._writes[write]
@@ -375,7 +346,7 @@ class KVSender:
 
     def _extend(
         self, handoff_id: int, pages: Sequence[int], num_tokens: int, final: HandoffState | None, now: float
-    ) -> _Handoff | None:
+    ) -> SentHandoff | None:
         """Record computed pages. Aborts the handoff and returns None if they contradict earlier ones. Also
         None for a handoff that has ended, which the engine may not have noticed yet."""
         handoff = self._live.get(handoff_id)
@@ -393,19 +364,8 @@ class KVSender:
         if final is not None:
             handoff.final, handoff.computed_at = final, now
         try:
-            self._require_fit(handoff, handoff.ticket)
+            handoff.require_fit(handoff.ticket, self._layout)
         except TransferError as error:
             self._fire(handoff, SendEvent.ABORT, now, str(error))
             return None
         return handoff
-
-    def _require_fit(self, handoff: _Handoff, ticket: Ticket | None) -> None:
-        """Raises BadTicket if the computed tokens do not fit the ticket."""
-        if ticket is None:
-            return
-        computed, final = handoff.num_tokens, handoff.final
-        if computed > ticket.max_tokens(self._layout):
-            raise BadTicket(f"{computed} tokens are computed, the ticket has pages for fewer")
-        if final is not None and not (final.position == computed and final.fits(ticket, self._layout)):
-            known = ticket.num_tokens + len(final.tokens)
-            raise BadTicket(f"KV ends at token {final.position}; {computed} are computed, {known} known")
