@@ -82,8 +82,8 @@ class ModelRunner:
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
         self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
-        self._weights = RankWeights(config, communicator)
         described = ModelSpec.from_folder(config.model_path) if spec is None else spec
+        self._weights = RankWeights(config, communicator)
         with (
             kernels_ahead(config, described, self._device, progress),
             advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"),

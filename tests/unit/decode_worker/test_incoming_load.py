@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 from engine.config import SchedulerConfig
 from engine.core.request import Request
+from engine.core.weights import WeightsIdentity
 from engine.kv.cache.pages import PageCounts
 from engine.kv.manager.kv_manager import KVManager
 from engine.kv.manager.reservations import Reservation
@@ -42,6 +43,7 @@ class Engine:
         self._room = room
         self.grammars = Mock()
         self.laps = Laps()
+        self.weights = WeightsIdentity("")
 
     def stats(self) -> EngineStats:
         return STATS

@@ -78,7 +78,7 @@ class CheckProcess:
 
     async def _answer(self, grammar: Grammar) -> str:
         """Raises GrammarError if the process ended by one of its limits."""
-        process = await self._running()
+        before, process = self._process, await self._running()
         assert process.stdin is not None
         assert process.stdout is not None
         answer = b""
@@ -94,6 +94,8 @@ class CheckProcess:
         if answer:
             return str(json.loads(answer))
         reason = _BY_SIGNAL.get(-status)
+        if reason is None and process is before:
+            return await self._answer(grammar)  # it may have been ended before this check
         if reason is None:
             raise RuntimeError(f"{' '.join(_COMMAND)} ended with status {status}")
         raise rejected(grammar, reason)

@@ -60,4 +60,4 @@ def test_a_model_is_loaded_by_a_thread_on_its_gpu(
     monkeypatch.setattr("engine.executor.runner.load_model", load)
     monkeypatch.setattr("engine.executor.runner.kernels_ahead", lambda *_: nullcontext())
     with pytest.raises(Refused):
-        ModelRunner(replace(make_engine().config, device="cuda:1"), spec=Mock())
+        ModelRunner(replace(make_engine().config, device="cuda:1", load_format="dummy"), spec=Mock())

@@ -115,7 +115,7 @@ def memory(part: object, seen: set[int]) -> Iterator[int]:
 
 def addresses(model: nn.Module) -> list[int]:
     found = list(memory(model, set()))
-    assert len(found) > 20
+    assert len(found) > 10, "the walk found the parameters"
     return found
 
 
