@@ -66,6 +66,7 @@ _GEMMA3_MODULES: Final = _LAYER_MODULES | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_DIVISORS: Final = "rope_freqs.weight"
 _GEMMA3_27B_LAYERS: Final = 62
 """The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
 
@@ -128,6 +129,10 @@ class _Metadata:
     def __init__(self, reader: GGUFReader) -> None:
         self._fields = reader.fields
         self.shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
+        self.divisors: list[float] = next(
+            (tensor.data.tolist() for tensor in reader.tensors if tensor.name == _DIVISORS), []
+        )
+        """Divisor of each rotary frequency; empty: none. llama3's scaling, without its parameters."""
         self.architecture = str(self.get("general.architecture"))
 
     def get(self, key: str) -> Any:
@@ -153,9 +158,6 @@ def _configs(metadata: _Metadata) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UnsupportedModel(
             f"GGUF architecture {metadata.architecture!r} is not supported; Baton converts {supported}"
         )
-    if "rope_freqs.weight" in metadata.shapes:
-        # llama.cpp stores llama3's scaling as these factors, without the parameters they were computed from.
-        raise UnsupportedModel("GGUF files with scaled rotary factors are not supported; use the safetensors")
     heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
     head_dim = metadata.model("attention.key_length") or hidden // heads
     config = {
@@ -198,6 +200,9 @@ def _gemma3(metadata: _Metadata, width_per_head: int, head_dim: int) -> dict[str
 
 def _rope(metadata: _Metadata, head_dim: int) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.model("rope.freq_base") or 10000.0}
+    if metadata.divisors:  # the only kind that takes divisors, here the same ones for all contexts
+        same = {"short_factor": metadata.divisors, "long_factor": metadata.divisors, "attention_factor": 1.0}
+        rope |= {"rope_type": "longrope", **same}
     if (rotated := metadata.model("rope.dimension_count")) not in (None, head_dim):
         rope["partial_rotary_factor"] = rotated / head_dim
     if (scaling := metadata.model("rope.scaling.type")) not in (None, "none"):
@@ -253,12 +258,13 @@ def _write_tensors(
     reader: GGUFReader, config: Config, codes: _CodedWeights | None, target: Path, progress: Progress
 ) -> None:
     """Write all tensors, one shard at a time, and the index of the shards; in float32 what is not coded."""
-    total = sum(4 * int(tensor.n_elements) for tensor in reader.tensors)
+    stored = [tensor for tensor in reader.tensors if tensor.name != _DIVISORS]
+    total = sum(4 * int(tensor.n_elements) for tensor in stored)
     index: dict[str, str] = {}
     shard: dict[str, npt.NDArray[Any]] = {}
     written = done = 0
     is_gemma3 = config["model_type"] == "gemma3_text"
-    for position, tensor in enumerate(reader.tensors, start=1):
+    for position, tensor in enumerate(stored, start=1):
         name = _name(tensor.name, _GEMMA3_MODULES if is_gemma3 else _LAYER_MODULES)
         if codes is not None and _is_linear(tensor.name):
             module = name.removesuffix("weight")
@@ -266,7 +272,7 @@ def _write_tensors(
         else:
             shard[name] = _value(tensor, config)
         held = sum(value.nbytes for value in shard.values())
-        if held >= _SHARD_BYTES or position == len(reader.tensors):
+        if held >= _SHARD_BYTES or position == len(stored):
             file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
             save_file(shard, target / file, metadata={"format": "pt"})
             index |= dict.fromkeys(shard, file)

@@ -259,14 +259,22 @@ def test_linear_rope_scaling_comes_along_and_others_are_refused(tmp_path: Path) 
         converted(tmp_path / "longrope.gguf")
 
 
-def test_llama3_factors_are_refused_rather_than_ignored(tmp_path: Path) -> None:
-    def factors(writer: GGUFWriter) -> None:
-        writer.add_tensor("rope_freqs.weight", np.ones(8, dtype=np.float32))
+def test_llama3_scaling_comes_along_as_divisors_of_frequencies(tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    model = LlamaForCausalLM(LlamaConfig(**TINY, rope_parameters=scaling)).eval()
+    scaled = model.model.rotary_emb.inv_freq.numpy()
+    plain = LlamaForCausalLM(LlamaConfig(**TINY)).model.rotary_emb.inv_freq.numpy()
+    divisors = (plain / scaled).astype(np.float32)
+    assert divisors.max() > 7
+    path = tmp_path / "model.gguf"
+    write(path, "llama", model, extra=lambda writer: writer.add_tensor("rope_freqs.weight", divisors))
 
-    write(tmp_path / "model.gguf", "llama", MODELS["llama"](), extra=factors)
-
-    with pytest.raises(UnsupportedModel, match="scaled rotary factors"):
-        converted(tmp_path / "model.gguf")
+    ours = load_model(converted(path))
+    ids = torch.arange(96)
+    with torch.inference_mode():
+        logits = ours.logits(ours(ids, torch.arange(96), DenseAttention(ours)))
+        torch.testing.assert_close(logits, model(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
 def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
