@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,9 @@ _CONVERTER_VERSION: Final = 1
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
 _KEPT: Final = "-codes"
 """Ends the name of a folder whose weights are the integers of a GGUF file."""
+
+_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+"""Ends the name of one part of a model that is split over several GGUF files."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES: Final = ["*.json", "*.jinja", "tokenizer.model"]
@@ -82,12 +85,14 @@ def resolve(
     """
     cache = cache or _default_cache()
     if model in _ALIASES:
-        return Checkpoint(_converted(_packaged(_ALIASES[model]), cache, progress, keep_codes), model)
+        return Checkpoint(_converted([_packaged(_ALIASES[model])], cache, progress, keep_codes), model)
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder(path.resolve())
     if path.is_file() and path.suffix == ".gguf":
-        return Checkpoint(_converted(path.resolve(), cache, progress, keep_codes), path.stem)
+        parts = _parts(path.resolve())
+        name = path.stem if len(parts) == 1 else _PART.sub("", path.name)
+        return Checkpoint(_converted(parts, cache, progress, keep_codes), name)
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
@@ -177,12 +182,29 @@ def _default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "baton" / "models"
 
 
-def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) -> Path:
-    """The converted folder of a GGUF file; converts the file if the folder does not exist.
+def _parts(file: Path) -> list[Path]:
+    """All parts of the model of a GGUF file, in order. Raises CheckpointError if some are missing."""
+    found = _PART.search(file.name)
+    if found is None:
+        return [file]
+    count = int(found[2])
+    parts = [
+        file.with_name(f"{file.name[: found.start()]}-{number:05d}-of-{found[2]}.gguf")
+        for number in range(1, count + 1)
+    ]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise CheckpointError(
+            f"{file.parent} lacks {', '.join(missing[:3])}: {count} parts of the model belong together"
+        )
+    return parts
+
+
+def _converted(sources: Sequence[Path], cache: Path, progress: Progress, keep_codes: bool) -> Path:
+    """The converted folder of the GGUF files of a model; converts them if the folder does not exist.
 
     The folder appears atomically, also with concurrent processes and if this one is killed.
     """
-    target = cache / f"{source.stem}-{_fingerprint(source)}{_KEPT if keep_codes else ''}"
+    target = cache / f"{sources[0].stem}-{_fingerprint(sources)}{_KEPT if keep_codes else ''}"
     if target.is_dir():
         return target
     try:
@@ -198,7 +220,7 @@ def _converted(source: Path, cache: Path, progress: Progress, keep_codes: bool) 
         shutil.rmtree(partial, ignore_errors=True)  # of a dead process: a live one would hold the lock
         partial.mkdir()
         try:
-            convert(source, partial, progress, keep_codes=keep_codes)
+            convert(sources, partial, progress, keep_codes=keep_codes)
             partial.rename(target)
         except OSError as error:
             raise _unwritable(error, cache) from error
@@ -215,18 +237,20 @@ def _unwritable(error: OSError, cache: Path) -> CheckpointError:
     )
 
 
-def _fingerprint(source: Path, samples: int = 64, sample_bytes: int = 1 << 16) -> str:
-    """A digest of a file's content: its size and samples of a few megabytes in total.
+def _fingerprint(sources: Sequence[Path], samples: int = 64, sample_bytes: int = 1 << 16) -> str:
+    """A digest of the content of files: their sizes and samples of a few megabytes of each.
 
-    This identifies a GGUF file: the first samples cover the metadata, and retraining or requantizing a model
+    This identifies GGUF files: the first samples cover the metadata, and retraining or requantizing a model
     changes every block.
     """
-    size = source.stat().st_size
-    digest = hashlib.sha256(f"{_CONVERTER_VERSION} {size}".encode())
-    with source.open("rb") as file:
-        for index in range(samples):
-            file.seek(max(0, size - sample_bytes) * index // (samples - 1))
-            digest.update(file.read(sample_bytes))
+    digest = hashlib.sha256()
+    for source in sources:
+        size = source.stat().st_size
+        digest.update(f"{_CONVERTER_VERSION} {size}".encode())
+        with source.open("rb") as file:
+            for index in range(samples):
+                file.seek(max(0, size - sample_bytes) * index // (samples - 1))
+                digest.update(file.read(sample_bytes))
     return digest.hexdigest()[:12]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -71,8 +71,10 @@ _GEMMA3_27B_LAYERS: Final = 62
 """The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
 
 
-def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool = False) -> None:
-    """Write config.json, safetensors, tokenizer and chat template of `source` into the empty folder `target`.
+def convert(sources: Sequence[Path], target: Path, progress: Progress, *, keep_codes: bool = False) -> None:
+    """Write config.json, safetensors, tokenizer and chat template into the empty folder `target`.
+
+    `sources`: the parts of the model; the first one has the metadata.
 
     `keep_codes`: weights of linear layers stay integers with scales, if all of them are, in place of float32.
     Costs about a second for every 200 MB written, and some seconds for the tokenizer.
@@ -81,18 +83,19 @@ def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool 
         UnsupportedModel: Baton does not support the file's architecture, tokenizer or one of its features.
         OSError: `target` cannot be written; with ENOSPC, also before anything is, and its text has the sizes.
     """
-    reader = _open(source)
-    _check_space(sum(4 * int(tensor.n_elements) for tensor in reader.tensors), target)
-    metadata = _Metadata(reader)
+    readers = [_open(source) for source in sources]
+    tensors = [tensor for reader in readers for tensor in reader.tensors]
+    _check_space(sum(4 * int(tensor.n_elements) for tensor in tensors), target)
+    metadata = _Metadata(readers[0], tensors)
     config, generation = _configs(metadata)
-    codes = _CodedWeights.of(reader) if keep_codes else None
+    codes = _CodedWeights.of(tensors) if keep_codes else None
     if codes is not None:
         config["quantization_config"] = codes.config
     ModelSpec.from_config(config)  # fail before a conversion of minutes, not after it
     for name, content in (("config.json", config), ("generation_config.json", generation)):
         (target / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     write_tokenizer(metadata.get, target)
-    _write_tensors(reader, config, codes, target, progress)
+    _write_tensors(tensors, config, codes, target, progress)
 
 
 class _Reader(GGUFReader):
@@ -126,11 +129,11 @@ def _open(source: Path) -> GGUFReader:
 class _Metadata:
     """The file's key-value pairs and the names of its tensors."""
 
-    def __init__(self, reader: GGUFReader) -> None:
+    def __init__(self, reader: GGUFReader, tensors: Sequence[ReaderTensor]) -> None:
         self._fields = reader.fields
-        self.shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in reader.tensors}
+        self.shapes = {tensor.name: [int(n) for n in reversed(tensor.shape)] for tensor in tensors}
         self.divisors: list[float] = next(
-            (tensor.data.tolist() for tensor in reader.tensors if tensor.name == _DIVISORS), []
+            (tensor.data.tolist() for tensor in tensors if tensor.name == _DIVISORS), []
         )
         """Divisor of each rotary frequency; empty: none. llama3's scaling, without its parameters."""
         self.architecture = str(self.get("general.architecture"))
@@ -226,9 +229,9 @@ class _CodedWeights:
     offsets: bool
 
     @classmethod
-    def of(cls, reader: GGUFReader) -> _CodedWeights | None:
+    def of(cls, tensors: Sequence[ReaderTensor]) -> _CodedWeights | None:
         """None if some weights are no integers with scales."""
-        kinds = {tensor.tensor_type for tensor in reader.tensors if _is_linear(tensor.name)}
+        kinds = {tensor.tensor_type for tensor in tensors if _is_linear(tensor.name)}
         if not kinds <= GROUPS.keys():
             return None
         return cls(min(GROUPS[kind] for kind in kinds), bool(kinds & WITH_OFFSETS))
@@ -255,10 +258,14 @@ def _is_linear(name: str) -> bool:
 
 
 def _write_tensors(
-    reader: GGUFReader, config: Config, codes: _CodedWeights | None, target: Path, progress: Progress
+    tensors: Sequence[ReaderTensor],
+    config: Config,
+    codes: _CodedWeights | None,
+    target: Path,
+    progress: Progress,
 ) -> None:
     """Write all tensors, one shard at a time, and the index of the shards; in float32 what is not coded."""
-    stored = [tensor for tensor in reader.tensors if tensor.name != _DIVISORS]
+    stored = [tensor for tensor in tensors if tensor.name != _DIVISORS]
     total = sum(4 * int(tensor.n_elements) for tensor in stored)
     index: dict[str, str] = {}
     shard: dict[str, npt.NDArray[Any]] = {}

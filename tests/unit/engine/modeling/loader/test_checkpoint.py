@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def weights(tmp_path: Path) -> Path:
     return path
 
 
-def fake_convert(source: Path, target: Path, progress: Progress) -> None:
+def fake_convert(target: Path, progress: Progress) -> None:
     progress("Converting", 1, 1)
     (target / "config.json").write_text("{}")
 
@@ -36,9 +37,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Replaces the conversion, and counts it."""
     made: list[Path] = []
 
-    def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
-        made.append(source)
-        fake_convert(source, target, progress)
+    def convert(sources: Sequence[Path], target: Path, progress: Progress, *, keep_codes: bool) -> None:
+        made.extend(sources)
+        fake_convert(target, progress)
 
     monkeypatch.setattr(gguf, "convert", convert)
     return made
@@ -82,7 +83,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(
     weights: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
-        fake_convert(source, target, progress)
+        fake_convert(target, progress)
         raise OSError("disk full")
 
     monkeypatch.setattr(gguf, "convert", fail)
@@ -130,11 +131,11 @@ def test_what_a_killed_conversion_left_is_not_used(
 
 
 def _convert_slowly(weights: str, cache: Path) -> None:
-    def convert(source: Path, target: Path, progress: Progress, *, keep_codes: bool) -> None:
+    def convert(sources: Sequence[Path], target: Path, progress: Progress, *, keep_codes: bool) -> None:
         time.sleep(0.3)
         with (cache / "log").open("a") as log:
             log.write("converted\n")
-        fake_convert(source, target, progress)
+        fake_convert(target, progress)
 
     gguf.convert = convert
     resolve(weights, silent, cache=cache)

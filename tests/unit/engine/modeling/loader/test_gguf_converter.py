@@ -29,6 +29,7 @@ from common.progress import silent
 from engine.model_config.errors import UnsupportedModel
 from engine.modeling.layers.linear import codes
 from engine.modeling.loader import gguf_converter as gguf
+from engine.modeling.loader.checkpoint import CheckpointError, resolve
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.loader.safetensors_reader import read_tensors
 from engine.modeling.loader.weight_files import weight_files
@@ -103,9 +104,10 @@ def write(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     extra: Callable[[GGUFWriter], None] = lambda writer: None,
     tokenizer: str = "gpt2",
+    tensors_a_part: int = 0,
 ) -> None:
     config = model.config
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, architecture, split_max_tensors=tensors_a_part)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -149,7 +151,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
 def converted(path: Path, *, keep_codes: bool = False) -> Path:
     folder = path.with_suffix(".codes" if keep_codes else "")
     folder.mkdir()
-    gguf.convert(path, folder, silent, keep_codes=keep_codes)
+    gguf.convert([path], folder, silent, keep_codes=keep_codes)
     return folder
 
 
@@ -275,6 +277,29 @@ def test_llama3_scaling_comes_along_as_divisors_of_frequencies(tmp_path: Path) -
     with torch.inference_mode():
         logits = ours.logits(ours(ids, torch.arange(96), DenseAttention(ours)))
         torch.testing.assert_close(logits, model(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_in_several_files_is_read_whole_from_any_of_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    oracle = MODELS["llama"]().eval()
+    folder = tmp_path / "files"
+    folder.mkdir()
+    write(folder / "model.gguf", "llama", oracle, tensors_a_part=7)
+    parts = sorted(folder.glob("*.gguf"))
+    assert [part.name for part in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+
+    found = [resolve(str(part), cache=tmp_path) for part in (parts[0], parts[2])]
+
+    assert found[0] == found[1]
+    assert found[0].name == "model"
+    model = load_model(found[0].path)
+    ids = torch.arange(96)
+    with torch.inference_mode():
+        ours = model.logits(model(ids, torch.arange(96), DenseAttention(model)))
+        torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
+    parts[1].unlink()
+    with pytest.raises(CheckpointError, match=r"lacks model-00002-of-00003.gguf: 3 parts"):
+        resolve(str(parts[0]), cache=tmp_path)
 
 
 def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
