@@ -37,7 +37,7 @@ Digests: TypeAlias = dict[str, str]
 
 
 class Stamp(NamedTuple):
-    """Changes whenever a file does, unless somebody sets the clock back."""
+    """Size, inode and times of a file: changes with its content, unless the clock is set back."""
 
     size: int
     inode: int

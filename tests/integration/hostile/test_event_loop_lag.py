@@ -37,7 +37,7 @@ class Router:
     async def follow(self) -> None:
         body = {"prompt": "a", "max_tokens": 90_000, "stream": True}
         async with httpx.AsyncClient(timeout=None) as client:
-            while True:  # an answer ends after some minutes
+            while True:  # an answer ends after a few minutes
                 async with client.stream("POST", self.url + TEXT, json=body) as response:
                     async for _ in response.aiter_raw():
                         self.arrivals.append(asyncio.get_running_loop().time())

@@ -56,7 +56,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
 def _of_python(value: str, text: str) -> str:
     """JSON of a literal of Python, which some templates teach; else a string."""
     try:
-        return json.dumps(ast.literal_eval(value), ensure_ascii=False, allow_nan=False)
+        return dumped(ast.literal_eval(value))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return dumped(text)
 
@@ -66,7 +66,8 @@ def _refuse(constant: str) -> None:
 
 
 def dumped(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    """JSON of a value. Raises ValueError or TypeError if it has none."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _allows(types: frozenset[str], value: bool | None) -> bool:

@@ -8,6 +8,9 @@ from typing import Final, Protocol
 from router.api.generation.output.call_object import CallObject, JsonValue
 from router.api.generation.output.parts import Arguments, Call, Part
 
+_LONGEST_NAME: Final = 512
+"""Characters between the markers of a name; more are content."""
+
 
 class CallReader(Protocol):
     """Reads one call from streamed text. Text is fed until it is `done` or `broken`."""
@@ -86,6 +89,10 @@ class NamedObjectReader:
             return self._arguments(text)
         self.text += text
         name, marker, rest = self.text.removeprefix(self._before).partition(self._after)
+        if len(name) > _LONGEST_NAME:
+            self.broken = True
+            self.text, rest = self.text[:_LONGEST_NAME], self.text[_LONGEST_NAME:]
+            return [], rest
         if not marker:
             return [], ""
         self.begun, self.text = True, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
@@ -26,9 +27,9 @@ def python_calls(text: str) -> Calls:
     try:
         tree = ast.parse(text.strip(), mode="exec")
         found = [call for statement in tree.body for call in _calls_in(statement)]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return [(ast.unparse(call.func), _keywords(call)) for call in found]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NotCalls(str(error)) from error
-    return [(ast.unparse(call.func), _keywords(call)) for call in found]
 
 
 def _calls_in(statement: ast.stmt) -> Iterable[ast.Call]:
@@ -56,7 +57,7 @@ def _literal(node: ast.expr) -> Any:
             return ast.copy_location(ast.Constant(_JSON_NAMES[name.id]), name)
 
     value = ast.literal_eval(JsonWords().visit(node))
-    dumped(value)  # sets and bytes are no JSON
+    dumped(value)  # sets, bytes and infinity are no JSON
     return value
 
 
@@ -147,9 +148,11 @@ def _word(text: str) -> Any:
         return _JSON_NAMES[text]
     for number in (int, float):
         try:
-            return number(text)
+            value = number(text)
         except ValueError:
             continue
+        if math.isfinite(value):
+            return value
     return text
 
 

@@ -254,6 +254,34 @@ def test_any_string_arrives_as_it_was_written(format: ToolFormat, text: str) -> 
     assert argument(format, "city", text) == text
 
 
+@pytest.mark.parametrize(
+    ("format", "call"),
+    [
+        (ToolFormat.LFM2, "[f(a=1 + 2)]"),
+        (ToolFormat.LFM2, "[f(a={1, 2})]"),
+        (ToolFormat.LFM2, "[f(a=b'x')]"),
+        (ToolFormat.LFM2, "[f(a=1e999)]"),
+        (ToolFormat.LFM2, "[f(a=g())]"),
+        (ToolFormat.LFM2, "[f(1)]"),
+        (ToolFormat.LFM2, f"[f(a={'-' * 900}1)]"),
+        (ToolFormat.LFM2, f"[f(a={'[' * 300})]"),
+        (ToolFormat.GEMMA4, f"call:f{{a:{'[' * 300}"),
+        (ToolFormat.GEMMA4, "call:f{a}"),
+        (ToolFormat.KIMI_K2, f"<|tool_call_begin|>{'x' * 600}<|tool_call_argument_begin|>{{}}"),
+    ],
+)
+def test_what_is_no_call_is_content(format: ToolFormat, call: str) -> None:
+    text = CALL_FORMATS[format].begin + call + CALL_FORMATS[format].end
+    assert parsed(format, text) == parsed(format, *text) == [Content(text)]
+
+
+def test_numbers_that_json_does_not_have_stay_words() -> None:
+    text = "<|tool_call>call:f{a:inf,b:nan,c:1e999,d:-2.5}<tool_call|>"
+    assert calls(parsed(ToolFormat.GEMMA4, text)) == [
+        ("f", {"a": "inf", "b": "nan", "c": "1e999", "d": -2.5})
+    ]
+
+
 def test_strings_are_passed_on_while_they_are_written() -> None:
     reading = parser(ToolFormat.QWEN3_CODER)
     parts = reading.feed("<tool_call>\n<function=weather>\n<parameter=code>\nprint(1)\nprint")
