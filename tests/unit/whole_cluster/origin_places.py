@@ -24,7 +24,8 @@ from router.placement.account.cached_prefixes import CachedPrefixes
 from tests.unit.engine.engines import make_engine, run
 from tests.unit.engine.fake_runner import VOCAB
 from tests.unit.engine.kv.tiers.tiered import Tiered
-from tests.unit.whole_cluster.test_cluster_machine import ClusterMachine, Question
+from tests.unit.whole_cluster.questions import Question
+from tests.unit.whole_cluster.test_cluster_machine import ClusterMachine
 from tests.unit.whole_cluster.whole_worker import PAGE, Kind
 from worker import job_starter
 from worker.session.jobs import Job

@@ -33,7 +33,7 @@ from router.dispatch.kv_events import feed
 from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import worker_pb2
 from tests.unit.whole_cluster.origin_places import PLACES, ask, shared
-from tests.unit.whole_cluster.test_cluster_machine import Question
+from tests.unit.whole_cluster.questions import Question
 from worker import job_starter, request_handler
 from worker.session import convert
 from worker.session.jobs import Job

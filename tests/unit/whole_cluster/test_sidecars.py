@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine.kv.cache.sidecars import NO_SIDECARS
-from tests.unit.whole_cluster.test_cluster_machine import ClusterMachine, Question
+from tests.unit.whole_cluster.questions import Question
+from tests.unit.whole_cluster.test_cluster_machine import ClusterMachine
 from tests.unit.whole_cluster.whole_worker import PAGE, Kind
 
 PROMPT = [2, 1, 0, 1, 2, 2, 0, 1, 1, 0, 2, 1, 0, 0, 1, 2]

@@ -1,0 +1,92 @@
+"""What clients of the whole cluster ask, each with its only right answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from common.origin import media_keys, namespace_of
+from engine.core.sampling_params import PromptLogprobs
+from router.dispatch.sequence import SequenceState
+from router.dispatch.waterfall import Waterfall
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.unit.engine.fake_runner import reference, reference_scores
+
+WORKERS = 3
+IMAGE = 0
+
+PROMPTS = st.builds(
+    lambda prefix, rest: prefix + rest,
+    st.sampled_from([[], [0] * 8, [1] * 12, [0] * 4 + [2] * 8, [2] * 16]),
+    st.lists(st.integers(0, 2), min_size=1, max_size=4),
+)
+"""Most begin as others do."""
+
+
+@dataclass(frozen=True)
+class Question:
+    prompt: list[int]
+    image: bytes
+    """Names the content of the token IMAGE wherever it occurs; empty: it is a token like any other."""
+    salt: str
+    length: int
+    places: list[int]
+    priority: int
+    pulled: int
+    kept_s: float
+    answers: int
+    scored: int | None = None
+    """`prompt_logprobs`."""
+
+    @property
+    def origin(self) -> tuple[list[int], bytes, str]:
+        return self.prompt, self.image, self.salt
+
+    @property
+    def keys(self) -> list[int]:
+        return [
+            media_keys(self.image, range(i, i + 1))[0] if self.image and token == IMAGE else token
+            for i, token in enumerate(self.prompt)
+        ]
+
+    @property
+    def scores(self) -> PromptLogprobs | None:
+        """The only right log-probabilities, if they are wanted."""
+        namespace = namespace_of(cache_salt=self.salt)
+        return None if self.scored is None else reference_scores(self.keys, self.scored, namespace)
+
+    def sequence(self) -> tuple[SequenceState, list[int]]:
+        """And its only right answer."""
+        sampling = sampling_pb2.SamplingParams(
+            max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
+        )
+        if self.scored is not None:
+            sampling.prompt_logprobs = self.scored
+        kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
+        namespace = namespace_of(cache_salt=self.salt)
+        request = worker_pb2.Work(
+            prompt=self.prompt,
+            prompt_keys=self.keys if self.image else (),
+            namespace=namespace,
+            sampling=sampling,
+            priority=self.priority,
+            retention=kept,
+        )
+        right = reference(self.keys, self.length, ignore_eos=True, namespace=namespace)
+        return SequenceState(request, Waterfall(0.0)), right
+
+
+QUESTIONS = st.builds(
+    Question,
+    prompt=PROMPTS,
+    image=st.sampled_from([b"", b"", b"blue", b"red"]),
+    salt=st.sampled_from(["", "", "a", "b"]),
+    length=st.sampled_from([1, 2, 12, 40, 40, 40]),
+    places=st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=4),
+    priority=st.integers(0, 2),
+    pulled=st.integers(0, 4),
+    kept_s=st.sampled_from([0.0, 3.0]),
+    answers=st.sampled_from([1, 1, 2]),
+    scored=st.sampled_from([None, None, 0, 1, 2]),
+)
