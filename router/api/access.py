@@ -167,6 +167,8 @@ class Access:
     """None: no encryption."""
     metrics_keys: ApiKeys | None = None
     """None: metrics are open without `keys`, and closed with `keys`."""
+    admin_keys: ApiKeys | None = None
+    """None: routes that change what is served are closed."""
     cors_origins: tuple[str, ...] = ()
     """Web pages whose scripts may call the HTTP API; "*" for all."""
 
@@ -174,11 +176,13 @@ class Access:
     def load(cls, config: RouterConfig) -> Access:
         """Raises BadKeyFile, BadCertificate."""
         settings, host = config.access, config.frontend.host
-        keys = metrics_keys = tls = None
+        keys = metrics_keys = admin_keys = tls = None
         if settings.api_key_file is not None:
             keys = ApiKeys.load(Path(settings.api_key_file), settings.max_requests_per_key)
         if settings.metrics_key_file is not None:
             metrics_keys = ApiKeys.load(Path(settings.metrics_key_file), flag="--metrics-key-file")
+        if settings.admin_key_file is not None:
+            admin_keys = ApiKeys.load(Path(settings.admin_key_file), flag="--admin-key-file")
         if settings.tls_cert is not None and settings.tls_key is not None:
             tls = TlsFiles(Path(settings.tls_cert), Path(settings.tls_key))
             try:
@@ -192,15 +196,20 @@ class Access:
                 _log.warning("--host %s is served without authentication; see --api-key-file", host)
             if tls is None:
                 _log.warning("--host %s is served without encryption; see --tls-cert", host)
-        return cls(keys, tls, metrics_keys, origins_of(settings.cors_origins))
+        return cls(keys, tls, metrics_keys, admin_keys, origins_of(settings.cors_origins))
 
     @property
     def has_files(self) -> bool:
-        return not (self.keys is None and self.tls is None and self.metrics_keys is None)
+        return any(part is not None for part in self._parts)
+
+    @property
+    def _parts(self) -> tuple[ApiKeys | TlsFiles | None, ...]:
+        """What is read from files."""
+        return self.keys, self.metrics_keys, self.admin_keys, self.tls
 
     def reload(self) -> None:
         """Read all files again. What cannot be used stays as it was, and is logged."""
-        for part in (self.keys, self.metrics_keys, self.tls):
+        for part in self._parts:
             if part is None:
                 continue
             try:
@@ -221,9 +230,7 @@ class Access:
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         """Stamp of each file, which changes whenever it is written or replaced."""
-        return [
-            _stamp(file) for part in (self.keys, self.metrics_keys, self.tls) if part for file in part.files
-        ]
+        return [_stamp(file) for part in self._parts if part for file in part.files]
 
 
 OPEN_ACCESS: Final = Access()

@@ -208,6 +208,7 @@ async def open_frontends(
     keys: ApiKeys | None = None,
     tls: TlsFiles | None = None,
     metrics_keys: ApiKeys | None = None,
+    admin_keys: ApiKeys | None = None,
     cors_origins: Sequence[str] = (),
     keep_alive_s: float = 120.0,
 ) -> AsyncIterator[Frontends]:
@@ -225,7 +226,7 @@ async def open_frontends(
     models = ServedModels([Generation(model, tokenizer, dispatcher, limits)])
     registry = CollectorRegistry()
     Counter("baton_example", "An example", registry=registry)
-    access = Access(keys, tls, metrics_keys, tuple(cors_origins))
+    access = Access(keys, tls, metrics_keys, admin_keys, tuple(cors_origins))
     http = HttpServer(
         models,
         HttpConfig(port=0, access=access, keep_alive_s=keep_alive_s),

@@ -49,6 +49,8 @@ class ApiEndpoint:
     body: type[BaseModel] | None = None
     event: Any = None
     """Type, or union of the types, of the data of each event of a stream, except `[DONE]`."""
+    changes_service: bool = False
+    """It takes a key of --admin-key-file."""
     refusals: tuple[str, ...] = ()
     """Documented statuses besides 401 and 403. An endpoint with a body has them all."""
 

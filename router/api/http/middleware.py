@@ -98,6 +98,7 @@ _OPEN: Final = frozenset({"/live", "/ready", "/health", "/ping"}) | PAGE_PATHS
 """Open without a key: probes of orchestrators, and the static files of the live page."""
 _MONITORING: Final = frozenset({"/metrics", "/sd/workers", STATUS_PATH})
 """These reveal the load of all clients and the addresses of workers."""
+_ADMIN: Final = frozenset(one.path for api in APIS for one in api.endpoints if one.changes_service)
 _KEY_HEADERS: Final = tuple(api.key_header for api in APIS if api.key_header is not None)
 _MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metrics-key-file."
 
@@ -105,15 +106,23 @@ _MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metr
 class RequireApiKey:
     """ASGI middleware. Refuses requests before reading any of their body."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None, metrics_keys: ApiKeys | None) -> None:
-        """`keys` give access to everything except monitoring, `metrics_keys` only to monitoring.
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys | None,
+        metrics_keys: ApiKeys | None,
+        admin_keys: ApiKeys | None = None,
+    ) -> None:
+        """`keys` give access to requests, `metrics_keys` only to monitoring, `admin_keys` only to routes that
+        change the service.
 
         None for `keys`: no authentication. None for `metrics_keys`: monitoring is open without `keys`, and
-        closed with `keys`.
+        closed with `keys`. None for `admin_keys`: the service cannot be changed.
         """
         self._app = app
         self._keys = keys
         self._metrics_keys = metrics_keys
+        self._admin_keys = admin_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
@@ -125,6 +134,8 @@ class RequireApiKey:
             try:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)
+                elif scope["path"] in _ADMIN:
+                    self._admit_admin(scope["path"], authorization)
                 else:
                     CURRENT_TENANT.set(self._tenant(authorization))
             except Unauthenticated as error:
@@ -143,6 +154,12 @@ class RequireApiKey:
         if self._known(self._metrics_keys, authorization) and not self._known(self._keys, authorization):
             raise PermissionDenied("This key is for monitoring only: /metrics, /sd/workers, /status.")
         return self._keys.identify(authorization)
+
+    def _admit_admin(self, path: str, authorization: str | None) -> None:
+        if self._admin_keys is None:
+            raise PermissionDenied(f"{path} is closed; --admin-key-file opens it to its keys.")
+        if not self._known(self._admin_keys, authorization):
+            raise Unauthenticated(f"{path} takes a key of --admin-key-file.")
 
     def _admit_monitoring(self, authorization: str | None) -> None:
         if self._keys is None and self._metrics_keys is None:

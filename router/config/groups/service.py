@@ -32,6 +32,12 @@ class AccessSettings:
         " --api-key-file, else open)",
         "FILE",
     )
+    admin_key_file: str | None = _access(
+        None,
+        "file of keys for routes that change what is served, such as /v1/load_lora_adapter, one per line"
+        " (default: closed)",
+        "FILE",
+    )
     max_requests_per_key: int | None = _access(
         None, "concurrent completions (prompts × n) per API key (default: no limit)", "N", least=1
     )

@@ -38,8 +38,12 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
     metrics_keys = tmp_path / "metrics-keys"
     metrics_keys.write_text("fedcba9876543210\n")
     metrics_keys.chmod(0o600)
+    admin_keys = tmp_path / "admin-keys"
+    admin_keys.write_text("0011223344556677\n")
+    admin_keys.chmod(0o600)
     settings = {
         "host": "0.0.0.0",
+        "admin_key_file": str(admin_keys),
         "api_key_file": str(keys),
         "metrics_key_file": str(metrics_keys),
         "cors_origins": "https://chat.example.com, http://localhost:3000",
@@ -53,6 +57,8 @@ def test_files_are_loaded_and_no_warning_is_left(tmp_path: Path, caplog: pytest.
     assert access.tls.files == files.files
     assert access.keys is not None
     assert access.keys.identify("Bearer 0123456789abcdef").max_requests == 3
+    assert access.admin_keys is not None
+    assert access.admin_keys.find("Bearer 0011223344556677") is not None
     assert access.metrics_keys is not None
     assert access.metrics_keys.find("Bearer fedcba9876543210") is not None
     assert access.cors_origins == ("https://chat.example.com", "http://localhost:3000")
