@@ -214,7 +214,7 @@ def _converted(sources: Sequence[Path], cache: Path, progress: Progress, keep_co
     with _locked(target.with_name(f"{target.name}.lock")):
         if target.is_dir():  # another process converted it meanwhile
             return target
-        from engine.modeling.loader.gguf_converter import convert
+        from engine.modeling.loader.gguf.converter import convert
 
         partial = target.with_name(f"{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)  # of a dead process: a live one would hold the lock

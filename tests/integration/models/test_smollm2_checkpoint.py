@@ -1,7 +1,7 @@
 """The model that comes with Baton, against transformers reading the same GGUF file by itself.
 
 transformers takes ten seconds for that: what needs all of the weights is for `make test-all`. Small files
-that exercise the same conversion are in tests/unit/engine/modeling/loader/test_gguf_converter.py.
+that exercise the same conversion are in tests/unit/engine/modeling/loader/gguf/test_converter.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 
 from common.progress import Progress, silent
 from engine.modeling.loader import checkpoint
-from engine.modeling.loader import gguf_converter as gguf
+from engine.modeling.loader.gguf import converter as gguf
 from engine.modeling.loader.checkpoint import CheckpointError, local_copy, resolve
 
 

@@ -32,9 +32,9 @@ from tests.unit.engine.modeling.loader.quantizing import (
     NVFP4_FORMATS,
     rewrite,
 )
-from tests.unit.engine.modeling.loader.test_gguf_converter import MODELS as GGUF_MODELS
-from tests.unit.engine.modeling.loader.test_gguf_converter import converted
-from tests.unit.engine.modeling.loader.test_gguf_converter import write as write_gguf
+from tests.unit.engine.modeling.loader.gguf.test_converter import MODELS as GGUF_MODELS
+from tests.unit.engine.modeling.loader.gguf.test_converter import converted
+from tests.unit.engine.modeling.loader.gguf.test_converter import write as write_gguf
 from tests.unit.engine.modeling.loader.test_mxfp4_checkpoint import save_mxfp4
 from tests.unit.engine.modeling.loader.test_quantized_weights import model as quantizable
 from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,9 @@ from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from engine.model_config.errors import UnsupportedModel
-from engine.modeling.loader.gguf_tokenizer import _SPLITS, write_tokenizer
+from engine.modeling.loader.gguf.tokenizer import _SPLITS, write_tokenizer
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[6]
 LINES = [
     line
     for path in (*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "engine" / "sched").rglob("*.py")))
@@ -37,6 +39,7 @@ CORPUS = [
     "<|im_start|>user\nHi <think>hm</think><|im_end|>\n<s>a</s><unk><bos><start_of_turn>user<end_of_turn>",
     "▁a▁▁b Ġ Ċ <0x0A> [PAD12]",
 ]
+MARKS_OF_PIECES = ("<unk>", "<s>", "</s>")
 MARKS = ("<unk>", "<bos>", "<eos>", "<pad>", "<mask>")
 
 
@@ -52,6 +55,7 @@ def write(
     scores: Sequence[float] | None = None,
     adds_bos: bool | None = None,
     adds_eos: bool | None = None,
+    prefixed: bool | None = None,
     ids: dict[str, int] | None = None,
 ) -> None:
     """A GGUF file without tensors."""
@@ -69,6 +73,8 @@ def write(
         writer.add_add_bos_token(adds_bos)
     if adds_eos is not None:
         writer.add_add_eos_token(adds_eos)
+    if prefixed is not None:
+        writer.add_add_space_prefix(prefixed)
     for name, number in (ids or {}).items():
         writer.add_uint32(f"tokenizer.ggml.{name}_token_id", number)
     writer.write_header_to_file()
@@ -118,13 +124,30 @@ def byte_level() -> tuple[list[str], list[str]]:
 
 
 def test_texts_are_split_as_transformers_splits_them() -> None:
-    assert _SPLITS == GGUF_PRE_TOKENIZER_SPLITS
+    assert _SPLITS.items() >= GGUF_PRE_TOKENIZER_SPLITS.items()
+
+
+@pytest.mark.parametrize("pre", [None, "default", "of-tomorrow"])
+def test_a_pre_tokenizer_that_is_not_known_is_refused_by_name(pre: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, ["a", "b", "ab"], [TokenType.NORMAL] * 3, kind="gpt2", pre=pre, merges=["a b"])
+
+    with pytest.raises(UnsupportedModel, match=f"pre-tokenizer {pre!r} is not supported; .* llama-bpe,"):
+        ours(path)
+
+
+def test_digits_are_cut_out_one_by_one_where_the_pre_tokenizer_does(tmp_path: Path) -> None:
+    tokens = [*pre_tokenizers.ByteLevel.alphabet(), "12"]
+    for pre, expected in (("gpt-2", ["a", "12"]), ("smollm", ["a", "1", "2"])):
+        path = tmp_path / f"{pre}.gguf"
+        write(path, tokens, [TokenType.NORMAL] * 257, kind="gpt2", pre=pre, merges=["1 2"])
+        assert ours(path).encode("a12").tokens == expected
 
 
 @pytest.mark.parametrize(
     ("pre", "architecture", "oracle"),
     [
-        *((pre, "llama", TokenizersBackend) for pre in (None, "smollm", "llama-bpe", "tekken", "gpt-4o")),
+        *((pre, "llama", TokenizersBackend) for pre in ("gpt-2", "llama-bpe", "tekken", "gpt-4o")),
         *((pre, "qwen2", Qwen2Tokenizer) for pre in ("qwen2", "qwen35")),
     ],
 )
@@ -184,15 +207,45 @@ def types_of(tokens: Sequence[str], marks: Sequence[str]) -> list[TokenType]:
     ]
 
 
+def by_score(text: str, tokens: Sequence[str], scores: Sequence[float], *, prefixed: bool) -> list[int]:
+    """SentencePiece's BPE as llama.cpp has it: merge the two neighbours whose union has the best score."""
+    numbers = {token: number for number, token in enumerate(tokens)}
+    found: list[int] = []
+    for part in re.split("(<unk>|<s>|</s>)", text):
+        if part in MARKS_OF_PIECES:
+            found.append(numbers[part])
+            continue
+        symbols = list(("▁" if prefixed and part else "") + part.replace(" ", "▁"))
+        while True:
+            unions = [numbers.get(left + right) for left, right in pairwise(symbols)]
+            known = [(-scores[union], at) for at, union in enumerate(unions) if union is not None]
+            if not known:
+                break
+            _, at = min(known)
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        for symbol in symbols:
+            of_bytes = [numbers[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+            found.extend([numbers[symbol]] if symbol in numbers else of_bytes)
+    return found
+
+
+@pytest.mark.parametrize("prefixed", [None, True, False])
 @pytest.mark.parametrize("adds_bos", [None, False])
-def test_a_vocabulary_of_sentencepiece(adds_bos: bool | None, tmp_path: Path) -> None:
-    marks = ("<unk>", "<s>", "</s>")
-    tokens = pieces(marks)
+def test_a_vocabulary_of_sentencepiece(adds_bos: bool | None, prefixed: bool | None, tmp_path: Path) -> None:
+    tokens = pieces(MARKS_OF_PIECES)
     scores = [-float(number) for number in range(len(tokens))]
     path = tmp_path / "model.gguf"
+    types = types_of(tokens, MARKS_OF_PIECES)
     ids = {"bos": 1, "eos": 2, "unknown": 0}
-    write(path, tokens, types_of(tokens, marks), kind="llama", scores=scores, adds_bos=adds_bos, ids=ids)
-    assert_equal(path, TokenizersBackend)
+    write(path, tokens, types, kind="llama", scores=scores, adds_bos=adds_bos, prefixed=prefixed, ids=ids)
+    mine = ours(path)
+    texts = [text[:400] for text in CORPUS[-60:]] + [" one space", "  two", "</s> after a mark", "a</s>b"]
+    for text in texts:
+        expected = by_score(text, tokens, scores, prefixed=prefixed is not False)
+        assert mine.encode(text, add_special_tokens=False).ids == expected
+        assert mine.encode(text).ids == [*([] if adds_bos is False else [1]), *expected]
+        if not re.search("<[a-z0/]|▁", text):
+            assert mine.decode(expected) == text
 
 
 def test_a_vocabulary_of_gemma(tmp_path: Path) -> None:
@@ -213,7 +266,7 @@ def test_no_token_gets_an_id_outside_the_vocabulary(
     tokens, merges = [*byte_level[0][3:], "<｜Assistant｜>"], byte_level[1]
     path = tmp_path / "model.gguf"
     types = [TokenType.NORMAL] * (len(tokens) - 1) + [TokenType.CONTROL]
-    write(path, tokens, types, kind="gpt2", merges=merges, ids={"eos": len(tokens) - 1})
+    write(path, tokens, types, kind="gpt2", pre="gpt-2", merges=merges, ids={"eos": len(tokens) - 1})
     mine = ours(path)
     assert mine.get_vocab_size(with_added_tokens=True) == len(tokens)
     assert mine.encode("<｜Assistant｜>").ids == [len(tokens) - 1]
@@ -226,7 +279,7 @@ def test_added_tokens_of_spaces_are_matched_whole(
     tokens, merges = [*byte_level[0], "    "], byte_level[1]
     path = tmp_path / "model.gguf"
     types = [TokenType.NORMAL] * (len(tokens) - 1) + [TokenType.USER_DEFINED]
-    write(path, tokens, types, kind="gpt2", merges=merges)
+    write(path, tokens, types, kind="gpt2", pre="gpt-2", merges=merges)
     assert ours(path).encode("a    b").tokens == ["a", "    ", "b"]
 
 

@@ -28,7 +28,7 @@ from transformers import (
 from common.progress import silent
 from engine.model_config.errors import UnsupportedModel
 from engine.modeling.layers.linear import codes
-from engine.modeling.loader import gguf_converter as gguf
+from engine.modeling.loader.gguf import converter as gguf
 from engine.modeling.loader.checkpoint import CheckpointError, resolve
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.loader.safetensors_reader import read_tensors
@@ -121,6 +121,7 @@ def write(
     if architecture == "gemma3":
         writer.add_sliding_window(config.sliding_window)
     writer.add_tokenizer_model(tokenizer)
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_scores([0.0] * config.vocab_size)
     writer.add_token_list(VOCABULARY)
     writer.add_token_types([TokenType.NORMAL] * config.vocab_size)

@@ -23,8 +23,8 @@ from safetensors.numpy import save_file
 from common.progress import Progress
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.loader.gguf_codes import GROUPS, WITH_OFFSETS, coded
-from engine.modeling.loader.gguf_tokenizer import write_tokenizer
+from engine.modeling.loader.gguf.codes import GROUPS, WITH_OFFSETS, coded
+from engine.modeling.loader.gguf.tokenizer import write_tokenizer
 
 Array: TypeAlias = npt.NDArray[np.float32]
 Config: TypeAlias = Mapping[str, Any]

@@ -2,8 +2,9 @@
 
 A GGUF file has the vocabulary, the merges, and the name of a pre-tokenizer, but not the rules that go with
 them, which depend on the kind of vocabulary. Token ids are those of transformers' own conversion, with
-two exceptions: no token gets an id outside the file's vocabulary, and added tokens with spaces or letters
-outside ASCII are matched whole, as the models' original tokenizers do.
+three exceptions: no token gets an id outside the file's vocabulary, added tokens with spaces or letters
+outside ASCII are matched whole, as the models' original tokenizers do, and SentencePiece's space before a text
+is added to every text, as llama.cpp does.
 """
 
 from __future__ import annotations
@@ -65,21 +66,22 @@ _GPT4O: Final = (
 _SPLITS: Final = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("midm-2.0", "lfm2", "jina-v5-nano", "dbrx", "smaug-bpe"), _LLAMA3),
+    **dict.fromkeys(("glm4", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
 }
-"""Expressions that split a text before merges, by `tokenizer.ggml.pre`; others split as GPT-2 does."""
+"""Expressions that split a text before merges, by `tokenizer.ggml.pre`."""
+_AS_GPT2: Final = frozenset({"gpt-2", "phi-2", "mpt", "olmo", "jais"})
+_DIGITS_APART: Final = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
+"""Pre-tokenizers that split as GPT-2 does, the second after cutting out each digit."""
 
 
 def write_tokenizer(get: Get, target: Path) -> None:
     """Costs some seconds for a large vocabulary without merges. Raises UnsupportedModel."""
     source = _Source.of(get)
     tokenizer = _BUILD[source.kind](source)
-    if (split := _SPLITS.get(get("tokenizer.ggml.pre"))) is not None:
-        splits = [pre_tokenizers.Split(Regex(split), behavior="isolated"), _byte_level()]
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
     named = {name: source.named(get, key) for name, key in _NAMED.items()}
     vocabulary = tokenizer.get_vocab()
     special = {*source.of_type(TokenType.CONTROL), *_USUAL[source.kind], *filter(None, named.values())}
@@ -101,6 +103,10 @@ class _Source:
     types: Sequence[int]
     scores: Sequence[float] | None
     merges: Sequence[str] | None
+    pre: str | None
+    """Name of the pre-tokenizer."""
+    prefixed: bool
+    """Whether SentencePiece puts a space before a text."""
 
     @classmethod
     def of(cls, get: Get) -> _Source:
@@ -117,7 +123,15 @@ class _Source:
             lacking = "tokens" if tokens is None else "merges"
             raise UnsupportedModel(f"the GGUF file lacks tokenizer.ggml.{lacking}")
         kind = _Kind.GEMMA if is_gemma else _Kind(model)
-        return cls(kind, tokens, get("tokenizer.ggml.token_type") or (), scores, merges)
+        return cls(
+            kind,
+            tokens,
+            get("tokenizer.ggml.token_type") or (),
+            scores,
+            merges,
+            pre=get("tokenizer.ggml.pre"),
+            prefixed=get("tokenizer.ggml.add_space_prefix") is not False,
+        )
 
     def of_type(self, kind: TokenType) -> Iterable[str]:
         return (token for token, of in zip(self.tokens, self.types, strict=False) if of == kind)
@@ -134,6 +148,7 @@ class _Source:
 
 
 def _bytes(source: _Source) -> Tokenizer:
+    split = _split(source.pre)
     whole = {*source.of_type(TokenType.CONTROL), *source.of_type(TokenType.USER_DEFINED)}
     alphabet, spell = set(pre_tokenizers.ByteLevel.alphabet()), _byte_level()
 
@@ -147,16 +162,34 @@ def _bytes(source: _Source) -> Tokenizer:
         _numbered(tokens), source.pairs(tokens, ()), continuing_subword_prefix="", end_of_word_suffix=""
     )
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _split(pre: str | None) -> pre_tokenizers.PreTokenizer:
+    """Raises UnsupportedModel for a pre-tokenizer whose rules are not known: other rules give other tokens."""
+    as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if pre in _AS_GPT2:
+        return as_gpt2
+    if pre in _DIGITS_APART:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), as_gpt2])
+    if (split := _SPLITS.get(pre or "")) is None:
+        known = ", ".join(sorted({*_SPLITS, *_AS_GPT2, *_DIGITS_APART}))
+        raise UnsupportedModel(
+            f"the GGUF file's pre-tokenizer {pre!r} is not supported; Baton knows {known}; use the safetensors"
+        )
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), behavior="isolated"), _byte_level()])
 
 
 def _pieces(source: _Source) -> Tokenizer:
     merges = source.pairs(source.tokens, source.scores or ())
     tokenizer = Tokenizer(BPE(_numbered(source.tokens), merges, fuse_unk=True, byte_fallback=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Sequence([*_spaces(), decoders.Strip(" ", left=1)])
+    # Not the pre-tokenizer Metaspace, which puts no space before a text that begins with one.
+    prefix = [normalizers.Prepend(_SPACE)] if source.prefixed else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    stripped = [decoders.Strip(" ", left=1)] if source.prefixed else []
+    tokenizer.decoder = decoders.Sequence([*_spaces(), *stripped])
     return tokenizer
 
 

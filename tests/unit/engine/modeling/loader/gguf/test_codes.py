@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
 
-from engine.modeling.loader.gguf_codes import GROUPS, coded
+from engine.modeling.loader.gguf.codes import GROUPS, coded
 
 
 @pytest.mark.parametrize("kind", GROUPS, ids=lambda kind: kind.name)
