@@ -259,7 +259,7 @@ def _gguf(fields: Config) -> Quantization:
         format=WeightFormat.GGUF,
         group=int(fields["group_size"]),
         zero_points=bool(fields["offsets"]),
-        left_out=("lm_head",),
+        left_out=(*fields["modules_to_not_convert"], "lm_head"),
     )
 
 

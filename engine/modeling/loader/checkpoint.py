@@ -24,7 +24,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.hub_errors import reason_of
 from engine.modeling.loader.weight_files import TORCH_FILE, named_weights
 
-_CONVERTER_VERSION: Final = 1
+_CONVERTER_VERSION: Final = 2
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
 _KEPT: Final = "-codes"
 """Ends the name of a folder whose weights are the integers of a GGUF file."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from common.progress import Progress, silent
 from engine.device.cpu_threads import in_parallel
 from engine.model_config.errors import WeightsError
+from engine.modeling.loader.gguf.blocks import unpacked
 from engine.modeling.loader.places import Place, places_of
 from engine.modeling.loader.safetensors_reader import read_tensors
 from engine.modeling.loader.upload import Upload
@@ -80,17 +81,22 @@ def fill(model: CausalLM, files: list[Path], targets: FillTargets, progress: Pro
 def check(model: CausalLM, files: list[Path], targets: FillTargets) -> None:
     """Raise WeightsError where `fill` would, by names, shapes and dtypes. Reads little of the files."""
     unexpected: list[str] = []
-    for name, _, tensor, places in _placed(model, files, targets, unexpected):
+    for name, _, tensor, places in _placed(model, files, targets, unexpected, values=False):
         for place in places:
             place.check(tensor, name)
     _require_all(files, targets, unexpected)
 
 
 def _placed(
-    model: CausalLM, files: list[Path], targets: FillTargets, unexpected: list[str]
+    model: CausalLM, files: list[Path], targets: FillTargets, unexpected: list[str], *, values: bool = True
 ) -> Iterator[_Placed]:
     tensors = read_tensors(files, lambda name: model.reads(model.source_name(name)), model.shard)
-    for name, stored in tensors:
+    dtype = model.embed.weight.dtype
+    for name, stored in (
+        part
+        for packed in tensors
+        for part in unpacked(*packed, model.spec.quantization, dtype, values=values)
+    ):
         for source, tensor in model.unstacked(model.source_name(name), stored):
             places = targets.take(source)
             if not places and model.ignores(source):

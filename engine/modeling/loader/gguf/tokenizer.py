@@ -3,8 +3,8 @@
 A GGUF file has the vocabulary, the merges, and the name of a pre-tokenizer, but not the rules that go with
 them, which depend on the kind of vocabulary. Token ids are those of transformers' own conversion, with
 three exceptions: no token gets an id outside the file's vocabulary, added tokens with spaces or letters
-outside ASCII are matched whole, as the models' original tokenizers do, and SentencePiece's space before a text
-is added to every text, as llama.cpp does.
+outside ASCII are matched whole, as the models' original tokenizers do, and SentencePiece's space before a
+text is added to every text, as llama.cpp does.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _bytes(source: _Source) -> Tokenizer:
 
 
 def _split(pre: str | None) -> pre_tokenizers.PreTokenizer:
-    """Raises UnsupportedModel for a pre-tokenizer whose rules are not known: other rules give other tokens."""
+    """Raises UnsupportedModel for a pre-tokenizer whose rules are not known."""
     as_gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if pre in _AS_GPT2:
         return as_gpt2
@@ -177,7 +177,8 @@ def _split(pre: str | None) -> pre_tokenizers.PreTokenizer:
     if (split := _SPLITS.get(pre or "")) is None:
         known = ", ".join(sorted({*_SPLITS, *_AS_GPT2, *_DIGITS_APART}))
         raise UnsupportedModel(
-            f"the GGUF file's pre-tokenizer {pre!r} is not supported; Baton knows {known}; use the safetensors"
+            f"the GGUF file's pre-tokenizer {pre!r} is not supported; Baton knows {known};"
+            " use the safetensors"
         )
     return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), behavior="isolated"), _byte_level()])
 

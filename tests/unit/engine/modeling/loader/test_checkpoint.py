@@ -11,8 +11,8 @@ import pytest
 
 from common.progress import Progress, silent
 from engine.modeling.loader import checkpoint
-from engine.modeling.loader.gguf import converter as gguf
 from engine.modeling.loader.checkpoint import CheckpointError, local_copy, resolve
+from engine.modeling.loader.gguf import converter as gguf
 
 
 @pytest.fixture

@@ -25,6 +25,9 @@ from engine.modeling.models.base import CausalLM
 from engine.parallel import TorchCommunicator
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.modeling.loader.gguf.test_converter import MODELS as GGUF_MODELS
+from tests.unit.engine.modeling.loader.gguf.test_converter import converted
+from tests.unit.engine.modeling.loader.gguf.test_converter import write as write_gguf
 from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
@@ -32,9 +35,6 @@ from tests.unit.engine.modeling.loader.quantizing import (
     NVFP4_FORMATS,
     rewrite,
 )
-from tests.unit.engine.modeling.loader.gguf.test_converter import MODELS as GGUF_MODELS
-from tests.unit.engine.modeling.loader.gguf.test_converter import converted
-from tests.unit.engine.modeling.loader.gguf.test_converter import write as write_gguf
 from tests.unit.engine.modeling.loader.test_mxfp4_checkpoint import save_mxfp4
 from tests.unit.engine.modeling.loader.test_quantized_weights import model as quantizable
 from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference

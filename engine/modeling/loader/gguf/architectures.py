@@ -1,0 +1,198 @@
+"""The architectures of GGUF files that are converted, as tables of names.
+
+llama.cpp's own converter, convert_hf_to_gguf.py, read backwards. Models whose tensors it rearranges are not
+among them, except Llama's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from engine.modeling.loader.gguf.metadata import DIVISORS, Metadata
+
+_GEMMA3_27B_LAYERS: Final = 62
+"""The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
+_FACTORS: Final = "rope_factors_{}.weight"
+"""LongRoPE's divisors, for long and for short contexts."""
+
+MODULES: Final = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+
+_ATTENTION: Final = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_EXPERTS: Final = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_DENSE: Final = _ATTENTION | _MLP
+
+MERGED: Final = (
+    frozenset({"attn_q", "attn_k", "attn_v"}),
+    frozenset({"ffn_gate", "ffn_up"}),
+    frozenset({"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}),
+    frozenset({"ffn_gate_shexp", "ffn_up_shexp"}),
+)
+"""Linear parts of a layer that have one format: those that are computed as one, and all of its experts."""
+LINEAR: Final = frozenset({"attn_output", "attn_qkv", "ffn_down", "ffn_down_shexp"}).union(*MERGED)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    model_class: str
+    """The class of config.json."""
+    model_type: str
+    modules: Mapping[str, str] = field(default_factory=lambda: _DENSE)
+    """Names of the parts of a layer; with the number of an expert where all are stacked."""
+    fields: Callable[[Metadata, int], Mapping[str, Any]] = lambda metadata, head_dim: {}
+    """Further fields of config.json."""
+    pairs_features: bool = False
+    """Whether features of queries and keys that rotate together are neighbours."""
+    whole_norms: bool = False
+    """Whether the weights of norms are factors, where Hugging Face has their difference to 1."""
+
+
+def rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": metadata.model("rope.freq_base") or 10000.0,
+    }
+    if divisors := metadata.values(DIVISORS):  # the only kind that takes them, here the same for all contexts
+        same = {"short_factor": divisors, "long_factor": divisors, "attention_factor": 1.0}
+        found |= {"rope_type": "longrope", **same}
+    if (rotated := metadata.model("rope.dimension_count")) not in (None, head_dim):
+        found["partial_rotary_factor"] = rotated / head_dim
+    if (scaling := metadata.model("rope.scaling.type")) not in (None, "none"):
+        found |= {"rope_type": scaling, "factor": metadata.need("rope.scaling.factor")}
+    if original := metadata.model("rope.scaling.original_context_length"):
+        found["original_max_position_embeddings"] = original
+    return found
+
+
+def _gemma3(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    width_per_head = metadata.need("embedding_length") // metadata.need("attention.head_count")
+    local = {"rope_type": "default", "rope_theta": metadata.model("rope.freq_base_swa") or 10000.0}
+    largest = metadata.need("block_count") == _GEMMA3_27B_LAYERS
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width_per_head if largest else head_dim,
+        "rope_parameters": {"full_attention": rope(metadata, head_dim), "sliding_attention": local},
+    }
+
+
+def _phi3(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    short, long = (metadata.values(_FACTORS.format(length)) for length in ("short", "long"))
+    if not long:
+        return {}
+    original = metadata.need("rope.scaling.original_context_length")
+    factors = {"rope_type": "longrope", "short_factor": short, "long_factor": long}
+    if attention := metadata.model("rope.scaling.attn_factor"):
+        factors["attention_factor"] = attention
+    return {
+        "rope_parameters": rope(metadata, head_dim) | factors,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _qwen_experts(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    return {
+        "num_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
+        # llama.cpp knows this by the architecture; files of other models of the same one are refused.
+        "norm_topk_prob": metadata.architecture == "qwen3moe",
+        "shared_expert_intermediate_size": metadata.model("expert_shared_feed_forward_length"),
+    }
+
+
+def _glm4_moe(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    return {
+        "n_routed_experts": metadata.need("expert_count"),
+        "n_shared_experts": metadata.need("expert_shared_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "moe_intermediate_size": metadata.need("expert_feed_forward_length"),
+        "first_k_dense_replace": metadata.need("leading_dense_block_count"),
+        "routed_scaling_factor": metadata.model("expert_weights_scale") or 1.0,
+        "norm_topk_prob": metadata.model("expert_weights_norm") is not False,
+        "n_group": metadata.model("expert_group_count") or 1,
+        "topk_group": metadata.model("expert_group_used_count") or 1,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in metadata.shapes,
+        "attention_bias": "blk.0.attn_q.bias" in metadata.shapes,
+        # The layers that predict a token more are counted too; they are not converted.
+        "num_hidden_layers": num_layers(metadata),
+        "partial_rotary_factor": metadata.need("rope.dimension_count") / head_dim,
+    }
+
+
+def num_layers(metadata: Metadata) -> int:
+    """Layers of the model, without those that predict further tokens."""
+    return int(metadata.need("block_count") - (metadata.model("nextn_predict_layers") or 0))
+
+
+ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
+    "llama": GgufArchitecture("LlamaForCausalLM", "llama", pairs_features=True),
+    "qwen2": GgufArchitecture("Qwen2ForCausalLM", "qwen2"),
+    "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
+    "gemma3": GgufArchitecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        _DENSE
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_norm": "pre_feedforward_layernorm",
+            "post_ffw_norm": "post_feedforward_layernorm",
+        },
+        _gemma3,
+        whole_norms=True,
+    ),
+    "phi3": GgufArchitecture(
+        "Phi3ForCausalLM",
+        "phi3",
+        _DENSE | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        _phi3,
+    ),
+    "qwen2moe": GgufArchitecture(
+        "Qwen2MoeForCausalLM",
+        "qwen2_moe",
+        _ATTENTION
+        | _EXPERTS
+        | {
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        _qwen_experts,
+    ),
+    "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", _ATTENTION | _EXPERTS, _qwen_experts),
+    "glm4moe": GgufArchitecture(
+        "Glm4MoeForCausalLM",
+        "glm4_moe",
+        _DENSE
+        | _EXPERTS
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "exp_probs_b": "mlp.gate.e_score_correction",
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        },
+        _glm4_moe,
+    ),
+}
+"""By `general.architecture`. GGUF files of Mistral and SmolLM2 say llama."""
