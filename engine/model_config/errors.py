@@ -9,3 +9,7 @@ class UnsupportedModel(ValueError):
 
 class WeightsError(ValueError):
     """The weights do not fit the model: missing, unexpected or of another shape; the message lists them."""
+
+
+class CheckpointError(Exception):
+    """The model cannot be found or fetched; the message says what to do."""

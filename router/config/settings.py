@@ -45,8 +45,8 @@ class RouterConfig:
 
     model: str = _model(
         "",
-        "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id; several as"
-        " NAME=MODEL each",
+        "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id"
+        " (OWNER/NAME:Q4_K_M for a GGUF file on the hub); several as NAME=MODEL each",
         "MODEL",
         aliases=("--model-path",),
     )

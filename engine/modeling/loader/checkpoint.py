@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from common.progress import Progress, silent
+from engine.model_config.errors import CheckpointError
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.loader.hub_errors import reason_of
-from engine.modeling.loader.weight_files import TORCH_FILE, named_weights
+from engine.modeling.loader.hub import cached, download, download_gguf
+from engine.modeling.loader.hub_errors import CHOICES
+
+__all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 
 _CONVERTER_VERSION: Final = 2
 """Part of a converted folder's name. Raise it when the conversion changes; old folders are then unused."""
@@ -33,13 +36,8 @@ _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 """Ends the name of one part of a model that is split over several GGUF files."""
 
 _HUB_ID: Final = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILES: Final = ["*.json", "*.jinja", "tokenizer.model"]
-_IN_FOLDERS: Final = "*/*"
-"""Files that are not read: gpt-oss has its weights a second time in a folder."""
-
-
-class CheckpointError(Exception):
-    """The model cannot be found or fetched; the message says what to do."""
+_QUANTIZED_ID: Final = re.compile(r"([\w.-]+/[\w.-]+):([\w.-]+)")
+"""The GGUF file of one quantization, as in unsloth/Qwen3-0.6B-GGUF:Q4_K_M."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,9 @@ def resolve(
     """Find the folder of `model`; converts or downloads it if necessary.
 
     Args:
-        model: "smollm2", a folder, a .gguf file, or a Hugging Face hub id.
+        model: "smollm2", a folder, a .gguf file, or a hub id; of GGUF files, as OWNER/NAME:Q4_K_M.
         progress: called during a conversion; a download shows its own progress bars.
-        keep_codes: whether weights of a GGUF file stay integers with scales, in place of float32.
+        keep_codes: whether weights of a GGUF file stay integers with scales in memory.
         cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
 
     Raises:
@@ -95,9 +93,12 @@ def resolve(
         return Checkpoint(_converted(parts, cache, progress, keep_codes), name)
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
+    if (found := _QUANTIZED_ID.fullmatch(model)) is not None:
+        first = download_gguf(found[1], found[2])
+        return Checkpoint(_converted(_parts(first), cache, progress, keep_codes), model)
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
-        raise CheckpointError(f"there is no file or folder {model}; {_choices()}")
-    return Checkpoint(_downloaded(model) if "/" in model else _cached(model), model)
+        raise CheckpointError(f"there is no file or folder {model}; {CHOICES}")
+    return Checkpoint(download(model) if "/" in model else cached(model), model)
 
 
 def local_copy(
@@ -119,10 +120,6 @@ def local_copy(
     return here
 
 
-def _choices() -> str:
-    return f"a model is {' or '.join(_ALIASES)}, a Hugging Face folder, a .gguf file or a hub id, OWNER/NAME"
-
-
 def _folder(path: Path) -> Checkpoint:
     if not (path / "config.json").exists():
         raise CheckpointError(f"{path} has no config.json: it is no Hugging Face model folder")
@@ -139,43 +136,6 @@ def _packaged(file: _PackagedFile) -> Path:
     if not files:
         raise CheckpointError(f"the package {file.distribution} holds no {file.pattern}; install it again")
     return files[0]
-
-
-def _downloaded(model: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    try:
-        path = Path(snapshot_download(model, allow_patterns=_HUB_FILES, ignore_patterns=_IN_FOLDERS))
-        # Not all that is there: Mistral's repositories have them again as consolidated.safetensors.
-        weights = [file.name for file in named_weights(path)]
-        snapshot_download(model, allow_patterns=weights, ignore_patterns=_IN_FOLDERS)
-        if not any((path / name).exists() for name in weights):
-            snapshot_download(model, allow_patterns=[TORCH_FILE], ignore_patterns=_IN_FOLDERS)
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            free = shutil.disk_usage(HF_HUB_CACHE).free
-            raise CheckpointError(
-                f"{HF_HUB_CACHE} is full: {model} does not fit in {free:,} free bytes; set HF_HOME to a"
-                " folder with more room"
-            ) from error
-        raise CheckpointError(
-            f"{model} is not on this machine and could not be fetched from the hub:"
-            f" {reason_of(error, model)}; {_choices()}"
-        ) from None
-    return path
-
-
-def _cached(model: str) -> Path:
-    """The folder of a hub id without an owner, such as gpt2, if it was fetched before."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
-        raise CheckpointError(f"there is no model {model} on this machine; {_choices()}") from None
 
 
 def _default_cache() -> Path:

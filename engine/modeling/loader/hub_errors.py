@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+CHOICES: Final = (
+    "a model is smollm2, a Hugging Face folder, a .gguf file or a hub id, OWNER/NAME, with GGUF files"
+    " OWNER/NAME:QUANTIZATION"
+)
 _TOKEN: Final = "set HF_TOKEN to a token of"
 
 

@@ -195,4 +195,4 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
         _glm4_moe,
     ),
 }
-"""By `general.architecture`. GGUF files of Mistral and SmolLM2 say llama."""
+"""Keyed by `general.architecture`, which says llama in files of Mistral and SmolLM2 too."""

@@ -41,7 +41,7 @@ class Metadata:
         return value
 
     def values(self, name: str) -> list[float]:
-        """Of a small tensor; empty without it."""
+        """Values of a small tensor; empty without it."""
         tensor = self._tensors.get(name)
         return [] if tensor is None else [float(value) for value in tensor.data]
 
