@@ -16,6 +16,7 @@ from typing import Final
 
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
+from engine.core.sampling_params import FinishReason
 from engine.errors import UnservableRequest
 from engine.kv.cache.journal import CacheChange
 from engine.loop.engine import Engine
@@ -144,6 +145,10 @@ class RequestHandler:
         for request, payload in output.outputs:
             if (job := self._answers.jobs.get(request.id)) is not None:
                 self._answers.outbox.output(job, payload)
+        for request in output.read:
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.outbox.ended(job, FinishReason.STOP)
+                self._answers.end(job, RequestOutcome.FINISHED)
         for verified in output.verified:
             if (job := self._answers.jobs.get(verified.request.id)) is not None:
                 job.verified = verified

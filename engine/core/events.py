@@ -79,6 +79,8 @@ class StepOutput:
     outputs: list[tuple[Request, Output]] = field(default_factory=list)
     """Log-probabilities of each request in the order of its prompt, without gaps, and before its first token.
     """
+    read: list[Request] = field(default_factory=list)
+    """Requests that have ended without a token, after what they wanted to read, which is in `outputs`."""
     started: list[Request] = field(default_factory=list)
     """Requests whose first chunk is being computed."""
     preempted: list[Request] = field(default_factory=list)

@@ -34,10 +34,11 @@ class Chunk(NamedTuple):
     start: int
     length: int
     output_index: int | None
-    """Where in `request.output` the sampled token goes; None for an inner chunk, which samples none."""
+    """Where in `request.output` the sampled token goes; None for an inner chunk, and for a prompt that is
+    read: these sample none."""
     num_scored: int = 0
     """Rows whose logits score the token that follows them: those before the one that samples, or the last
-    ones of an inner chunk."""
+    ones of an inner chunk. 1 if it ends a prompt that is read: its last row."""
     admission: int = 0
     """`request.admissions` when planned. Later, the request's pages may be others."""
     kind: ChunkKind = ChunkKind.DECODE
@@ -63,6 +64,11 @@ class Chunk(NamedTuple):
             chunk_of((request, slot, start + j, 1, output + j, scored, admission, kind, draft[:j]))
             for j in range(length)
         ]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether its last row is the one that its request reads."""
+        return self.request.read is not None and self.num_scored > 0
 
     @property
     def scored(self) -> range:

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from common.origin import NO_NAMESPACE, Namespace, are_keys_of
 from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
+from engine.core.read import MAX_LABELS, Read
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
 from engine.core.sampling_params import FinishReason, SamplingParams
@@ -77,6 +78,8 @@ class Request:
     """How long its KV is to stay cached."""
     namespace: Namespace = NO_NAMESPACE
     """Requests of different ones share no KV; see `common.origin`."""
+    read: Read | None = None
+    """It ends with numbers from the last row of its prompt, without a token."""
     prompt_keys: Sequence[int] = ()
     """What KV of the prompt's positions is computed from; see `common.origin`. Unless given, the tokens."""
 
@@ -120,6 +123,11 @@ class Request:
                 raise UnservableRequest(f"token ids must be in [0, {vocab_size})")
         if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
             raise UnservableRequest("a key of the prompt is neither its token nor that of a media item")
+        if self.read is not None and (self.output or self.sampling.max_tokens or self.sampling.scores_prompt):
+            raise UnservableRequest("a read has neither an answer nor log-probabilities of its prompt")
+        labels = () if self.read is None else self.read.label_ids
+        if labels and not (len(labels) <= MAX_LABELS and 0 <= min(labels) <= max(labels) < vocab_size):
+            raise UnservableRequest(f"labels must be at most {MAX_LABELS} token ids in [0, {vocab_size})")
         if self.output and self.num_scored < self.scores_until:
             raise UnservableRequest("the log-probabilities of a prompt come before the first token")
 

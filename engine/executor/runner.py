@@ -211,7 +211,7 @@ class ModelRunner:
         scores: list[torch.Tensor] = []
         if step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
-            scores = score(blocks, step.scored.targets(self._device), step.scored.num_top).tensors()
+            scores = score(blocks, *step.scored.targets(self._device), step.scored.num_top).tensors()
         sampling = step.plan.sampling()  # only now: the device is busy meanwhile
         if not sampling:
             return Enqueued(Readback(scores, self._device))

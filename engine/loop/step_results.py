@@ -47,7 +47,7 @@ class StepResults:
             request, place, sampled = chunk.request, chunk.output_index, row
             row += (place is not None) + len(chunk.draft)
             if chunk.num_scored:
-                self._score(request, next(scores), output)
+                self._score(chunk, next(scores), output)
             if errors and place is not None and sampled in errors:
                 self._requests.fail(request, errors[sampled], output)
             self._scheduler.complete(chunk)
@@ -57,7 +57,11 @@ class StepResults:
                 accepted += self._verify(chunk, result, sampled, output)
                 continue
             on_computed(request, chunk.start + chunk.length)
-            if place is not None:
+            if place is None:
+                if chunk.is_read:
+                    output.read.append(request)
+                    self._requests.end(request, FinishReason.STOP)
+            else:
                 self._deliver(request, place, result.tokens[sampled], result.logprobs[sampled], output)
         self.num_generated_tokens += len(output.tokens) - known
         if (speculator := self._scheduler.speculator) is not None:
@@ -89,10 +93,15 @@ class StepResults:
                 break
         return accepted
 
-    def _score(self, request: Request, scores: Output | None, output: StepOutput) -> None:
+    def _score(self, chunk: Chunk, scores: Output | None, output: StepOutput) -> None:
         """Report what a chunk has for its rows, without those that are known already."""
+        request = chunk.request
         if scores is None:
             self._requests.fail(request, NotFinite(), output)
+            return
+        if chunk.is_read:
+            if request.finish is None:
+                output.outputs.append((request, scores))
             return
         scores = self._scheduler.kv.scores.computed(request, scores)
         known, computed = request.num_scored + 1 - scores.position, len(scores)

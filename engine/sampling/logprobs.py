@@ -42,6 +42,12 @@ class LogprobTensors:
         ]
 
 
+def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of `tokens` [L, n], from `logits` [L, vocab], in float32."""
+    logits = logits.float()
+    return logits.gather(1, tokens) - logits.logsumexp(dim=-1, keepdim=True)
+
+
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
     """Log-probabilities of `tokens` [L] and of the `num_top` most likely tokens, from `logits` [L, vocab]."""
     total = logits.logsumexp(dim=-1, keepdim=True)

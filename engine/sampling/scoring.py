@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens that are known: those of prompts.
+"""Log-probabilities of tokens that are known: those of prompts, and labels after a prompt.
 
 Logits are computed for blocks of rows, and each block is reduced to what is reported before the next one is
 computed: a prompt of n tokens never has [n, vocabulary] numbers in memory.
@@ -6,24 +6,27 @@ computed: a prompt of n tokens never has [n, vocabulary] numbers in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.output import Output
 from engine.core.plan import Chunk
+from engine.core.read import LabelLogprobs
 from engine.core.sampling_params import PromptLogprobs
 from engine.device.staging import send
 from engine.sampling.gumbel_sample import all_finite
-from engine.sampling.logprobs import LogprobTensors, measure
+from engine.sampling.logprobs import LogprobTensors, measure, of_tokens
 
 SCORED: Final = {"prompt_logprobs": 1}
 """Sampling parameters that ask for scores, for warm-up."""
-SCORE_TENSORS: Final = 5
+SCORE_TENSORS: Final = 6
 """Length of `Scores.tensors`."""
 _BLOCK_ROWS: Final = 128
 """Float32 logits of a block take 64 MiB for a vocabulary of 128k."""
@@ -35,10 +38,12 @@ class Scores:
 
     finite: torch.Tensor
     """[Q] bool: False where logits were not finite."""
+    labels: torch.Tensor
+    """[Q, labels] float32; of the targets alone if nothing is read."""
     logprobs: LogprobTensors
 
     def tensors(self) -> list[torch.Tensor]:
-        return [self.finite, *self.logprobs.tensors()]
+        return [self.finite, self.labels, *self.logprobs.tensors()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +64,63 @@ class Scored:
     def num_top(self) -> int:
         return max(_num_top(chunk) for chunk in self.chunks)
 
-    def targets(self, device: torch.device) -> torch.Tensor:
-        """[Q] int64: the tokens to score, in the order of `Batch.scored_rows`."""
-        tokens = [c.request.tokens(c.scored.start + 1, c.scored.stop + 1) for c in self.chunks]
-        return send([np.concatenate([np.asarray(t, dtype=np.int64) for t in tokens])], device)[0]
+    def targets(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[Q] int64: the tokens to score, in the order of `Batch.scored_rows`; any after a row that is read.
+
+        [Q, labels] int64: the labels of these rows, and any tokens in their place; None: nothing is read.
+        """
+        targets = np.concatenate([_targets(chunk) for chunk in self.chunks])
+        most = max(len(_labels(chunk)) for chunk in self.chunks)
+        if not most:
+            return send([targets], device)[0], None
+        labels, row = np.zeros((len(targets), most), dtype=np.int64), 0
+        for chunk in self.chunks:
+            wanted = _labels(chunk)
+            labels[row, : len(wanted)] = wanted
+            row += len(chunk.scored)
+        on_device = send([targets, labels.reshape(-1)], device)
+        return on_device[0], on_device[1].view(labels.shape)
 
     def results(self, tensors: Sequence[torch.Tensor]) -> list[Output | None]:
         """Result of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""
-        finite, *columns = tensors
+        finite, labels, *columns = tensors
         logprobs, found, first = LogprobTensors(*columns), list[Output | None](), 0
         for chunk in self.chunks:
             rows = slice(first, first := first + len(chunk.scored))
             num_top = _num_top(chunk)
             position = chunk.scored.start + 1
             good = bool(finite[rows].all())
-            found.append(_on_host(logprobs, rows, position, num_top) if good else None)
+            if not good:
+                found.append(None)
+            elif chunk.is_read:
+                found.append(_read(chunk, labels[rows.start]))
+            else:
+                found.append(_on_host(logprobs, rows, position, num_top))
         return found
+
+
+def _targets(chunk: Chunk) -> npt.NDArray[np.int64]:
+    if chunk.is_read:
+        return np.zeros(1, dtype=np.int64)
+    tokens = chunk.request.tokens(chunk.scored.start + 1, chunk.scored.stop + 1)
+    return np.asarray(tokens, dtype=np.int64)
+
+
+def _labels(chunk: Chunk) -> Sequence[int]:
+    read = chunk.request.read
+    return () if read is None else read.label_ids
+
+
+def _read(chunk: Chunk, row: torch.Tensor) -> LabelLogprobs:
+    """What a request reads; `row`: log-probabilities of its labels, and of others after them."""
+    ids = list(_labels(chunk))
+    return labelled(chunk.end, ids, row[: len(ids)].tolist())
+
+
+def labelled(position: int, ids: list[int], logprobs: list[float]) -> LabelLogprobs:
+    """The log-probabilities of labels, with their mass."""
+    mass = math.fsum(math.exp(logprob) for logprob in dict(zip(ids, logprobs, strict=True)).values())
+    return LabelLogprobs(position, ids, logprobs, min(mass, 1.0))
 
 
 def _on_host(tensors: LogprobTensors, rows: slice, position: int, num_top: int) -> PromptLogprobs:
@@ -104,10 +150,17 @@ def logit_blocks(
         yield logits_of(hidden[block])
 
 
-def score(blocks: Iterator[torch.Tensor], targets: torch.Tensor, num_top: int) -> Scores:
-    """Log-probabilities of `targets` [Q], and of the `num_top` most likely tokens of each row."""
+def score(
+    blocks: Iterator[torch.Tensor], targets: torch.Tensor, labels: torch.Tensor | None, num_top: int
+) -> Scores:
+    """Log-probabilities of `targets` [Q], of `labels` [Q, n], and of the `num_top` most likely tokens of each
+    row.
+    """
     parts = []
-    for logits, tokens in zip(blocks, torch.split(targets, _BLOCK_ROWS), strict=True):
-        parts.append([all_finite(logits), *measure(logits.float(), tokens, num_top).tensors()])
-    finite, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Scores(finite, LogprobTensors(*columns))
+    labels = targets[:, None] if labels is None else labels
+    of_blocks = zip(torch.split(targets, _BLOCK_ROWS), torch.split(labels, _BLOCK_ROWS), strict=True)
+    for logits, (tokens, wanted) in zip(blocks, of_blocks, strict=True):
+        of_labels = of_tokens(logits, wanted)
+        parts.append([all_finite(logits), of_labels, *measure(logits.float(), tokens, num_top).tensors()])
+    finite, of_labels, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Scores(finite, of_labels, LogprobTensors(*columns))

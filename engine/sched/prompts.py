@@ -77,6 +77,9 @@ class Prompts:
             self._kv.states.plan_checkpoint(request, start, start + length)
         request.num_computed += length
         output_index = None
+        if request.read is not None:
+            scored = int(request.num_pending == 0)
+            return Chunk(request, request.slot, start, length, None, scored, request.admissions, kind)
         if request.num_pending == 0:
             output_index = len(request.output)
             request.output.append(PENDING)

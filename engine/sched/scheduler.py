@@ -197,7 +197,8 @@ class Scheduler:
         request.finish = reason
         while request.awaits_token:
             request.output.pop()
-        if reason is not FinishReason.ABORT and not request.pinned:  # else another worker continues it
+        if reason is not FinishReason.ABORT and not request.pinned and request.read is None:
+            # Of a pinned one, another worker continues the answer.
             self._lengths.ended(request)
         self._queues.remove(request)
         if self.speculator is not None:

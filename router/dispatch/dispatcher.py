@@ -152,7 +152,13 @@ class ClusterDispatcher:
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
         sequence = SequenceState(
-            work, waterfall, stream, id=sequence_id, trace=identity.trace, operation=identity.operation
+            work,
+            waterfall,
+            stream,
+            identity=identity,
+            id=sequence_id,
+            trace=identity.trace,
+            operation=identity.operation,
         )
         self._refuse_poison_requests(sequence)
         self._check_queue(sequence)
@@ -176,7 +182,7 @@ class ClusterDispatcher:
             if is_cut:
                 on_cut(sequence.status(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
-            if outcome in _COMPLETE:
+            if outcome in _COMPLETE and not sequence.is_read:
                 self._selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)

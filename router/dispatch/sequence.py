@@ -70,6 +70,8 @@ class RequestIdentity:
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
+    read_on: str = ""
+    """Key of the session that its latest read was placed on."""
     clients_id: str = ""
     """`x-request-id` of the client, which need not be unique."""
     _count: count[int] = field(default_factory=count, repr=False)
@@ -94,6 +96,8 @@ class SequenceState:
     """Its arrival is when deadlines begin."""
     stream: TokenStream = field(default_factory=TokenStream)
     """To the reader of the output."""
+    identity: RequestIdentity = field(default_factory=RequestIdentity)
+    """The client's request, which may have other sequences too."""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     """For logs and errors."""
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
@@ -120,6 +124,11 @@ class SequenceState:
     @property
     def sampling(self) -> sampling_pb2.SamplingParams:
         return self.prototype.sampling
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it ends with numbers from its prompt, and without a token."""
+        return self.prototype.HasField("read")
 
     @property
     def deadline(self) -> float:

@@ -26,6 +26,9 @@ class Observer:
     def on_first_token(self, timings: router_pb2.Timings) -> None:
         """`ttft_s`, `queue_s` and `prefill_s` are final."""
 
+    def on_read(self, timings: router_pb2.Timings) -> None:
+        """A read has ended: all of its timings are final."""
+
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         """The other stages are final, too."""
 
@@ -130,6 +133,11 @@ class Waterfall:
     def arrive(self, at: float) -> None:
         self._interrupted = at, Interruption.TRANSFER
         self.arrived = self.arrived or at
+
+    def read(self, at: float) -> None:
+        """The numbers of a prompt that is read arrived, with which the request ends."""
+        self.first_token = at
+        self.observer.on_read(self.timings(at))
 
     def tokens(self, count: int, at: float, arrival: BatchTiming = ON_TIME) -> None:
         """`count` tokens, at least one, arrived at `at`; `arrival`: of their batch."""

@@ -7,6 +7,7 @@ from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.policies.adaptive import AdaptivePlacement, policy_for
 from router.placement.policies.by_load import POLICIES
 from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
+from router.placement.policies.reads import ReadPlacement
 from router.placement.policy import (
     ConsideredPair,
     HandoffRule,
@@ -51,6 +52,7 @@ __all__ = [
     "PromptWork",
     "QuarantinedPages",
     "Reach",
+    "ReadPlacement",
     "RequestView",
     "StepTime",
     "StepTimeFit",

@@ -93,15 +93,16 @@ class ClusterModel:
         return max(1, min(max_tokens, round(self._mean_output)))
 
     def placed(self, request: RequestView, prefill_worker: WorkerId, now: float) -> None:
-        """The request was placed: part of the demand."""
+        """The request was placed: part of the demand. A read adds to the prompts of those with answers."""
         worker = self._workers.get(prefill_worker)
         page_size = worker.facts.page_size if worker is not None else 1
         cached = request.cached_by(prefill_worker, page_size)
         pending = request.prompt_tokens - cached
-        self._requests.add(1, now)
         self._prompts.add(pending, now)
         self._pairs.add(StepWork.attention_of(cached, pending), now)
-        self._contexts.add(request.prompt_tokens, now)
+        if request.expected_output:
+            self._requests.add(1, now)
+            self._contexts.add(request.prompt_tokens, now)
 
     def completed(self, output_tokens: int) -> None:
         """An answer was completed with this many tokens. Not for answers that were cut off: they say nothing

@@ -171,6 +171,7 @@ class ClusterView:
 class RequestView:
     prompt_tokens: int
     expected_output: int
+    """0: a read, which has no answer."""
     arrived: float
     """When it arrived at the router; earlier than `ClusterView.now` if it is placed again."""
     cached: Mapping[WorkerId, int] = field(default_factory=dict)

@@ -121,6 +121,12 @@ class Outbox:
         if token.is_stop:
             event.stop_token = token.token
 
+    def ended(self, job: Job, finish: FinishReason) -> None:
+        """Report the end of a request that has no tokens."""
+        event = self._batch(job.session).outputs.add(request_id=job.id).tokens
+        self._begin(event, job)
+        event.finish = FINISH_REASONS[finish]
+
     def _begin(self, event: worker_pb2.Tokens, job: Job) -> None:
         """Add what is reported once, with the first token of a request or of a step with drafts."""
         if not job.reported_cached:

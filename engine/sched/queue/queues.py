@@ -42,11 +42,12 @@ class Queues:
         return len(self.waiting) + len(self.waiting_for_slot)
 
     def is_prompt(self, request: Request) -> bool:
-        """Whether prefill is left. With separate batches, the last token of a prompt counts as prefill."""
+        """Whether prefill is left. The last token of a prompt counts as prefill with separate batches, and if
+        the prompt is read."""
         pending = request.num_pending
         if pending != 1:
             return pending > 1
-        return self._separate and not request.output
+        return request.read is not None or (self._separate and not request.output)
 
     def register(self, request: Request, now: float) -> None:
         """Register a new request, before it joins a queue."""

@@ -138,6 +138,8 @@ class Generation:
                     vocab_size=model.vocab_size,
                     defaults=model.sampling_defaults,
                 )
+                if request.work.HasField("read"):
+                    sampling.max_tokens = 0
                 if drafts is not None:
                     sampling.drafts.CopyFrom(drafts)
                 completion = Completion(
@@ -146,7 +148,7 @@ class Generation:
                     stops=options.stop,
                     stop_token_ids=options.stop_token_ids,
                     min_tokens=options.min_tokens,
-                    prompt_only=options.max_tokens == 0,
+                    prompt_only=options.max_tokens == 0 or request.work.HasField("read"),
                     parser=prepared.parser(),
                     counter=prepared.counter(),
                 )

@@ -329,7 +329,7 @@ class Attempt(ABC):
                 if event.ids:
                     self._waterfall.tokens(len(event.ids), arrived, assignment.session.arrival)
                 if event.drafted or event.finish or not self._has_tokens:
-                    self._note(event, stream.delta)
+                    self._note(event, stream.delta, arrived)
                 stream.delta.token_ids.extend(event.ids)
                 if event.logprobs:
                     stream.delta.logprobs.extend(event.logprobs)
@@ -340,7 +340,7 @@ class Attempt(ABC):
         except Exception as error:  # as in `_on_event`
             self._fail(error)
 
-    def _note(self, tokens: worker_pb2.Tokens, delta: Delta) -> None:
+    def _note(self, tokens: worker_pb2.Tokens, delta: Delta, at: float) -> None:
         """What first tokens, last tokens and verified drafts say besides their ids."""
         if tokens.drafted:
             self._waterfall.drafted(tokens.drafted, tokens.accepted)
@@ -354,6 +354,8 @@ class Attempt(ABC):
                 delta.cached_tokens = tokens.cached_tokens
             self.on_first_token()
         if tokens.finish:
+            if self._sequence.is_read:
+                self._waterfall.read(at)
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
             if not self._finished.done():
@@ -364,7 +366,8 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        self._worker = self._assign(ROLE_DECODE, self._from_worker, TaskPhase.PREFILL)
+        phase = TaskPhase.READ if self._sequence.is_read else TaskPhase.PREFILL
+        self._worker = self._assign(ROLE_DECODE, self._from_worker, phase)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._submit(self._worker)
 

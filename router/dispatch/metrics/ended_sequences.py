@@ -41,6 +41,11 @@ class EndedSequences:
             self._no_first_token.labels(outcome).observe(at - waterfall.arrival)
             return
         timings = waterfall.timings(at)
+        if sequence.is_read:
+            self._prompt_length.observe(len(sequence.prompt))
+            self._queue_time.observe(timings.queue_s)
+            self._prefill_time.observe(timings.prefill_s)
+            return
         decode_s = timings.e2e_s - timings.ttft_s
         self._end_to_end.observe(at - waterfall.arrival)
         self._prompt_length.observe(len(sequence.prompt))

@@ -60,6 +60,7 @@ class RouterMetrics(Observer):
             rate = new.gauge(f"baton_{name}_tokens_per_second", f"{text} per second, over the last 5 s")
             rate.set_function(partial(self._rate, window))
 
+        self._read = new.histogram("baton_read_seconds", "Arrival to the numbers of a read", WAITS)
         self._first_token = new.histogram("baton_ttft_seconds", "Arrival to first token", WAITS)
         self._gaps = Gaps("baton_itl_seconds", "Inter-token latency", GAPS, self.recent.gaps)
         self.registry.register(self._gaps)
@@ -141,6 +142,9 @@ class RouterMetrics(Observer):
         self._first_token.observe(timings.ttft_s)
         self.recent.first_token(timings.ttft_s)
         self._observe(timings, _STAGES_TO_FIRST)
+
+    def on_read(self, timings: router_pb2.Timings) -> None:
+        self._read.observe(timings.e2e_s)
 
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         self._observe(timings, _STAGES_TO_SECOND)

@@ -27,6 +27,7 @@ from router.placement import (
     Preference,
     QuarantinedPages,
     Reach,
+    ReadPlacement,
     RequestView,
     StepWork,
     Targets,
@@ -138,6 +139,7 @@ class Selector:
         self._registry = registry
         self._make_policy = make_policy
         self._clock = clock
+        self._reads = ReadPlacement()
         self._known: dict[WorkerId, WorkerSession] = {}
         """Sessions by key; also those that get no requests now, but whose requests still run."""
 
@@ -168,7 +170,12 @@ class Selector:
         view = self._view()
         request = self._request(sequence, avoid)
         try:
-            placement = self.policy.place(request, view)
+            placement: Placement | None
+            if sequence.is_read:
+                placement = self._reads.place(request, view, sequence.identity.read_on)
+                sequence.identity.read_on = placement.prefill_worker
+            else:
+                placement = self.policy.place(request, view)
         except QuarantinedPages:
             raise pages_quarantined(sequence.num_tokens) from None
         if placement is None:
@@ -281,7 +288,7 @@ class Selector:
         left = max(sequence.sampling.max_tokens - len(sequence.output), 1)
         return RequestView(
             prompt_tokens=sequence.num_tokens,
-            expected_output=self.cluster.expected_output(left),
+            expected_output=0 if sequence.is_read else self.cluster.expected_output(left),
             arrived=sequence.waterfall.arrival,
             cached={key: _cached_tokens(session, sequence) for key, session in self._known.items()},
             on_tiers={

@@ -97,6 +97,8 @@ class TaskPhase(StrEnum):
     """Its prompt is queued or computed here, and its answer will be decoded here."""
     PREFILL_FOR_OTHER = "prefill for other"
     """Its prompt is queued or computed here; another worker decodes."""
+    READ = "read"
+    """Its prompt is queued or computed here, and it has no answer."""
     SENDING = "sending"
     """Its prompt is computed; the KV is kept until another worker has it."""
     INCOMING = "incoming"
@@ -105,7 +107,7 @@ class TaskPhase(StrEnum):
     ENDED = "ended"
 
 
-_PROMPTS: Final = (TaskPhase.PREFILL, TaskPhase.PREFILL_FOR_OTHER)
+_PROMPTS: Final = (TaskPhase.PREFILL, TaskPhase.PREFILL_FOR_OTHER, TaskPhase.READ)
 _BEFORE_DECODE: Final = (TaskPhase.PROMISED, TaskPhase.PREFILL, TaskPhase.INCOMING)
 _AFTER_PREFILL: Final = {TaskPhase.PREFILL: TaskPhase.DECODE, TaskPhase.PREFILL_FOR_OTHER: TaskPhase.SENDING}
 

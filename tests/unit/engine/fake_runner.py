@@ -16,6 +16,7 @@ from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
+from engine.core.read import LabelLogprobs
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import PromptLogprobs
@@ -23,6 +24,7 @@ from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv.cache.pages import PagePool, PageState
+from engine.sampling.scoring import labelled
 from tests.unit.engine.plan_checks import check_plan
 
 VOCAB = 97
@@ -57,6 +59,8 @@ class Work:
     targets: list[int]
     """Keys of those tokens."""
     num_top: int
+    labels: tuple[int, ...] | None
+    """What its request reads from the last row; None: nothing."""
 
 
 class FakeStep:
@@ -141,6 +145,18 @@ def reference_scores(keys: Sequence[int], num_top: int, namespace: bytes = b"") 
     return scores(1, digests[2:], num_top)
 
 
+def labels(position: int, digest: int, ids: Sequence[int]) -> LabelLogprobs:
+    """`digest` of a prompt of `position` tokens stands for the row that is read."""
+    return labelled(position, list(ids), [-(extend(digest, token) % 4096) / 64 for token in ids])
+
+
+def reference_labels(keys: Sequence[int], ids: Sequence[int], namespace: bytes = b"") -> LabelLogprobs:
+    digest = begin(namespace)
+    for key in keys:
+        digest = extend(digest, key)
+    return labels(len(keys), digest, ids)
+
+
 class FakeStates:
     """The digests in slots: the same in all numbers of a slot's pages, else the state is damaged."""
 
@@ -204,6 +220,7 @@ class FakeRunner:
                 scored=chunk.scored,
                 targets=list(chunk.request.keys(chunk.scored.start + 1, chunk.scored.stop + 1)),
                 num_top=max(chunk.request.sampling.prompt_logprobs or 0, KEPT_ALTERNATIVES),
+                labels=chunk.request.read.label_ids if chunk.request.read is not None else None,
             )
             for chunk, state in zip(rows, states, strict=True)
         ]
@@ -230,11 +247,13 @@ class FakeRunner:
             for position, key in enumerate(work.keys, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if key == PENDING else key)
                 self.write(work.pages, position, digest)
-                if position in work.scored:
+                if position in work.scored and work.labels is None:
                     scored.append(extend(digest, work.targets[position - work.scored.start]))
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
-            if work.scored:
+            if work.scored and work.labels is not None:
+                answer.scores.append(labels(work.scored.stop, digest, work.labels))
+            elif work.scored:
                 answer.scores.append(scores(work.scored.start + 1, scored, work.num_top))
             state = digest
             if work.state and right:

@@ -40,6 +40,8 @@ def _check_chunk(chunk: Chunk) -> None:
     assert sampled in (None, first), "the sampled token goes to another position"
     if sampled is not None:
         assert request.token(sampled) == PENDING
+    elif request.read is not None:
+        assert chunk.num_scored == (chunk.end == request.num_tokens), "the last row is read, and no other"
     else:
         assert chunk.end < request.num_known, "the last known token gives the next one"
     assert len(chunk.scored) <= length

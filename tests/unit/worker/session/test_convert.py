@@ -8,6 +8,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.read import Read
 from engine.core.retention import RetainedPrefix, Retention
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
 from engine.grammar.grammar import Grammar, GrammarKind
@@ -140,6 +141,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         prompt_keys=[1, -9],
         cache_salt="salt",
         adapter="sql",
+        read=worker_pb2.Read(label_ids=[5, 9]),
         retention=worker_pb2.Retention(
             key="chat", seconds=5.0, prefixes=[worker_pb2.RetainedPrefix(tokens=1, seconds=2.0)]
         ),
@@ -149,6 +151,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
     for name in set(work.DESCRIPTOR.fields_by_name) - _OF_OTHERS:
         assert getattr(request, name) != getattr(blank, name), name
     assert request.retention == Retention("chat", 5.0, (RetainedPrefix(1, 2.0),))
+    assert request.read == Read((5, 9))
     assert (request.priority, request.tenant, request.ttft_deadline_s) == (-2, "key-1", 2.5)
     assert (request.namespace, list(request.keys(0, 3))) == (b"salted", [1, -9, 3])
     assert (blank.retention, blank.ttft_deadline_s) == (None, math.inf)
