@@ -62,7 +62,8 @@ class LLM:
         [plan] = plan_workers(config, checkpoint, machine)
         engine_config = plan.config.engine
         enter_device(engine_config.device)
-        self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size)
+        template = config.frontend.chat_template
+        self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size, template=template)
         runner, drafts = build_runner(engine_config)
         self._engine = Engine(engine_config, runner=runner, drafts=drafts)
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)

@@ -16,7 +16,7 @@ from router.config.table import SETTINGS, configured
 _GROUPS: Final = ("device and memory", "batching", "scheduling")
 ARGUMENTS: Final = frozenset(
     {name for name, setting in SETTINGS.items() if setting.option.group in _GROUPS}
-    | {"model", "tensor_parallel_size", "generation_config"}
+    | {"model", "tensor_parallel_size", "generation_config", "chat_template"}
 )
 """Settings that mean something in one process, by their own names."""
 

@@ -23,7 +23,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.sampling_defaults import sampling_defaults
 from router.api.generation.served_model import ServedModel
-from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, tokenizer_file
+from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, check_text_files
 from router.api.page.status import StatusReader
 from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import workers_by_node
@@ -129,10 +129,11 @@ class ModelStart:
     async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
         """Raises what placing and loading the workers raises."""
         config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
-        tokenizer_file(checkpoint.path)  # before workers load weights for nothing
+        template = config.frontend.chat_template
+        check_text_files(checkpoint.path, template)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
-        load = asyncio.to_thread(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size)
-        tokenizing = asyncio.create_task(load, name="tokenizer")
+        load = partial(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size, template=template)
+        tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()
         name = config.served_model_name or checkpoint.name

@@ -103,6 +103,13 @@ _RENAMED: Final[dict[str, Translation]] = {
             **dict.fromkeys(("openai_gptoss", "gpt-oss"), "harmony"),
         },
     ),
+    "--chat-template-content-format": Renamed(
+        "",
+        {
+            **dict.fromkeys(("auto", "string"), ""),
+            "openai": UnavailableFlag("templates get the content of a message as text; leave it out"),
+        },
+    ),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--generation-config": Renamed(
         "--generation-config",

@@ -20,6 +20,7 @@ _OWN: Final = frozenset(
     (
         "tool_call_parser",
         "reasoning_parser",
+        "chat_template",
         "generation_config",
         "kv_events",
         "kv_events_replay",

@@ -206,6 +206,12 @@ class FrontendSettings:
         ReasoningParserChoice.AUTO,
         "how reasoning is separated from the answer; auto: detected from the chat template",
     )
+    chat_template: str | None = _frontend(
+        None,
+        "Jinja template of conversations, in place of the model's own; formats of calls and reasoning are"
+        " detected from it",
+        "FILE",
+    )
     generation_config: GenerationConfig = _frontend(
         GenerationConfig.AUTO,
         "defaults of sampling parameters that a request leaves out; auto: those of the model's"

@@ -125,16 +125,17 @@ class ChatTemplate:
         self._takes_calls: Final = "tool_calls" in source
 
     @classmethod
-    def load(cls, folder: Path) -> ChatTemplate | None:
-        """Load chat_template.jinja, or the template in tokenizer_config.json or chat_template.json.
+    def load(cls, folder: Path, chosen: str | None = None) -> ChatTemplate | None:
+        """Load the file `chosen`, or the model's chat_template.jinja, or the template in
+        tokenizer_config.json or chat_template.json.
 
-        None if there is none of them.
+        None if there is none of them. Raises OSError or ValueError for files that cannot be used.
         """
         config_path = folder / "tokenizer_config.json"
         config = json.loads(config_path.read_text("utf-8")) if config_path.exists() else {}
-        file = folder / "chat_template.jinja"
+        file = Path(chosen) if chosen else folder / "chat_template.jinja"
         older = folder / "chat_template.json"  # beside the processors of older models with a vision part
-        if file.exists():
+        if chosen or file.exists():
             source: str | None = file.read_text("utf-8")
         elif config.get("chat_template") is None and older.exists():
             source = _default_of(json.loads(older.read_text("utf-8")).get("chat_template"))

@@ -49,6 +49,21 @@ def tokenizer_file(folder: Path) -> Path:
     return path
 
 
+def check_text_files(folder: Path, template: str | None = None) -> None:
+    """Raise TokenizerError for a model without a tokenizer, or with a chat template that is none."""
+    tokenizer_file(folder)
+    _template_of(folder, template)
+
+
+def _template_of(folder: Path, chosen: str | None) -> ChatTemplate | None:
+    """The chat template in the file `chosen`, or the model's; None if it has none. Raises TokenizerError."""
+    source = f"{folder} has a chat template that" if chosen is None else f"--chat-template {chosen}"
+    try:
+        return ChatTemplate.load(folder, chosen)
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{source} cannot be used: {error}") from error
+
+
 class Tokenizer:
     """For use from one event loop. The library releases the interpreter lock while it encodes."""
 
@@ -66,18 +81,17 @@ class Tokenizer:
         self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int) -> Tokenizer:
-        """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError."""
+    def load(cls, folder: Path, *, vocab_size: int, template: str | None = None) -> Tokenizer:
+        """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError.
+
+        `template`: the file of a chat template to use instead of the model's own.
+        """
         path = tokenizer_file(folder)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no error class
             raise TokenizerError(f"{path} cannot be read: {error}") from error
-        try:
-            chat_template = ChatTemplate.load(folder)
-        except ValueError as error:
-            raise TokenizerError(f"{folder} has a chat template that cannot be used: {error}") from error
-        return cls(backend, vocab_size=vocab_size, chat_template=chat_template)
+        return cls(backend, vocab_size=vocab_size, chat_template=_template_of(folder, template))
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without encoding it; 0 if the vocabulary has none."""

@@ -9,6 +9,7 @@ import pytest
 from router.config.choices import QuantizationChoice, ReasoningParserChoice, ToolCallParser
 from router.config.flags.command_line import parse
 from router.config.flags.foreign_flags import TRANSLATIONS, UnavailableFlag
+from router.config.flags.model_settings import is_of_model
 from router.config.flags.values import ConfigError
 from router.config.table import SETTINGS
 
@@ -120,6 +121,14 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
 )
 def test_tool_call_parsers_have_the_names_of_other_servers(given: str, parser: ToolCallParser) -> None:
     assert parse(["--model", "m", "--tool-call-parser", given]).frontend.tool_call_parser is parser
+
+
+def test_a_chat_template_is_that_of_one_model() -> None:
+    assert parse(["--model", "m", "--chat-template", "m.jinja"]).frontend.chat_template == "m.jinja"
+    assert is_of_model(SETTINGS["chat_template"])
+    for format in ("auto", "string"):
+        parse(["--model", "m", "--chat-template-content-format", format])
+    assert "as text" in problem("--chat-template-content-format openai")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from router.api.generation.text.tokenizer import Tokenizer, TokenizerError
+from router.api.generation.output.formats import OutputFormats, ReasoningFormat, ToolFormat
+from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, check_text_files
 from router.errors import InvalidRequest
 from tests.unit.router.api.generation.text.tokenizers import byte_level, sentencepiece, word_piece
 
@@ -83,3 +84,29 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_its_place(
     (tmp_path / name).write_text(content)
     with pytest.raises(TokenizerError, match=str(tmp_path)):
         Tokenizer.load(tmp_path, vocab_size=500)
+
+
+def test_a_chat_template_file_replaces_the_models_own_with_its_formats_and_special_tokens(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("own")
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    chosen = tmp_path / "other.jinja"
+    chosen.write_text("{{ bos_token }}{{ messages[0].content }}{{ tools }}<tool_call><arg_key><think>")
+    tokenizer = Tokenizer.load(tmp_path, vocab_size=500, template=str(chosen))
+    prompt = tokenizer.render([{"role": "user", "content": "the"}], {})
+    assert prompt.startswith("<s>the")
+    assert tokenizer.output_formats == OutputFormats(ToolFormat.GLM, ReasoningFormat.THINK)
+
+
+@pytest.mark.parametrize("content", [None, "{% if %}", b"\xff\xfe"], ids=["missing", "no Jinja", "no text"])
+def test_a_chat_template_file_that_cannot_be_used_is_named_before_workers_start(
+    tmp_path: Path, content: str | bytes | None
+) -> None:
+    write(tmp_path)
+    chosen = tmp_path / "other.jinja"
+    if content is not None:
+        chosen.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(TokenizerError, match=f"--chat-template {chosen} cannot be used: "):
+        check_text_files(tmp_path, str(chosen))
