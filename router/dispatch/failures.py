@@ -58,6 +58,8 @@ def failure_of(
             return AttemptFailed(
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
+        case worker_pb2.FAILURE_CODE_ADAPTER:
+            return AttemptFailed(reason, worker_id, Unavailable(failed.message))
         case worker_pb2.FAILURE_CODE_HANDOFF | worker_pb2.FAILURE_CODE_SENDER:
             blamed = None if router_late or failed.code == worker_pb2.FAILURE_CODE_SENDER else worker_id
             verdict = Unavailable(f"the KV handoff failed: {failed.message}")

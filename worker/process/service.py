@@ -92,6 +92,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Done between two steps."""
         return await self._ask_engine(lambda: self._handler.manage_cache(request), context)
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        return await self._ask_engine(lambda: self._handler.load_adapter(request), context)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        return await self._ask_engine(lambda: self._handler.unload_adapter(request), context)
+
     async def _read(
         self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession, lease: Lease
     ) -> None:
