@@ -157,6 +157,7 @@ class ModelStart:
             max_model_len=min(session.info.max_model_len for session in registry.sessions()),
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
+            has_states=spec.delta is not None,
             sampling_defaults=defaults,
         )
         tokenizer = await tokenizing
