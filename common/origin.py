@@ -24,17 +24,27 @@ NAMESPACE_BYTES: Final = 32
 _TOP_BIT: Final = 1 << 63
 
 
-def namespace_of(
-    *, adapter: bytes = b"", weights: str = "", tenant: str = "", cache_salt: str = ""
-) -> Namespace:
+def namespace_of(*, adapter: bytes = b"", tenant: str = "", cache_salt: str = "") -> Namespace:
     """The namespace of requests with these parts in common; empty if all parts are.
 
-    `adapter`: digest of the adapter's whole content; a name would outlive a change of it. `weights`: version
-    of the weights. `tenant`: if tenants share no KV. `cache_salt`: chosen by the client.
+    `adapter`: digest of the adapter's whole content; a name would outlive a change of it. `tenant`: if
+    tenants share no KV. `cache_salt`: chosen by the client.
     """
-    parts = adapter, weights.encode(), tenant.encode(), cache_salt.encode()
+    parts = adapter, tenant.encode(), cache_salt.encode()
     if not any(parts):
         return NO_NAMESPACE
+    return _hashed(parts)
+
+
+def with_weights(namespace: Namespace, weights: str) -> Namespace:
+    """The namespace of the same requests, computed with other weights.
+
+    `weights`: a name of these that is never used again; empty for those of the start.
+    """
+    return _hashed((namespace, weights.encode())) if weights else namespace
+
+
+def _hashed(parts: Sequence[bytes]) -> Namespace:
     framed = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
     return blake2b(framed, digest_size=NAMESPACE_BYTES, person=b"baton namespace").digest()
 

@@ -11,14 +11,6 @@ class UnservableRequest(EngineError):
     """The engine can never serve this request; do not retry."""
 
 
-class AdapterMissing(UnservableRequest):
-    """The adapter of a request is not loaded: load it, or send the request to another worker."""
-
-
-class AdapterRefused(EngineError):
-    """An adapter cannot be loaded or unloaded; nothing has changed."""
-
-
 class GrammarError(UnservableRequest):
     """The grammar of a request cannot be compiled, or followed any further with this vocabulary."""
 
@@ -44,6 +36,10 @@ class PageLeak(EngineError):
 
 class RefillRefused(EngineError):
     """The engine has requests, or cannot take these weights; it goes on with those that it has."""
+
+
+class EngineBusy(RefillRefused):
+    """Requests, or pages that are in use or may still be written, are left."""
 
 
 class WeightsIncomplete(EngineError):

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from engine.errors import AdapterMissing, DeadlineUnreachable, EngineError, QueueFull, UnservableRequest
+from engine.errors import DeadlineUnreachable, EngineError, QueueFull, UnservableRequest
 from engine.grammar.matcher import Matcher
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
@@ -19,6 +19,7 @@ from worker.session.convert import request_from_proto
 from worker.session.jobs import Job
 from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
+from worker.weights import WorkerWeights
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +33,8 @@ class _Trouble(NamedTuple):
 
 class JobStarter:
     def __init__(
-        self, engine: Engine, answers: Answers, grammars: GrammarLoading, weights: Callable[[], str]
+        self, engine: Engine, answers: Answers, grammars: GrammarLoading, weights: WorkerWeights
     ) -> None:
-        """`weights`: see `Job.weights`."""
         self._engine = engine
         self._answers = answers
         self._grammars = grammars
@@ -48,6 +48,10 @@ class JobStarter:
         begin: Callable[[Job], None],
     ) -> None:
         """Make a job of `work`, and start it by `begin` once its grammar is compiled."""
+        if (refusal := self._weights.refusal(work)) is not None:
+            code = worker_pb2.FAILURE_CODE_WEIGHTS
+            self._answers.outbox.failed(session, work.request_id, code, refusal)
+            return
         try:
             request = request_from_proto(work, arrived)
         except UnservableRequest as error:
@@ -62,7 +66,7 @@ class JobStarter:
             arrival=arrived,
             deadline=arrived + work.timeout_s if work.timeout_s > 0 else math.inf,
             sampling=work.sampling,
-            weights=self._weights(),
+            weights=self._weights.identity(),
             name=work.name,
             traceparent=work.traceparent,
         )
@@ -102,8 +106,6 @@ class JobStarter:
         """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
-        except AdapterMissing as error:
-            return _Trouble(worker_pb2.FAILURE_CODE_ADAPTER, str(error))
         except UnservableRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
         except DeadlineUnreachable as error:

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from engine.core.events import StepOutput
@@ -31,7 +30,6 @@ from worker.job_starter import JobStarter
 from worker.session.answers import Answers
 from worker.session.cached import manage_cache
 from worker.session.convert import (
-    adapter_answer,
     load_to_proto,
     peer_from_proto,
     peer_to_proto,
@@ -43,6 +41,7 @@ from worker.session.convert import (
 from worker.session.jobs import Job, router_loads
 from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
+from worker.weights import WorkerWeights
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +62,8 @@ class RequestHandler:
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
-        weights = str if handoffs is None else lambda: str(engine.weights)
-        self._starting = JobStarter(engine, answers, grammars, weights)
+        self._weights = WorkerWeights(engine, identified=handoffs is not None)
+        self._starting = JobStarter(engine, answers, grammars, self._weights)
         self._handoffs = handoffs
         self._step_began = 0.0
         self._drained_until = math.inf
@@ -231,11 +230,13 @@ class RequestHandler:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
         return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
 
-    def load_adapter(self, request: worker_pb2.LoadAdapterRequest) -> worker_pb2.AdapterInfo:
-        return adapter_answer(lambda: self._engine.adapters.load(request.name, Path(request.path)))
+    def update_weights(self, wanted: worker_pb2.ServedWeights) -> worker_pb2.WeightsReport | None:
+        """See `WorkerWeights.update`."""
+        return self._weights.update(wanted, lambda: self.idle)
 
-    def unload_adapter(self, request: worker_pb2.UnloadAdapterRequest) -> worker_pb2.AdapterInfo:
-        return adapter_answer(lambda: self._engine.adapters.unload(request.digest))
+    def weights_identity(self) -> str:
+        """See `WorkerInfo.weights`."""
+        return self._weights.identity()
 
     def manage_cache(self, request: worker_pb2.ManageCacheRequest) -> worker_pb2.CacheReport:
         return manage_cache(self._engine, request, self._clock())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.core.weights import NewWeights
-from engine.errors import RefillRefused, WeightsIncomplete
+from engine.errors import EngineBusy, WeightsIncomplete
 from engine.executor.base import Runner
 from engine.kv.manager.kv_manager import KVManager
 from engine.loop.requests import Requests
@@ -17,14 +17,14 @@ def replace_weights(
     """Overwrite the weights in place and drop all cached KV. `busy`: whether there are requests.
 
     Raises:
-        RefillRefused: there are requests, KV is in use, or the weights do not fit the model; nothing has
-            changed.
+        EngineBusy: there are requests, or KV is in use; nothing has changed.
+        RefillRefused: the weights do not fit the model; nothing has changed.
         WeightsIncomplete: only a part was overwritten. Requests get this error until a refill succeeds.
     """
     if busy:
-        raise RefillRefused("weights are replaced while there are no requests")
+        raise EngineBusy("weights are replaced while there are no requests")
     if not _is_unused(kv):
-        raise RefillRefused("weights are replaced while no pages of KV are in use, or may still be written")
+        raise EngineBusy("weights are replaced while no pages of KV are in use, or may still be written")
     incomplete: WeightsIncomplete | None = None
     try:
         runner.refill(new)

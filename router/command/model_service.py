@@ -47,6 +47,7 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.probes.link_check import LinkBroken, check_links
 from router.dispatch.probes.worker_probe import WorkerProbe
 from router.dispatch.tracing.otlp import TraceExporter
+from router.dispatch.weights.weight_updates import WeightUpdates
 from router.dispatch.workers.fencing import Fencing
 from router.dispatch.workers.member import Member, WorkerBroken
 from router.dispatch.workers.registry import Registry
@@ -157,7 +158,6 @@ class ModelStart:
             max_model_len=min(session.info.max_model_len for session in registry.sessions()),
             vocab_size=spec.vocab_size,
             eos_token_ids=spec.eos_token_ids,
-            has_states=spec.delta is not None,
             sampling_defaults=defaults,
         )
         tokenizer = await tokenizing
@@ -170,6 +170,7 @@ class ModelStart:
                 dispatcher.able,
                 interval_s=config.failover.probe_interval,
                 timeout_s=config.failover.probe_timeout,
+                is_paused=lambda: dispatcher.gate.mode is not None,
             )
         )
         history = History(config.operation.explain_requests)
@@ -177,6 +178,7 @@ class ModelStart:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history)
+        generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
         engine = plans[0].config.engine

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 from router.config.settings import RouterConfig
 from router.dispatch.admission.admission_queue import AdmissionGate, AdmissionGrant, AdmissionRequest
+from router.dispatch.admission.pause_gate import PauseGate, PauseMode
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
@@ -23,6 +24,7 @@ from router.dispatch.failures import (
     crashed_workers,
     deadline_exceeded,
     no_worker_ready,
+    withdrawn,
 )
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics.collectors import ClusterLoad
@@ -80,6 +82,7 @@ class ClusterDispatcher:
             held_back=lambda: len(self._admission),
         )
         self.poison_requests: Final = PoisonRequests()
+        self.gate: Final = PauseGate()
         self._admission = AdmissionGate(self._selector.check, self._retry_window)
         self._answers = RunningAttempts(self._selector.migration_target)
         registry.watch(self._admission.admit_waiting)
@@ -118,6 +121,23 @@ class ClusterDispatcher:
         for session in self._registry.sessions():
             session.send(release)
 
+    async def pause(self, mode: PauseMode, abort_all: Callable[[], None]) -> None:
+        """Refuse or hold back requests; returns when no worker is to compute any. `abort_all`: see
+        `Generation.abort_all`."""
+        self.gate.close(mode)
+        if mode is PauseMode.ABORT:
+            abort_all()
+        if mode is PauseMode.KEEP:
+            await self._answers.withdraw_all()
+            self._admission.admit_waiting()  # those that wait for room wait at the gate
+        else:
+            await self._idle.wait()
+
+    def resume(self) -> None:
+        """End a pause."""
+        self.gate.open()
+        self._admission.admit_waiting()
+
     def ready(self) -> bool:
         """Whether new sequences are accepted; without a worker, if one is started for them."""
         return not self._draining and (self._selector.is_ready() or self.wakes_workers)
@@ -148,6 +168,7 @@ class ClusterDispatcher:
         """See `Dispatcher.generate`."""
         if self._draining:
             raise ShuttingDown
+        self.gate.check_new()
         waterfall = Waterfall(time.monotonic(), self._metrics)
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
@@ -223,6 +244,7 @@ class ClusterDispatcher:
 
     def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
+        sequence.use_weights(self.gate.weights)
         return self._attempt(sequence, self._selector.probe(pick))
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -241,15 +263,19 @@ class ClusterDispatcher:
     async def _with_retries(self, sequence: SequenceState) -> int:
         """Compute the sequence, in as many attempts as it takes; returns the finish reason."""
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
-        place = partial(self._selector.route, sequence, retries.avoid)
+        place = partial(self._placed, sequence, retries)
         want = AdmissionRequest(sequence.num_tokens, place)
         if not self._selector.is_ready():
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
         while True:
+            if not await self.gate.passed(sequence.seconds_left()):
+                raise deadline_exceeded()
             try:
                 grant = self._admission.try_admit(want) or await self._wait_for_admission(sequence, want)
                 with grant:
+                    if self.gate.holds:
+                        raise withdrawn()
                     _log.debug("request %s: %s", sequence.id, grant.route.why)
                     attempt = self._attempt(sequence, grant.route)
                     uncounted = 0 if sequence.output else len(sequence.prompt)
@@ -258,13 +284,21 @@ class ClusterDispatcher:
                     with self._answers.running(attempt):
                         return await attempt.run()
             except AttemptFailed as failed:
-                self._record_failure(failed, retries, sequence)
+                if not self.gate.holds:
+                    self._record_failure(failed, retries, sequence)
             want = AdmissionRequest(sequence.num_tokens, place, is_retry=True)
             with self.prefill_queue.waiting(want.tokens):
                 sequence.status = lambda: PAUSED
                 pause_s = retries.pause_s * random.uniform(0.5, 1.5)
                 await asyncio.sleep(min(pause_s, sequence.seconds_left()))
                 await self._wait_for_workers(sequence)
+
+    def _placed(self, sequence: SequenceState, retries: RetryState) -> Route | None:
+        """See `AdmissionRequest.place`."""
+        if self.gate.holds:
+            raise withdrawn()
+        sequence.use_weights(self.gate.weights)
+        return self._selector.route(sequence, retries.avoid)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:
         """Raises RouterError if there is no further attempt."""

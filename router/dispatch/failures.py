@@ -58,8 +58,8 @@ def failure_of(
             return AttemptFailed(
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
-        case worker_pb2.FAILURE_CODE_ADAPTER:
-            return AttemptFailed(reason, worker_id, Unavailable(failed.message))
+        case worker_pb2.FAILURE_CODE_WEIGHTS:
+            return AttemptFailed(reason, None, Unavailable(failed.message), planned=True)
         case worker_pb2.FAILURE_CODE_HANDOFF | worker_pb2.FAILURE_CODE_SENDER:
             blamed = None if router_late or failed.code == worker_pb2.FAILURE_CODE_SENDER else worker_id
             verdict = Unavailable(f"the KV handoff failed: {failed.message}")
@@ -108,6 +108,11 @@ def lost_in_migration() -> AttemptFailed:
     """
     reason = "the move was cancelled after its source had released the request"
     return AttemptFailed(reason, None, Unavailable(reason), planned=True)
+
+
+def withdrawn() -> AttemptFailed:
+    """The service is paused: the attempt is made again when it is resumed."""
+    return AttemptFailed("the service is paused", None, Unavailable("the service is paused"), planned=True)
 
 
 def deadline_exceeded() -> DeadlineExceeded:

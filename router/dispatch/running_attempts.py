@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Final, TypeAlias
 
 from router.dispatch.attempts.attempt import Attempt
+from router.dispatch.failures import withdrawn
 from router.dispatch.workers.session import WorkerSession
 
 _MAX_CONCURRENT: Final = 8
@@ -26,14 +27,27 @@ class RunningAttempts:
     def __init__(self, migration_target: FindTarget) -> None:
         self._find_target = migration_target
         self._running: dict[Attempt, None] = {}
+        self._none = asyncio.Event()
+        self._none.set()
 
     @contextmanager
     def running(self, attempt: Attempt) -> Iterator[None]:
         self._running[attempt] = None
+        self._none.clear()
         try:
             yield
         finally:
             del self._running[attempt]
+            if not self._running:
+                self._none.set()
+
+    async def withdraw_all(self) -> None:
+        """Have other attempts go on after the tokens that have come. Returns when these have ended; none may
+        begin meanwhile.
+        """
+        for attempt in list(self._running):
+            attempt.fail(withdrawn())
+        await self._none.wait()
 
     async def migrate_from(self, worker_id: str, timeout_s: float) -> int:
         """Move a worker's running answers to other workers with room; returns how many have moved.

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Final
 
 from common.block_hash import BlockHash, block_hashes, root_hash
+from common.origin import Namespace, with_weights
 from common.sidecars import KINDS
 from common.token_array import token_array
 from router.dispatch.request_status import NO_WORKER, RequestStatus
@@ -91,7 +92,8 @@ CURRENT_REQUEST: Final[ContextVar[RequestIdentity | None]] = ContextVar("request
 @dataclass(slots=True, eq=False)
 class SequenceState:
     prototype: worker_pb2.Work
-    """What is asked for, copied for each attempt; its deadlines count from the arrival. Not changed."""
+    """What is asked for, copied for each attempt; its deadlines count from the arrival. Not changed, but by
+    `use_weights`."""
     waterfall: Waterfall
     """Its arrival is when deadlines begin."""
     stream: TokenStream = field(default_factory=TokenStream)
@@ -111,6 +113,21 @@ class SequenceState:
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
     """Block hashes by page size."""
+    _namespace: Namespace = field(init=False)
+    """The request's own, whatever the weights."""
+
+    def __post_init__(self) -> None:
+        self._namespace = self.prototype.namespace
+
+    def use_weights(self, tag: str) -> None:
+        """Have the next attempts computed with these weights, in a namespace of their own."""
+        if tag == self.prototype.weights:
+            return
+        prototype = worker_pb2.Work()
+        prototype.CopyFrom(self.prototype)
+        prototype.weights, prototype.namespace = tag, with_weights(self._namespace, tag)
+        self.prototype = prototype
+        self._blocks.clear()
 
     @property
     def prompt(self) -> Sequence[int]:

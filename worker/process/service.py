@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -21,6 +21,9 @@ from worker.session.inbox import Inbox
 from worker.session.router_session import TURN_S, Lease, RouterLate, RouterSession, SessionBroken
 
 T = TypeVar("T")
+
+_LOOK_S: Final = 0.02
+"""Interval of looking for what an update of the weights waits for."""
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -92,15 +95,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Done between two steps."""
         return await self._ask_engine(lambda: self._handler.manage_cache(request), context)
 
-    async def LoadAdapter(  # noqa: N802
-        self, request: worker_pb2.LoadAdapterRequest, context: Context
-    ) -> worker_pb2.AdapterInfo:
-        return await self._ask_engine(lambda: self._handler.load_adapter(request), context)
-
-    async def UnloadAdapter(  # noqa: N802
-        self, request: worker_pb2.UnloadAdapterRequest, context: Context
-    ) -> worker_pb2.AdapterInfo:
-        return await self._ask_engine(lambda: self._handler.unload_adapter(request), context)
+    async def UpdateWeights(  # noqa: N802
+        self, request: worker_pb2.UpdateWeightsRequest, context: Context
+    ) -> worker_pb2.WeightsReport:
+        """Answered when the weights are replaced, or refused. Heartbeats go on meanwhile."""
+        ends = self._clock() + request.timeout_s
+        update = partial(self._handler.update_weights, request.weights)
+        while (report := await self._ask_engine(update, context)) is None:
+            if self._clock() >= ends:
+                left = f"requests or pages of KV were left after {request.timeout_s:g} s"
+                return worker_pb2.WeightsReport(weights=self._info.served, refused=left)
+            await asyncio.sleep(_LOOK_S)
+        if not report.refused:
+            self._info.served.CopyFrom(report.weights)
+            self._info.weights = await self._ask_engine(self._handler.weights_identity, context)
+        return report
 
     async def _read(
         self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession, lease: Lease

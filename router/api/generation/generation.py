@@ -30,6 +30,7 @@ from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.generation.tools import NO_TOOLS, ToolUse, forced_schema
 from router.dispatch.interface import Dispatcher
+from router.dispatch.weights.weight_updates import WeightUpdates
 from router.errors import InvalidRequest, ShuttingDown
 from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -86,6 +87,8 @@ class Generation:
         self.formats: Final = tokenizer.output_formats if formats is None else formats
         self._constraints: Final = ConstraintChecks()
         self._running: Running = {}
+        self.weights: WeightUpdates | None = None
+        """None: they cannot be updated."""
         self._history: Final = history
         self.created: Final = int(time.time())
         """Unix time in seconds since when the model is served."""
@@ -197,6 +200,11 @@ class Generation:
         ]
         return found[-1] if found else None
 
+    def abort_all(self) -> None:
+        """Finish every running request now, with the tokens that it has."""
+        for run in list(self._running.values()):
+            run.abort()
+
     def fail_all(self) -> None:
         """End every running request with ShuttingDown, when the router stops and cannot wait for them."""
         for run in list(self._running.values()):
@@ -214,7 +222,7 @@ class Generation:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
             self.check_messages(len(prompt.messages))
-            text = await self.rendered(prompt)
+            text = await self._rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
@@ -241,10 +249,9 @@ class Generation:
 
     async def _end(self, point: Breakpoint, prompt: str) -> int:
         """Characters of a prompt up to a breakpoint."""
-        return block_end(prompt, [await self.rendered(chat) for chat in point.altered()])
+        return block_end(prompt, [await self._rendered(chat) for chat in point.altered()])
 
-    async def rendered(self, chat: Chat) -> str:
-        """The prompt of a conversation as text. Raises InvalidRequest."""
+    async def _rendered(self, chat: Chat) -> str:
         messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
         return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
 
@@ -286,8 +293,7 @@ class Generation:
             raise InvalidRequest("There is no prompt.", param="prompt")
         if request.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {request.n}.", param="n")
-        is_read = request.work.HasField("read")  # whose API bounds it
-        if len(request.prompts) * request.n > limits.max_completions and not is_read:
+        if len(request.prompts) * request.n > limits.max_completions:
             raise InvalidRequest(
                 f"The request asks for {len(request.prompts) * request.n} completions; "
                 f"at most {limits.max_completions} are possible.",

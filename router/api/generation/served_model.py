@@ -20,6 +20,4 @@ class ServedModel:
     """Prompt and output together, in tokens."""
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
-    has_states: bool = False
-    """Whether layers have recurrent states, which requests that start together cannot share."""
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS

@@ -15,9 +15,7 @@ _ADVICE: Final = {
     "Use GET /v1/models.": "/get_model_info /model_info /api/tags /models/info",
     "Use GET /v1/models, /version and /status.": "/get_server_info /server_info /get_internal_state",
     "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",
-    "Use `router cache clear` on the router's machine.": (
-        "/flush_cache /reset_prefix_cache /reset_mm_cache /reset_encoder_cache"
-    ),
+    "Use POST /reset_prefix_cache.": "/reset_mm_cache /reset_encoder_cache",
     "There is no sleep mode; --autoscale decode=0:N ends idle workers, and a request starts them.": (
         "/sleep /wake_up /is_sleeping /release_memory_occupation /resume_memory_occupation"
     ),
@@ -27,13 +25,12 @@ _ADVICE: Final = {
     "There are no LoRA adapters; merge the adapter into the checkpoint.": (
         "/v1/load_lora_adapter /v1/unload_lora_adapter /load_lora_adapter /unload_lora_adapter"
     ),
-    "Weights are read when a worker starts; use `router restart all` on the router's machine.": (
-        "/update_weights_from_disk /update_weights_from_tensor /update_weights_from_distributed"
-        " /init_weights_update_group /collective_rpc"
+    "Weights come from a folder; use POST /update_weights_from_disk.": (
+        "/update_weights_from_tensor /update_weights_from_distributed /update_weights_from_ipc"
+        " /init_weights_update_group /init_weight_transfer_engine /start_weight_update /finish_weight_update"
+        " /collective_rpc"
     ),
-    "Use `router drain` and `router scale` on the router's machine.": (
-        "/pause /resume /is_paused /pause_generation /continue_generation /scale_elastic_ep"
-    ),
+    "Use `router drain` and `router scale` on the router's machine.": "/scale_elastic_ep",
     "Close the connection of the request.": "/abort_request",
     "Use GET /health; idle workers are probed (--probe-interval).": "/health_generate",
     "GET /openapi.json describes the API.": "/docs /redoc",

@@ -34,7 +34,7 @@ class AccessSettings:
     )
     admin_key_file: str | None = _access(
         None,
-        "file of keys for routes that change what is served, such as /v1/load_lora_adapter, one per line"
+        "file of keys for routes that change what is served, such as /update_weights, one per line"
         " (default: closed)",
         "FILE",
     )

@@ -70,7 +70,7 @@ class Attempt(ABC):
         """
         deadline, reminder = self._sequence.deadline, None
         if deadline < math.inf:
-            reminder = asyncio.get_running_loop().call_at(deadline, self._fail, deadline_exceeded())
+            reminder = asyncio.get_running_loop().call_at(deadline, self.fail, deadline_exceeded())
         try:
             self._waterfall.attempt(time.monotonic())
             self._begin()
@@ -184,7 +184,7 @@ class Attempt(ABC):
     def _cancel_migration(self, migration: Migration) -> None:
         migration.cancel()
         if migration.is_lost:
-            self._fail(lost_in_migration())
+            self.fail(lost_in_migration())
 
     def _assignment_failed(self, assignment: Assignment, error: Exception) -> None:
         """A worker failed. Raises `error` unless the attempt continues without that worker."""
@@ -222,9 +222,9 @@ class Attempt(ABC):
                 case _:
                     handle(message, at)
         except Exception as error:  # raised by `run`: it must not end the reader of the worker's stream
-            self._fail(error)
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Make `run` raise this error, unless it has ended."""
         if not self._finished.done():
             self._finished.set_exception(error)
@@ -336,9 +336,9 @@ class Attempt(ABC):
                 stream.changed()
         except Diverged as error:
             failed = Unavailable("two workers computed this answer differently")
-            self._fail(AttemptFailed(str(error), assignment.session.worker_id, failed))
+            self.fail(AttemptFailed(str(error), assignment.session.worker_id, failed))
         except Exception as error:  # as in `_on_event`
-            self._fail(error)
+            self.fail(error)
 
     def _note(self, tokens: worker_pb2.Tokens, delta: Delta, at: float) -> None:
         """What first tokens, last tokens and verified drafts say besides their ids."""

@@ -50,8 +50,10 @@ class WorkerProbe:
         *,
         interval_s: float,
         timeout_s: float,
+        is_paused: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`able(role)`: workers that can compute this role's part of a sequence.
+        """`able(role)`: workers that can compute this role's part of a sequence. `is_paused`: workers that
+        replace their weights answer no probe.
 
         A worker unused for `interval_s` is probed; the probe fails after `timeout_s`.
         """
@@ -60,6 +62,7 @@ class WorkerProbe:
         self._able = able
         self._interval_s = interval_s
         self._timeout_s = timeout_s
+        self._is_paused = is_paused
         self._running: dict[str, asyncio.Task[None]] = {}
         """Running probes by worker id."""
 
@@ -77,6 +80,8 @@ class WorkerProbe:
                 self._running[name] = supervised(self._ask(member), f"probe {name}")
 
     def _is_due(self, member: Member) -> bool:
+        if self._is_paused():
+            return False
         match member.state:
             case WorkerState.SUSPECT | WorkerState.UNHEALTHY:
                 return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -40,6 +40,10 @@ _CLOSE_S: Final = 10.0
 OnChange: TypeAlias = Callable[[Member, bool], None]
 
 
+async def _as_it_is(session: WorkerSession) -> None:
+    pass
+
+
 class Registry:
     """Keeps a session with every worker. A context manager that runs the keepers."""
 
@@ -68,6 +72,8 @@ class Registry:
         self._on_change = on_change
         self._silence_s = silence_s
         self._grace_s = grace_s
+        self.prepare: Callable[[WorkerSession], Awaitable[None]] = _as_it_is
+        """Called with a worker that connects, before it gets requests. Raises RpcError, WorkerUnavailable."""
         self._on_news: Callable[[], None] = lambda: None
         self._fencing = fencing
         self._digests = dict(digests)
@@ -269,6 +275,11 @@ class Registry:
             await session.close()
             await self.reconsider()
             raise WorkerUnavailable("it has another model, KV layout or version of Baton than this router")
+        try:
+            await self.prepare(session)
+        except BaseException:
+            await session.close()
+            raise
         odd = self._incompatible(session)
         if odd:
             await session.close()

@@ -14,8 +14,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
 
 import grpc
 
@@ -179,23 +179,34 @@ class WorkerSession:
 
     async def stats(self, timeout_s: float = 5.0) -> worker_pb2.WorkerStats:
         """Raises RpcError."""
-        try:
-            stats: worker_pb2.WorkerStats = await self._stub.GetStats(
-                worker_pb2.GetStatsRequest(), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise translate(error, self.worker_id) from None
+        stats: worker_pb2.WorkerStats = await self._answer(
+            self._stub.GetStats(worker_pb2.GetStatsRequest(), timeout=timeout_s)
+        )
         return stats
 
     async def manage_cache(
         self, request: worker_pb2.ManageCacheRequest, timeout_s: float = 30.0
     ) -> worker_pb2.CacheReport:
         """Raises RpcError."""
+        report: worker_pb2.CacheReport = await self._answer(
+            self._stub.ManageCache(request, timeout=timeout_s)
+        )
+        return report
+
+    async def update_weights(self, request: worker_pb2.UpdateWeightsRequest) -> worker_pb2.WeightsReport:
+        """Takes as long as reading the weights; a worker that dies meanwhile is noticed. Raises RpcError."""
+        report: worker_pb2.WeightsReport = await self._answer(self._stub.UpdateWeights(request))
+        if not report.refused:
+            described = self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
+            self.info.CopyFrom(await self._answer(described))
+        return report
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        """Raises RpcError."""
         try:
-            report: worker_pb2.CacheReport = await self._stub.ManageCache(request, timeout=timeout_s)
+            return await call
         except grpc.aio.AioRpcError as error:
             raise translate(error, self.worker_id) from None
-        return report
 
     async def idle(self, timeout_s: float) -> bool:
         """Wait until all requests of the worker have ended; False after `timeout_s`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from common.metric_export import MetricSource, exported
 from engine.config import SpeculationConfig
+from router.api.access import OPEN_ACCESS, Access
 from router.api.generation.generation import Generation
 from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
@@ -21,6 +22,7 @@ from router.config.choices import Mode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
+from router.dispatch.weights.weight_updates import WeightUpdates
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from rpc.baton.v1 import worker_pb2
@@ -56,6 +58,7 @@ class LocalCluster:
     registry: Registry
     http: HttpServer
     grpc: GrpcFrontend
+    weights: WeightUpdates
     deaths: list[EngineDied] = field(default_factory=list)
     """Engines that failed."""
 
@@ -87,6 +90,7 @@ async def local_cluster(
     num_pages: int = 512,
     max_running_requests: int = 64,
     speculation: SpeculationConfig | None = None,
+    access: Access = OPEN_ACCESS,
 ) -> AsyncIterator[LocalCluster]:
     """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -124,11 +128,11 @@ async def local_cluster(
             _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
-        http, grpc = _open_frontends(small, mode, registry, metrics, stack)
+        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access)
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
-        yield LocalCluster(registry, http, grpc, deaths)
+        yield LocalCluster(registry, http, grpc, weights, deaths)
 
 
 def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None:
@@ -136,8 +140,13 @@ def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None
 
 
 def _open_frontends(
-    small: SmallModel, mode: Mode, registry: Registry, metrics: RouterMetrics, stack: AsyncExitStack
-) -> tuple[HttpServer, GrpcFrontend]:
+    small: SmallModel,
+    mode: Mode,
+    registry: Registry,
+    metrics: RouterMetrics,
+    stack: AsyncExitStack,
+    access: Access,
+) -> tuple[HttpServer, GrpcFrontend, WeightUpdates]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
@@ -146,9 +155,9 @@ def _open_frontends(
         max_model_len=MAX_LEN,
         vocab_size=small.model.config.vocab_size,
         eos_token_ids=(1,),
-        has_states=hasattr(small.model.config, "linear_num_key_heads"),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
+    generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
     stack.push_async_callback(generation.close)
     models = ServedModels([generation])
     status = StatusReader(
@@ -157,12 +166,12 @@ def _open_frontends(
     labels = {"role": "router", "mode": model.mode, "worker": "router", "model_name": model.name}
     http = HttpServer(
         models,
-        HttpConfig(port=0),
+        HttpConfig(port=0, access=access),
         metrics=exported([MetricSource(metrics.registry, labels)]),
         worker_targets=registry.metrics_targets,
         endpoints=page_routes({model.name: status.read}),
     )
-    return http, GrpcFrontend(models, GrpcConfig(port=0))
+    return http, GrpcFrontend(models, GrpcConfig(port=0)), generation.weights
 
 
 def _closing(stop: Callable[[float], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

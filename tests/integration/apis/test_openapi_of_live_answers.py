@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from router.api.apis import APIS
 from router.api.endpoints.openapi import openapi_document
+from router.api.weights.routes import WEIGHTS
 from rpc.baton.v1 import router_pb2
 from tests.integration.apis.tool_answers import ASK, SCHEMA, TOOL, reason
 from tests.integration.frontends import Frontends, open_frontends
@@ -166,4 +167,5 @@ def test_every_route_of_the_document_is_tested(frontends: Frontends) -> None:
         *OTHERS,
         *WITHOUT_BODY,
         *GETS,
+        *(endpoint.path for endpoint in WEIGHTS.endpoints),  # by test_weight_updates.py
     }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from common.block_hash import block_hashes, root_hash
 from common.block_key import block_keys, namespace_key, root_key
-from common.origin import NAMESPACE_BYTES, are_keys_of, media_keys, namespace_of
+from common.origin import NAMESPACE_BYTES, are_keys_of, media_keys, namespace_of, with_weights
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.errors import UnservableRequest
@@ -16,7 +16,6 @@ from engine.errors import UnservableRequest
 PARTS = st.fixed_dictionaries(
     {
         "adapter": st.binary(max_size=2),
-        "weights": st.text(alphabet="ab", max_size=2),
         "tenant": st.text(alphabet="ab", max_size=2),
         "cache_salt": st.text(alphabet="ab", max_size=2),
     }
@@ -30,6 +29,15 @@ def test_namespaces_are_equal_if_all_parts_are(
     first, second = namespace_of(**one), namespace_of(**two)  # type: ignore[arg-type]
     assert (first == second) == (one == two)
     assert len(first) == (NAMESPACE_BYTES if any(one.values()) else 0)
+
+
+@given(PARTS, PARTS, st.text(alphabet="ab", max_size=2), st.text(alphabet="ab", max_size=2))
+def test_requests_computed_with_other_weights_share_no_kv(
+    one: dict[str, bytes | str], two: dict[str, bytes | str], old: str, new: str
+) -> None:
+    first = with_weights(namespace_of(**one), old)  # type: ignore[arg-type]
+    second = with_weights(namespace_of(**two), new)  # type: ignore[arg-type]
+    assert (first == second) == ((one, old) == (two, new))
 
 
 def test_media_keys_are_no_tokens_and_differ_by_item_and_index() -> None:

@@ -1,1 +1,0 @@
-"""Answers that are not text: decisions, scores of label tokens."""

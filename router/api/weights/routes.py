@@ -1,0 +1,197 @@
+"""Pauses and updates of weights, on all workers by one call, by the routes of vLLM and of SGLang."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.endpoints.body import read_json_body
+from router.api.endpoints.kinds import json_response
+from router.api.endpoints.record import Api, ApiEndpoint, Backend
+from router.api.generation.params.validation import RequestModel, parse
+from router.api.openai.answers.schemas import Closed, Error
+from router.api.openai.errors import error_body
+from router.dispatch.admission.pause_gate import PauseMode
+from router.dispatch.weights.weight_updates import WeightUpdates
+from router.errors import InvalidRequest, NotImplementedHere
+from rpc.baton.v1 import worker_pb2
+
+_BodyT = TypeVar("_BodyT", bound=RequestModel)
+_Folder = Annotated[str, Field(min_length=1, max_length=4096)]
+_Version = Annotated[str, Field(max_length=256)]
+
+_MODES: Final = {"retract": PauseMode.KEEP} | {mode.value: mode for mode in PauseMode}
+"""Modes of vLLM and of SGLang."""
+
+
+class PauseStatus(Closed):
+    status: Literal["paused", "resumed", "updated", "cleared"]
+
+
+class Paused(Closed):
+    is_paused: bool
+
+
+class Weights(Closed):
+    weight_version: str
+    digest: str
+    """Digest of all tensors; empty before the first update."""
+    folder: str
+    """Folder of the last update; empty: that of the start."""
+
+
+class WeightInfo(Weights):
+    workers: dict[str, Weights]
+
+
+class Updated(Weights):
+    success: Literal[True]
+    message: str
+
+
+class _UpdateInfo(RequestModel):
+    model_path: _Folder
+    """Folder of the weights, on the machine of every worker."""
+
+
+class UpdateWeights(RequestModel):
+    """As vLLM's; weights come from a folder alone."""
+
+    update_info: _UpdateInfo
+    weight_version: _Version = ""
+
+
+class UpdateWeightsFromDisk(RequestModel):
+    """As SGLang's."""
+
+    model_path: _Folder
+    """Folder of the weights, on the machine of every worker."""
+    weight_version: _Version | None = None
+    load_format: Literal["auto", "safetensors"] | None = None
+    abort_all_requests: bool = False
+    """Without it, running requests are kept: they go on with the new weights."""
+    flush_cache: bool = True
+    """No cached KV of old weights is found again, whatever this says."""
+
+
+class PauseGeneration(RequestModel):
+    """As SGLang's."""
+
+    mode: Literal["abort", "retract"] = "abort"
+    """`retract` keeps the requests: their KV is computed again after the pause."""
+
+
+def _updates(backend: Backend, request: Request) -> WeightUpdates:
+    """Updates of the model in `?model=`, or of the only one."""
+    found = backend.models.find(request.query_params.get("model", "")).weights
+    if found is None:
+        raise NotImplementedHere("The weights of this model cannot be updated.")
+    return found
+
+
+def _mode(request: Request) -> PauseMode:
+    asked = request.query_params.get("mode", PauseMode.ABORT.value)
+    if asked not in _MODES:
+        raise InvalidRequest(f"mode must be {', '.join(_MODES)}, not {asked[:100]!r}.", param="mode")
+    return _MODES[asked]
+
+
+async def _pause(backend: Backend, request: Request) -> PauseStatus:
+    await _updates(backend, request).pause(_mode(request))
+    return {"status": "paused"}
+
+
+async def _pause_generation(updates: WeightUpdates, body: PauseGeneration) -> PauseStatus:
+    await updates.pause(_MODES[body.mode])
+    return {"status": "paused"}
+
+
+async def _resume(backend: Backend, request: Request) -> PauseStatus:
+    _updates(backend, request).resume()
+    return {"status": "resumed"}
+
+
+async def _is_paused(backend: Backend, request: Request) -> Paused:
+    return {"is_paused": _updates(backend, request).is_paused}
+
+
+async def _reset(backend: Backend, request: Request) -> PauseStatus:
+    await _updates(backend, request).reset_caches()
+    return {"status": "cleared"}
+
+
+async def _info(backend: Backend, request: Request) -> WeightInfo:
+    updates = _updates(backend, request)
+    workers = {worker: _described(served) for worker, served in updates.workers().items()}
+    return {**_described(updates.served), "workers": workers}
+
+
+async def _update(updates: WeightUpdates, body: UpdateWeights) -> Updated:
+    return _updated(await updates.update(body.update_info.model_path, body.weight_version))
+
+
+async def _update_from_disk(updates: WeightUpdates, body: UpdateWeightsFromDisk) -> Updated:
+    mode = PauseMode.ABORT if body.abort_all_requests else PauseMode.KEEP
+    return _updated(await updates.update(body.model_path, body.weight_version or "", mode))
+
+
+def _described(served: worker_pb2.ServedWeights) -> Weights:
+    return {"weight_version": served.version, "digest": served.digest, "folder": served.folder}
+
+
+def _updated(served: worker_pb2.ServedWeights) -> Updated:
+    return {"success": True, "message": "Every worker has the weights.", **_described(served)}
+
+
+def _plain(
+    path: str, answer: Any, summary: str, act: Callable[[Backend, Request], Awaitable[Any]], method: str
+) -> ApiEndpoint:
+    async def serve(backend: Backend, request: Request) -> Response:
+        return json_response(await act(backend, request))
+
+    about = {"answer": answer, "summary": summary, "changes_service": True}
+    return ApiEndpoint(path=path, serve=serve, method=method, refusals=("503",), **about)
+
+
+def _asked(
+    path: str,
+    body: type[_BodyT],
+    answer: Any,
+    summary: str,
+    act: Callable[[WeightUpdates, _BodyT], Awaitable[Any]],
+) -> ApiEndpoint:
+    async def serve(backend: Backend, request: Request) -> Response:
+        updates = _updates(backend, request)
+        bounds = backend.models.find(request.query_params.get("model", "")).bounds
+        asked = parse(body, await read_json_body(request, backend.max_body_bytes), bounds)
+        return json_response(await act(updates, asked))
+
+    about = {"answer": answer, "summary": summary, "changes_service": True}
+    return ApiEndpoint(path=path, serve=serve, body=body, **about)
+
+
+_PAUSED: Final = "Hold back requests; `mode`: abort, wait or keep. Answered when no worker has any."
+_RESUMED: Final = "End the pause."
+_UPDATED: Final = "Replace the weights of all workers by those of a folder, or of none."
+_CLEARED: Final = "Drop all cached KV that no request reads."
+
+WEIGHTS: Final[Api] = Api(
+    error_body=error_body,
+    error=Error,
+    endpoints=(
+        _plain("/pause", PauseStatus, _PAUSED, _pause, "POST"),
+        _plain("/resume", PauseStatus, _RESUMED, _resume, "POST"),
+        _plain("/is_paused", Paused, "Whether the model is paused.", _is_paused, "GET"),
+        _plain("/weight_info", WeightInfo, "The weights of the service and its workers.", _info, "GET"),
+        _plain("/reset_prefix_cache", PauseStatus, _CLEARED, _reset, "POST"),
+        _plain("/flush_cache", PauseStatus, _CLEARED, _reset, "POST"),
+        _plain("/continue_generation", PauseStatus, _RESUMED, _resume, "POST"),
+        _asked("/pause_generation", PauseGeneration, PauseStatus, _PAUSED, _pause_generation),
+        _asked("/update_weights", UpdateWeights, Updated, _UPDATED, _update),
+        _asked("/update_weights_from_disk", UpdateWeightsFromDisk, Updated, _UPDATED, _update_from_disk),
+    ),
+)

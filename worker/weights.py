@@ -1,0 +1,68 @@
+"""The weights that a worker computes with, and their replacement. On the engine thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.core.weights import NewWeights
+from engine.errors import EngineBusy, RefillRefused, WeightsIncomplete
+from engine.loop.engine import Engine
+from rpc.baton.v1 import worker_pb2
+
+log = logging.getLogger(__name__)
+
+
+class WorkerWeights:
+    """Which update made the weights: a request that names another one is refused."""
+
+    def __init__(self, engine: Engine, *, identified: bool) -> None:
+        """`identified`: their identity is part of what both ends of a handoff compare."""
+        self._engine = engine
+        self._identified = identified
+        self._served: worker_pb2.ServedWeights | None = worker_pb2.ServedWeights()
+        """None after an update that failed half-way."""
+
+    def identity(self) -> str:
+        """See `Job.weights`."""
+        return str(self._engine.weights) if self._identified else ""
+
+    def refusal(self, work: worker_pb2.Work) -> str | None:
+        """Why a request cannot be computed with these weights; None: it can."""
+        if self._served is None:
+            return "the weights are incomplete: an update failed"
+        if work.weights != self._served.tag:
+            return f"this worker has the weights {self._served.tag!r}; the request asks for {work.weights!r}"
+        return None
+
+    def update(
+        self, wanted: worker_pb2.ServedWeights, is_idle: Callable[[], bool]
+    ) -> worker_pb2.WeightsReport | None:
+        """Replace the weights; None if requests or pages are left, so that nothing has changed.
+
+        Takes as long as reading the folder. What was updated with the same tag is not updated again.
+        """
+        if self._served is not None and self._served.tag == wanted.tag:
+            return worker_pb2.WeightsReport(weights=self._served)
+        folder = Path(wanted.folder) if wanted.folder else self._engine.config.model_path
+        if not is_idle():
+            return None
+        try:
+            self._engine.refill(NewWeights(folder, wanted.version))
+        except EngineBusy:
+            return None
+        except RefillRefused as error:
+            return worker_pb2.WeightsReport(weights=self._served, refused=str(error))
+        except WeightsIncomplete as error:
+            self._served = None
+            return worker_pb2.WeightsReport(refused=str(error), incomplete=True)
+        served = worker_pb2.ServedWeights(
+            tag=wanted.tag,
+            folder=wanted.folder,
+            version=wanted.version,
+            digest=self._engine.weights.checkpoint,
+        )
+        self._served = served
+        log.info("weights of %s, version %r, digest %s", folder, wanted.version, served.digest)
+        return worker_pb2.WeightsReport(weights=served)
