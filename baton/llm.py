@@ -55,7 +55,7 @@ class LLM:
         """
         config = config_of({"model": model, **settings})
         checkpoint = resolve(model, keep_codes=config.keeps_codes)
-        spec = checkpoint.spec()
+        spec = checkpoint.spec(config.model_impl)
         machine = this_machine(config)
         for warning in warnings_of(config, machine):
             _log.warning(warning)

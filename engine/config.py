@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
+from engine.model_config.model_impl import ModelImpl
 from engine.speculation.kinds import DrafterKind
 
 PATIENCE: Final = 64.0
@@ -255,6 +256,8 @@ class EngineConfig:
     """"auto" or "dummy" (random weights, from the configuration alone)."""
     quantization: str | None = None
     """"fp8" quantizes unquantized weights as they are loaded; None takes them as they are."""
+    model_impl: ModelImpl = ModelImpl.AUTO
+    """Whose modules the model runs."""
     fp8_kv: bool = False
     """Whether keys and values are stored in 8 bits, with the checkpoint's scales; else in `dtype`."""
     page_size: int = 16

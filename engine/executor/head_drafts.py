@@ -42,11 +42,13 @@ def head_of(config: EngineConfig) -> ModelSpec | None:
     if speculation is None:
         return None
     if speculation.mtp:
-        return mtp_head(ModelSpec.from_folder(config.model_path), ranks=config.tensor_parallel_size)
+        return mtp_head(
+            ModelSpec.from_folder(config.model_path, config.model_impl), ranks=config.tensor_parallel_size
+        )
     if speculation.model_path is None:
         return None
     head = ModelSpec.from_folder(speculation.model_path)
-    return head if drafts_as_head(ModelSpec.from_folder(config.model_path), head) else None
+    return head if drafts_as_head(ModelSpec.from_folder(config.model_path, config.model_impl), head) else None
 
 
 def companion_of(config: EngineConfig, head: ModelSpec) -> Companion:
@@ -61,7 +63,7 @@ def companion_of(config: EngineConfig, head: ModelSpec) -> Companion:
         inputs = 2 * size
     else:
         inputs = eagle.num_taps * eagle.target_hidden_size + 2 * (head.q_size + head.kv_size)
-        layers = eagle.layers_of(ModelSpec.from_folder(config.model_path).num_layers)
+        layers = eagle.layers_of(ModelSpec.from_folder(config.model_path, config.model_impl).num_layers)
     weights = itemsize * inputs * size + head.weight_bytes(itemsize)
 
     def adapt(model: CausalLM) -> None:

@@ -83,7 +83,7 @@ class RankWeights:
         self._checkpoint, self._identity = checkpoint, identity
 
     def _checked(self, model: CausalLM, folder: Path) -> Refill:
-        config, spec = self._config, ModelSpec.from_folder(folder)
+        config, spec = self._config, ModelSpec.from_folder(folder, self._config.model_impl)
         spec = as_loaded(spec, config.quantization, config.max_model_len, config.expert_parallel_size)
         refill = Refill(model, folder, spec)
         if self._fp8_kv is not None and self._fp8_kv != _fp8_kv(folder, spec):

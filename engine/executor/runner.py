@@ -82,7 +82,7 @@ class ModelRunner:
         self.communicator = communicator
         self._step_channel = StepChannel(communicator)
         self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
-        described = ModelSpec.from_folder(config.model_path) if spec is None else spec
+        described = ModelSpec.from_folder(config.model_path, config.model_impl) if spec is None else spec
         self._weights = RankWeights(config, communicator)
         with (
             kernels_ahead(config, described, self._device, progress),
@@ -99,7 +99,7 @@ class ModelRunner:
                 expert_parallel_size=config.expert_parallel_size,
                 progress=progress,
                 communicator=communicator,
-                spec=spec,
+                spec=described,
             )
         self._companion = companion
         self._hidden_states: HiddenStates | None = None

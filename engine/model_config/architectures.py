@@ -122,6 +122,12 @@ def architecture_of(config: Config) -> str:
     raise UnsupportedModel(f"{what} is not supported{needs}; Baton runs {', '.join(sorted(ARCHITECTURES))}")
 
 
+def is_lacking(config: Config) -> bool:
+    """Whether no way of running the model has what it needs."""
+    others = ("another language model", "audio")  # which text does without
+    return any(needed(config) for feature, needed in _MISSING.items() if feature not in others)
+
+
 def _check_text(name: str, config: Config) -> None:
     """Raises UnsupportedModel if the language model within is not the one that the architecture has."""
     known = ARCHITECTURES[name].text_types

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from common.kv_groups import KVGroup, group_layers
-from engine.model_config.architectures import ARCHITECTURES, architecture_of
+from engine.model_config.architectures import ARCHITECTURES, architecture_of, is_lacking
 from engine.model_config.config_fields import Config
+from engine.model_config.config_file import TextFields, dtype_of, eos_token_ids, of_the_text, read_json
 from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
+from engine.model_config.general import general_fields
+from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
+from engine.model_config.parts.general_spec import GeneralSpec
 from engine.model_config.parts.latent_spec import LatentSpec
 from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
 from engine.model_config.parts.rope_spec import RopeSpec
@@ -86,6 +89,8 @@ class ModelSpec:
     """A head for multi-token prediction that the checkpoint has, or may have, beside the model."""
     is_mtp_head: bool = False
     """Whether this is the shape of that head, which is no model by itself."""
+    general: GeneralSpec | None = None
+    """Served by transformers' modules, which have shown this; None: by a family of Baton's."""
     quantization: Quantization | None = None
     """Format of the linear layers' weights; None: they are stored in `dtype`."""
     eos_token_ids: tuple[int, ...] = ()
@@ -101,6 +106,11 @@ class ModelSpec:
             raise UnsupportedModel(
                 f"{len(windows)} layers have a window or none, of {self.num_layers} layers"
             )
+
+    @property
+    def impl(self) -> ModelImpl:
+        """Whose modules run the model."""
+        return ModelImpl.BATON if self.general is None else ModelImpl.TRANSFORMERS
 
     @property
     def q_size(self) -> int:
@@ -250,6 +260,8 @@ class ModelSpec:
 
     def for_context(self, longest: int) -> ModelSpec:
         """This model for requests of up to `longest` tokens, by which LongRoPE chooses its angles."""
+        if self.general is not None:
+            return replace(self, general=replace(self.general, context=longest))
         return self if self.rope is None else replace(self, rope=self.rope.for_context(longest))
 
     def window(self, layer: int) -> int | None:
@@ -267,6 +279,8 @@ class ModelSpec:
 
     def _layer_parameters(self, expert_features: int) -> int:
         """Weights of all layers, of which those with experts have an MLP of `expert_features`."""
+        if self.general is not None:
+            return self.general.parameters
         mlp_matrices = 3 if self.gated_mlp else 2
         routed = self.num_layers - self._dense_layers
         mlps = mlp_matrices * (self._dense_layers * self.intermediate_size + routed * expert_features)
@@ -281,76 +295,75 @@ class ModelSpec:
         return self.hidden_size * (mixers + mlps + routers)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ModelSpec:
+    def from_folder(cls, folder: Path, impl: ModelImpl = ModelImpl.AUTO) -> ModelSpec:
         """Read config.json, generation_config.json and, in NVIDIA's older checkpoints, hf_quant_config.json.
 
         Raises:
             UnsupportedModel: Baton does not support this model; the message says why.
         """
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         if config is None:
             raise UnsupportedModel(f"{folder} has no config.json: it is no Hugging Face model folder")
-        generation = _read_json(folder / "generation_config.json") or {}
+        generation = read_json(folder / "generation_config.json") or {}
         if "quant_method" not in (config.get("quantization_config") or {}) and (
-            beside := _read_json(folder / _MODELOPT)
+            beside := read_json(folder / _MODELOPT)
         ):
             config = {**config, "quantization_config": {"quant_method": "modelopt", **beside["quantization"]}}
-        return cls.from_config(config, generation)
+        return cls.from_config(config, generation, impl)
 
     @classmethod
-    def from_config(cls, config: Config, generation: Config | None = None) -> ModelSpec:
+    def from_config(
+        cls, config: Config, generation: Config | None = None, impl: ModelImpl = ModelImpl.AUTO
+    ) -> ModelSpec:
         """Interpret a parsed config.json. Raises UnsupportedModel."""
+        if impl is ModelImpl.TRANSFORMERS:
+            return cls._from_transformers(config, generation or {})
+        try:
+            return cls._from_reader(config, generation or {})
+        except UnsupportedModel as error:
+            if impl is ModelImpl.BATON or is_lacking(config):
+                raise
+            try:
+                return cls._from_transformers(config, generation or {})
+            except UnsupportedModel as general:
+                raise UnsupportedModel(
+                    f"{error}; nor does it run with transformers' modules: {general}"
+                ) from None
+
+    @classmethod
+    def _from_reader(cls, config: Config, generation: Config) -> ModelSpec:
         architecture = architecture_of(config)
         known = ARCHITECTURES[architecture]
-        shape = _Fields({**known.defaults, **_of_the_text(config)})
+        shape = TextFields({**known.defaults, **of_the_text(config)})
         try:
             return cls(
                 architecture=architecture,
                 vocab_size=shape["vocab_size"],
-                eos_token_ids=_eos_token_ids(shape, generation or {}),
-                dtype=shape.get("dtype") or shape.get("torch_dtype") or "float32",
+                eos_token_ids=eos_token_ids(shape, generation),
+                dtype=dtype_of(shape),
                 quantization=read_quantization({**config, **shape}),
                 **known.read(shape),
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
 
+    @classmethod
+    def _from_transformers(cls, config: Config, generation: Config) -> ModelSpec:
+        return cls.general_of(general_fields(config), config, generation)
 
-class _Fields(dict[str, Any]):
-    """A config whose null fields are missing where a family needs them."""
-
-    def __getitem__(self, name: str) -> Any:
-        value = super().__getitem__(name)
-        if value is None:
-            raise KeyError(name)
-        return value
-
-
-def _of_the_text(config: Config) -> Config:
-    """The fields of the language model, which configs of models with a vision part nest, and those of a head
-    for drafts too."""
-    text = config.get("text_config") or config.get("transformer_layer_config")
-    if not text:
-        return config
-    ties = "tie_word_embeddings"
-    return {**config, **text, **({ties: config[ties]} if ties in config else {})}
-
-
-def _eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
-    """generation_config.json takes precedence: chat models end a turn with tokens of their own."""
-    ids = generation.get("eos_token_id", config.get("eos_token_id"))
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        parsed = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise UnsupportedModel(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise UnsupportedModel(f"{path} holds no JSON object")
-    return parsed
+    @classmethod
+    def general_of(
+        cls, fields: dict[str, Any], config: Config, generation: Config | None = None
+    ) -> ModelSpec:
+        """The spec of a model that runs transformers' modules, from `general_fields`."""
+        general: GeneralSpec = fields["general"]
+        windows = tuple(layer.window for layer in general.layers)
+        return cls(
+            architecture=general.class_name,
+            eos_token_ids=eos_token_ids(
+                {"eos_token_id": general.eos, **of_the_text(config)}, generation or {}
+            ),
+            dtype=dtype_of(of_the_text(config)),
+            attention=AttentionSpec(windows=windows if any(windows) else ()),
+            **fields,
+        )

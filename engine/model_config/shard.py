@@ -100,6 +100,8 @@ def sizes_for(spec: ModelSpec) -> list[int]:
 
 def _misfit(spec: ModelSpec, size: int) -> str:
     """Why the model cannot be split over this many ranks; empty if it can."""
+    if spec.general is not None and size > 1:
+        return f"{size} ranks: transformers' modules, which serve {spec.architecture}, run on one"
     shared = [
         ("attention heads", spec.num_heads, size),
         ("features of the MLP", spec.intermediate_size, size),

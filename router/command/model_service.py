@@ -16,6 +16,7 @@ from typing import Final
 from common.background import in_background, repeat, supervised
 from engine.config import EngineConfig
 from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_impl import ModelImpl
 from engine.modeling.loader.checkpoint import Checkpoint
 from router.api.generation.envelope import limits_of
 from router.api.generation.explanation import Explanation
@@ -112,7 +113,10 @@ class ModelService:
         workers = f"{config.decode_workers} decode"
         if config.uses_handoffs:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
-        return f"{config.mode.value}, {workers} on {self.engine.device} in {self.engine.dtype}"
+        modules = ""
+        if self.generation.model.impl is ModelImpl.TRANSFORMERS:
+            modules = ", served by transformers' modules"
+        return f"{config.mode.value}, {workers} on {self.engine.device} in {self.engine.dtype}{modules}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,8 @@ class ModelStart:
 
     async def run(self, cluster: Cluster, plans: list[WorkerPlan]) -> ModelService:
         """Raises what placing and loading the workers raises."""
-        config, checkpoint, spec = self.config, self.checkpoint, self.checkpoint.spec()
+        config, checkpoint = self.config, self.checkpoint
+        spec = await asyncio.to_thread(checkpoint.spec, config.model_impl)
         template = config.frontend.chat_template
         check_text_files(checkpoint.path, template)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
@@ -157,6 +162,7 @@ class ModelStart:
             mode=config.mode.value,
             max_model_len=min(session.info.max_model_len for session in registry.sessions()),
             vocab_size=spec.vocab_size,
+            impl=spec.impl,
             eos_token_ids=spec.eos_token_ids,
             sampling_defaults=defaults,
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engine.model_config.model_impl import ModelImpl
 from router.config.choices import (
     Device,
     Dtype,
@@ -101,6 +102,11 @@ class RouterConfig:
         "fp8 quantizes the weights of an unquantized model as they are loaded; auto: weights stay as the"
         " checkpoint has them",
         aliases=("-q",),
+    )
+    model_impl: ModelImpl = _memory(
+        ModelImpl.AUTO,
+        "whose modules run the model: baton or transformers, which needs the extra transformers; auto:"
+        " Baton's, and transformers' for families that Baton does not have",
     )
     kv_cache_dtype: KVCacheDtype = _memory(
         KVCacheDtype.AUTO,

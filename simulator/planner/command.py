@@ -57,6 +57,12 @@ with a target; then measure the best two (python -m benchmarks.modes).
 Exit status: 0; 1 if nothing keeps --good of the answers within the targets; 2 on usage errors."""
 
 
+_GENERAL: Final = (
+    "This model is served by transformers' modules, whose steps take longer than those predicted here: see"
+    " docs/models.md."
+)
+
+
 class _WrongUse(Exception):
     """The message names the flag."""
 
@@ -76,6 +82,8 @@ def run(argv: Sequence[str]) -> int:
     predicted = _predict(found, load, targets)
     advice = advise(predicted, targets, options.good)
     console.print(_table(ranked(predicted), _title(options, load, targets, predicted)))
+    if model.general is not None:
+        console.print(_GENERAL, highlight=False, soft_wrap=True)
     _say(console, options, advice, targets)
     return 0 if advice.meets else 1
 

@@ -21,6 +21,7 @@ from typing import Final
 
 from common.progress import Progress, silent
 from engine.model_config.errors import CheckpointError
+from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.hub import cached, download, download_gguf
 from engine.modeling.loader.hub_errors import CHOICES
@@ -47,9 +48,9 @@ class Checkpoint:
     name: str
     """Default model name in the APIs."""
 
-    def spec(self) -> ModelSpec:
+    def spec(self, impl: ModelImpl = ModelImpl.AUTO) -> ModelSpec:
         """The model's shape, from config.json. Raises UnsupportedModel."""
-        return ModelSpec.from_folder(self.path)
+        return ModelSpec.from_folder(self.path, impl)
 
 
 @dataclass(frozen=True, slots=True)

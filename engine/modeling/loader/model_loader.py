@@ -61,7 +61,7 @@ def load_model(
         layers = Layers(ops_for(target, _DTYPES[dtype]), communicator, spec.quantization)
         if wrap is not None:
             layers = replace(layers, wrap=wrap)
-        model = registry.build(spec, layers)
+        model = _built(spec, layers)
     match load_format:
         case "auto":
             files = weight_files(folder)
@@ -76,6 +76,14 @@ def load_model(
         compute_threads().adapt()
     model.pack()
     return model.eval()
+
+
+def _built(spec: ModelSpec, layers: Layers) -> CausalLM:
+    if spec.general is None:
+        return registry.build(spec, layers)
+    from engine.modeling.general.model import GeneralModel  # imports transformers, an extra
+
+    return GeneralModel(spec, layers)
 
 
 def as_loaded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.model_config.model_impl import ModelImpl
 from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 
 
@@ -19,5 +20,7 @@ class ServedModel:
     max_model_len: int
     """Prompt and output together, in tokens."""
     vocab_size: int
+    impl: ModelImpl = ModelImpl.BATON
+    """Whose modules run it."""
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS

@@ -59,6 +59,7 @@ def _card(generation: Generation) -> schemas.Model:
         "created": generation.created,
         "owned_by": "baton",
         "max_model_len": generation.model.max_model_len,
+        "model_impl": generation.model.impl.value,
         "default_sampling_params": generation.model.sampling_defaults.of_its_own(),
     }
 

@@ -124,7 +124,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
     on_gpu = machine.device == "cuda"
-    graphs = _graphs(config, machine, ranks)
+    graphs = _graphs(config, machine, spec, ranks)
     # A GPU worker measures what its largest step leaves; `pool` is an estimate, to fail early.
     profiled = on_gpu and config.kv_pool_tokens is None
     return EngineConfig(
@@ -133,6 +133,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         dtype=dtype_of(config, spec, machine),
         load_format=config.load_format,
         quantization=_quantization(config),
+        model_impl=config.model_impl,
         fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
         num_pages=0 if profiled else pool.num_pages,
@@ -170,16 +171,21 @@ def _with_draft_model(
     name = config.scheduling.speculative_model
     if scheduler.speculation is not None and scheduler.speculation.mtp:
         try:
-            mtp_head(checkpoint.spec())
+            mtp_head(checkpoint.spec(config.model_impl))
         except UnsupportedModel as error:
             raise PlanError(f"--speculative mtp: {error}") from None
     if name is None or scheduler.speculation is None:
         return scheduler
     folder = resolve(name).path
     try:
-        is_head = drafts_as_head(checkpoint.spec(), ModelSpec.from_folder(folder))
+        is_head = drafts_as_head(checkpoint.spec(config.model_impl), ModelSpec.from_folder(folder))
     except UnsupportedModel as error:
         raise PlanError(f"--speculative-model {name}: {error}") from None
+    if is_head and checkpoint.spec(config.model_impl).general is not None:
+        raise PlanError(
+            f"--speculative-model {name} is a head, to which transformers' modules show no hidden states; use"
+            " a model that drafts, or --speculative ngram"
+        )
     if not is_head and not same_vocabulary(checkpoint.path, folder):
         raise PlanError(
             f"--speculative-model {name} does not have the tokens of {checkpoint.name}, which it would guess;"
@@ -206,7 +212,7 @@ def _quantization(config: RouterConfig) -> str | None:
 def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
     """Raises PlanError, UnsupportedModel."""
     try:
-        spec = checkpoint.spec().quantized(_quantization(config))
+        spec = checkpoint.spec(config.model_impl).quantized(_quantization(config))
         spec = spec.with_expert_parallel(config.expert_parallel_size)
     except UnsupportedModel as error:
         raise PlanError(f"{checkpoint.name}: {error}") from None
@@ -238,9 +244,9 @@ class _Graphs:
     tokens: int = 0
 
 
-def _graphs(config: RouterConfig, machine: Machine, ranks: int) -> _Graphs:
+def _graphs(config: RouterConfig, machine: Machine, spec: ModelSpec, ranks: int) -> _Graphs:
     batch, tokens = config.cuda_graph_max_bs, config.cuda_graph_max_tokens
-    if machine.device == "cpu":
+    if machine.device == "cpu" or (spec.general is not None and spec.general.waits):
         return _Graphs()
     suited = defaults_for(machine.memory_bytes, ranks)
     return _Graphs(

@@ -21,7 +21,7 @@ _CHOICES = "use an alias (smollm2), a Hugging Face folder, a .gguf file or a hub
 def check(config: RouterConfig, gpus: Sequence[Gpu], *, on_gpu: bool) -> Iterator[Finding]:
     try:
         checkpoint = resolve(config.model, keep_codes=config.keeps_codes)
-        spec = checkpoint.spec()
+        spec = checkpoint.spec(config.model_impl)
     except (CheckpointError, UnsupportedModel) as error:
         yield fail("weights", f"--model {config.model}: {error}", _CHOICES)
         return

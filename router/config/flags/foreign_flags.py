@@ -110,6 +110,7 @@ _RENAMED: Final[dict[str, Translation]] = {
             "openai": UnavailableFlag("templates get the content of a message as text; leave it out"),
         },
     ),
+    "--model-impl": Renamed("--model-impl", {"vllm": "baton", "sglang": "baton"}),
     "--load-format": Renamed("--load-format", {"safetensors": "auto", "gguf": "auto", "hf": "auto"}),
     "--generation-config": Renamed(
         "--generation-config",

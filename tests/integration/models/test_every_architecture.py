@@ -126,8 +126,13 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
 ) -> None:
     prefill = model.engine(chunk, page, hooks=KeepPages())
     decode = model.engine(chunk, page)
+    assert handed_over(prefill, decode, PROMPTS, page) == model.answers
+
+
+def handed_over(prefill: Engine, decode: Engine, prompts: Sequence[list[int]], page: int) -> list[list[int]]:
+    """Answers of `decode` to prompts that `prefill` has computed."""
     requests = []
-    for id, prompt in enumerate(PROMPTS):
+    for id, prompt in enumerate(prompts):
         source = new_request(id, prompt, max_tokens=1)
         prefill.submit(source)
         while prefill.has_work:
@@ -150,7 +155,7 @@ def test_prompts_computed_by_one_engine_and_answered_by_another(
         requests.append(request)
     finish(prefill)
     finish(decode)
-    assert [request.output for request in requests] == model.answers
+    return [request.output for request in requests]
 
 
 @pytest.mark.parametrize(

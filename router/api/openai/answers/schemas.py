@@ -151,6 +151,8 @@ class Model(Closed):
     """Unix time in seconds."""
     owned_by: str
     max_model_len: int
+    model_impl: str
+    """Whose modules run it: baton or transformers."""
     default_sampling_params: dict[str, Any]
     """Defaults of sampling parameters that differ from OpenAI's."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from engine.model_config.errors import UnsupportedModel
+from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.rope_spec import RopeScaling
@@ -245,7 +246,7 @@ def test_the_refusal_of_an_architecture_lists_those_that_run() -> None:
 def test_gpt2_variants_with_other_arithmetic_are_refused() -> None:
     for change in ({"scale_attn_weights": False}, {"activation_function": "relu"}):
         with pytest.raises(UnsupportedModel, match=next(iter(change))):
-            ModelSpec.from_config(GPT2 | change)
+            ModelSpec.from_config(GPT2 | change, impl=ModelImpl.BATON)
 
 
 def test_a_broken_config_is_refused_with_its_path(tmp_path: Path) -> None:

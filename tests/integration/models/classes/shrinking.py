@@ -1,0 +1,125 @@
+"""Tiny configs of every class of transformers that generates text, from the default of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+LAYERS: Final = 4
+_HIDDEN, _HEADS, _HEAD_DIM = 64, 4, 16
+
+_SIZES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "word_embed_proj_dim"), _HIDDEN),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim"), 96),
+    **dict.fromkeys(("encoder_ffn_dim", "mlp_dim", "dim_ff", "intermediate_size_mlp", "mlp_hidden_size"), 96),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "depth", "num_encoder_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), _HEADS),
+    **dict.fromkeys(
+        ("decoder_attention_heads", "encoder_attention_heads", "swa_num_attention_heads"), _HEADS
+    ),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "num_global_key_value_heads"), 2),
+    **dict.fromkeys(("swa_num_key_value_heads", "kv_n_heads", "num_attention_groups"), 2),
+    **dict.fromkeys(("head_dim", "attention_head_dim", "global_head_dim", "swa_head_dim"), _HEAD_DIM),
+    **dict.fromkeys(("kv_channels", "query_pre_attn_scalar", "qk_nope_head_dim", "mamba_d_head"), _HEAD_DIM),
+    **dict.fromkeys(("qk_rope_head_dim", "index_head_dim", "sliding_window", "attention_window_size"), 8),
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "o_lora_rank", "compress_rope_dim"), 16),
+    **dict.fromkeys(("v_head_dim", "swa_v_head_dim"), 12),
+    **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 8),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"), 2
+    ),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_size"), 32),
+    **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"), 512),
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 0,
+    "attention_chunk_size": 512,
+}
+_VOCABULARY: Final = 260
+_LAST_TOKENS: Final = 240
+"""Special tokens of configs are above this, and prompts below."""
+
+_OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {}
+"""Fields of configs whose shrunk default no class takes."""
+
+
+def classes() -> dict[str, str]:
+    """Model type by the name of its class: one of each class that generates text."""
+    types: dict[str, str] = {}
+    for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES):
+        for model_type, name in mapping.items():
+            if name not in types or _is_its_own(model_type, name) > _is_its_own(types[name], name):
+                types[name] = model_type
+    return types
+
+
+def _is_its_own(model_type: str, name: str) -> bool:
+    return name.lower().startswith(model_type.replace("_", "").replace("-", "").removesuffix("text"))
+
+
+def tiny_config(model_type: str) -> PreTrainedConfig:
+    """The default config of a type, with few and narrow layers of each kind."""
+    cls = CONFIG_MAPPING[model_type]
+    fields = cls().to_dict()
+    shrunk = _shrunk(fields) | _OTHERS.get(model_type, {})
+    return cls.from_dict(shrunk)
+
+
+def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
+    layers = next(
+        (fields[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if fields.get(name)), 0
+    )
+    small: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in ("id2label", "label2id"):
+            continue
+        small[name] = _small(name, value, layers)
+    return small
+
+
+def _small(name: str, value: Any, layers: int) -> Any:
+    if isinstance(value, Mapping):
+        return _small_rope(value) if name.startswith("rope_") else _shrunk(value)
+    if isinstance(value, list | tuple) and len(value) == layers and layers:
+        return _some(list(value))
+    if name in _SIZES and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return min(value, _SIZES[name]) if name in ("n_group", "first_k_dense_replace") else _SIZES[name]
+    if name == "vocab_size" or (name.startswith("vocab_size") and isinstance(value, int)):
+        return _VOCABULARY
+    if name.endswith(("_token_id", "_token_index")) and isinstance(value, int):
+        return _LAST_TOKENS + value % 20
+    return value
+
+
+def _some(values: list[Any]) -> list[Any]:
+    """LAYERS of the values, of each kind one if possible."""
+    few = values[:LAYERS]
+    kinds = [value for value in values if value not in few]
+    if kinds:
+        few[-1] = kinds[0]
+    return few
+
+
+def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    small = {
+        name: _small_rope(value) if isinstance(value, Mapping) else value for name, value in rope.items()
+    }
+    if "mrope_section" in small:
+        rotated = int(_HEAD_DIM // 2 * small.get("partial_rotary_factor", 1.0))
+        small["mrope_section"] = [rotated - 2 * (rotated // 3), rotated // 3, rotated // 3]
+    for name in ("short_factor", "long_factor"):
+        if name in small:
+            small[name] = small[name][: _HEAD_DIM // 2]
+    return small
+
+
+def _values(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config

@@ -1,0 +1,65 @@
+"""A sample of the table of classes; `python -m tests.integration.models.classes.table` computes all of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.model_config import general
+from engine.model_config.model_impl import ModelImpl
+from engine.model_config.model_spec import ModelSpec
+from engine.modeling.general import describe
+from tests.integration.models.classes.outcome import Outcome, Served, outcome
+from tests.integration.models.classes.shrinking import classes, tiny_config
+
+GENERAL = (
+    "OPTForCausalLM",
+    "CohereForCausalLM",
+    "GemmaForCausalLM",
+    "PhiForCausalLM",
+    "Starcoder2ForCausalLM",
+)
+BOTH = ("LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM")
+REFUSED = {
+    "MambaForCausalLM": "recurrent state",
+    "BartForCausalLM": "an encoder",
+    "BloomForCausalLM": "mask",
+    "MptForCausalLM": "mask",
+}
+
+
+@pytest.fixture
+def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(general, "_described", describe.answer)
+
+
+@pytest.mark.usefixtures("described_here")
+@pytest.mark.parametrize("name", GENERAL)
+def test_families_of_transformers_alone_answer_as_transformers_does(name: str, tmp_path: Path) -> None:
+    found = outcome(tiny_config(classes()[name]), name, tmp_path)
+    assert found == Outcome(Served.GENERALLY)
+
+
+@pytest.mark.usefixtures("described_here")
+@pytest.mark.parametrize("impl", [ModelImpl.BATON, ModelImpl.TRANSFORMERS])
+@pytest.mark.parametrize("name", BOTH)
+def test_families_of_both_answer_alike(name: str, impl: ModelImpl, tmp_path: Path) -> None:
+    found = outcome(tiny_config(classes()[name]), name, tmp_path, impl)
+    assert found.served is (Served.NATIVELY if impl is ModelImpl.BATON else Served.GENERALLY)
+
+
+@pytest.mark.usefixtures("described_here")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_attention_does_not_hold_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    found = outcome(tiny_config(classes()[name]), name, tmp_path)
+    assert found.served is Served.REFUSED
+    assert REFUSED[name] in found.reason
+
+
+def test_a_process_of_its_own_describes_a_model_as_this_one_does() -> None:
+    config = tiny_config("opt").to_dict()
+    there = ModelSpec.from_config(config)
+    assert there.general is not None
+    assert there == ModelSpec.general_of(general.fields_of(describe.answer(json.dumps(config))), config)
