@@ -291,7 +291,8 @@ class RouterConfig:
     def keeps_codes(self) -> bool:
         """Whether weights of GGUF files stay integers. `--dtype float32` asks for the values in float32."""
         online = any(value is not QuantizationChoice.AUTO for _, value in self.everywhere("quantization"))
-        return self.dtype is not Dtype.FLOAT32 and not online
+        general = self.model_impl is ModelImpl.TRANSFORMERS
+        return self.dtype is not Dtype.FLOAT32 and not online and not general
 
     def for_role(self, *, prefill: bool) -> RouterConfig:
         """This configuration with the settings of one role in place of those for all workers."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
@@ -156,7 +157,7 @@ def describe(config: PreTrainedConfig) -> dict[str, Any]:
     cls = classes.class_of(config)
     _refuse_by_name(cls, config)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _unvalidated():
             model = classes.build(config, DESCRIBING, DESCRIBING)
         return _described(classes.on_meta(model), config)
     except UnsupportedModel as error:
@@ -229,7 +230,7 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
     outside = {id(_weight(table)), id(_weight(head))}
     spec = GeneralSpec(
         class_name=type(model).__name__,
-        eos=config.get_text_config(decoder=True).eos_token_id,
+        eos=getattr(config.get_text_config(decoder=True), "eos_token_id", None),
         config=json.dumps(config.to_dict(), default=str),
         body=body,
         layers=tuple(described),
@@ -254,6 +255,17 @@ def _with_old_names(config: PreTrainedConfig) -> dict[str, Any]:
     names = ("max_position_embeddings", "intermediate_size", "eos_token_id")
     common = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return {**config.to_dict(), **common}
+
+
+@contextmanager
+def _unvalidated() -> Iterator[None]:
+    """Let distributions, from which some classes draw buffers, take arguments without values."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextmanager

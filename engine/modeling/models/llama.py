@@ -27,12 +27,26 @@ from engine.modeling.models.mlp_table import mlp_names, mlp_table
 from engine.modeling.models.weight_table import ParamSlice, WeightTable, per_layer
 
 _VISION: Final = (
-    "vision_tower.",
-    "vision_model.",
-    "multi_modal_projector.",
-    "mm_projector.",
+    "aligner.",
+    "audio_tower.",
     "connector.",
+    "embed_audio.",
+    "embed_vision.",
+    "generation_aligner.",
+    "generation_embeddings.",
+    "generation_head.",
+    "high_res_vision_",
+    "image_newline",
+    "image_tower.",
+    "merger.",
+    "mm_projector.",
+    "multi_modal_projector.",
+    "projector.",
+    "video_tower.",
+    "vision_",
     "visual.",
+    "visual_",
+    "vqmodel.",
 )
 _SPELLINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "Ernie4_5_MoeForCausalLM": {"mlp.moe_statics.": "mlp.gate.", "mlp.gate.moe_statics.": "mlp.gate."},

@@ -23,7 +23,7 @@ OWN = {
 }
 OPTIONAL = {
     *("boto3", "botocore", "msgpack", "zmq", "flashinfer", "ucxx", "rmm", "libucx", "triton", "cuda"),
-    "pydantic_core",
+    *("pydantic_core", "transformers"),
 }
 """Imported where an extra, or torch for CUDA, has installed them; pydantic and its core are one version."""
 

@@ -48,7 +48,8 @@ def outcome(config: PreTrainedConfig, name: str, folder: Path, impl: ModelImpl =
 
     Raises WrongAnswer.
     """
-    fields = json.loads(json.dumps(config.to_dict(), default=str)) | {"architectures": [name]}
+    config.architectures = [name]
+    fields = json.loads(json.dumps(config.to_dict(), default=str))
     try:
         spec = ModelSpec.from_config(fields, impl=impl)
     except UnsupportedModel as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -35,14 +36,19 @@ _SIZES: Final[Mapping[str, int]] = {
     **dict.fromkeys(
         ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"), 2
     ),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_size"), 32),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_size"), 40),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"), 512),
+    "rotary_dim": 8,
+    "d_head": _HEAD_DIM,
+    "qk_head_dim": 24,
     "hidden_size_per_layer_input": 16,
     "num_kv_shared_layers": 0,
     "attention_chunk_size": 512,
 }
+_MISSING: Final = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts")
+"""Sizes that some defaults leave out, without which their classes fail."""
 _VOCABULARY: Final = 260
 _LAST_TOKENS: Final = 240
 """Special tokens of configs are above this, and prompts below."""
@@ -56,13 +62,15 @@ def classes() -> dict[str, str]:
     types: dict[str, str] = {}
     for mapping in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES):
         for model_type, name in mapping.items():
-            if name not in types or _is_its_own(model_type, name) > _is_its_own(types[name], name):
+            if name not in types or _nearness(model_type, name) > _nearness(types[name], name):
                 types[name] = model_type
     return types
 
 
-def _is_its_own(model_type: str, name: str) -> bool:
-    return name.lower().startswith(model_type.replace("_", "").replace("-", "").removesuffix("text"))
+def _nearness(model_type: str, name: str) -> int:
+    """How well a model type fits to a class, which several have."""
+    own = name.lower().startswith(model_type.replace("_", "").replace("-", "").removesuffix("text"))
+    return 2 * own + (model_type.endswith("_text") and name.endswith("ForCausalLM"))
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
@@ -73,23 +81,37 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     return cls.from_dict(shrunk)
 
 
+def config_of(model_type: str) -> PreTrainedConfig:
+    """The tiny config of a type, or its default if that has no tiny one."""
+    try:
+        return tiny_config(model_type)
+    except (ValueError, TypeError, AttributeError, StrictDataclassError):
+        return CONFIG_MAPPING[model_type]()
+
+
 def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
     layers = next(
         (fields[name] for name in ("num_hidden_layers", "n_layer", "num_layers") if fields.get(name)), 0
     )
     small: dict[str, Any] = {}
     for name, value in fields.items():
-        if name in ("id2label", "label2id"):
-            continue
-        small[name] = _small(name, value, layers)
+        if isinstance(name, str) and name not in ("id2label", "label2id"):
+            small[name] = _small(name, value, layers)
+    if "qk_rope_head_dim" in small:  # latent attention: as many key heads as query heads
+        small["num_key_value_heads"] = _HEADS
+        small["head_dim"] = small["qk_rope_head_dim"]
     return small
 
 
 def _small(name: str, value: Any, layers: int) -> Any:
+    if name == "per_layer_config" and value:
+        return {LAYERS - 1: _shrunk(next(iter(value.values())))}
     if isinstance(value, Mapping):
         return _small_rope(value) if name.startswith("rope_") else _shrunk(value)
     if isinstance(value, list | tuple) and len(value) == layers and layers:
         return _some(list(value))
+    if value is None and name in _MISSING:
+        return _SIZES[name]
     if name in _SIZES and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return min(value, _SIZES[name]) if name in ("n_group", "first_k_dense_replace") else _SIZES[name]
     if name == "vocab_size" or (name.startswith("vocab_size") and isinstance(value, int)):
@@ -112,14 +134,10 @@ def _small_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     small = {
         name: _small_rope(value) if isinstance(value, Mapping) else value for name, value in rope.items()
     }
-    if "mrope_section" in small:
+    if "rope_type" in small:  # classes that divide heads so have the sizes of large heads as defaults
         rotated = int(_HEAD_DIM // 2 * small.get("partial_rotary_factor", 1.0))
         small["mrope_section"] = [rotated - 2 * (rotated // 3), rotated // 3, rotated // 3]
     for name in ("short_factor", "long_factor"):
         if name in small:
             small[name] = small[name][: _HEAD_DIM // 2]
     return small
-
-
-def _values(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
-    yield config
