@@ -11,6 +11,14 @@ class UnservableRequest(EngineError):
     """The engine can never serve this request; do not retry."""
 
 
+class AdapterMissing(UnservableRequest):
+    """The adapter of a request is not loaded: load it, or send the request to another worker."""
+
+
+class AdapterRefused(EngineError):
+    """An adapter cannot be loaded or unloaded; nothing has changed."""
+
+
 class GrammarError(UnservableRequest):
     """The grammar of a request cannot be compiled, or followed any further with this vocabulary."""
 

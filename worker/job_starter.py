@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
 
-from engine.errors import DeadlineUnreachable, EngineError, QueueFull, UnservableRequest
+from engine.errors import AdapterMissing, DeadlineUnreachable, EngineError, QueueFull, UnservableRequest
 from engine.grammar.matcher import Matcher
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
@@ -106,6 +106,8 @@ class JobStarter:
         """Start a job; returns its error, or None if it has started."""
         try:
             begin(job)
+        except AdapterMissing as error:
+            return _Trouble(worker_pb2.FAILURE_CODE_ADAPTER, str(error))
         except UnservableRequest as error:
             return _Trouble(worker_pb2.FAILURE_CODE_INVALID, str(error))
         except DeadlineUnreachable as error:

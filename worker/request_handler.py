@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from engine.core.events import StepOutput
@@ -30,6 +31,7 @@ from worker.job_starter import JobStarter
 from worker.session.answers import Answers
 from worker.session.cached import manage_cache
 from worker.session.convert import (
+    adapter_answer,
     load_to_proto,
     peer_from_proto,
     peer_to_proto,
@@ -229,6 +231,12 @@ class RequestHandler:
     def stats(self) -> worker_pb2.WorkerStats:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
         return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
+
+    def load_adapter(self, request: worker_pb2.LoadAdapterRequest) -> worker_pb2.AdapterInfo:
+        return adapter_answer(lambda: self._engine.adapters.load(request.name, Path(request.path)))
+
+    def unload_adapter(self, request: worker_pb2.UnloadAdapterRequest) -> worker_pb2.AdapterInfo:
+        return adapter_answer(lambda: self._engine.adapters.unload(request.digest))
 
     def update_weights(self, wanted: worker_pb2.ServedWeights) -> worker_pb2.WeightsReport | None:
         """See `WorkerWeights.update`."""

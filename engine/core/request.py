@@ -80,6 +80,10 @@ class Request:
     """Requests of different ones share no KV; see `common.origin`."""
     read: Read | None = None
     """It ends with numbers from the last row of its prompt, without a token."""
+    adapter: str = ""
+    """Name of its adapter, for metrics and logs."""
+    adapter_digest: bytes = b""
+    """The adapter, by its whole content; empty: the base model. It is a part of the namespace."""
     prompt_keys: Sequence[int] = ()
     """What KV of the prompt's positions is computed from; see `common.origin`. Unless given, the tokens."""
 
@@ -121,6 +125,10 @@ class Request:
         for tokens in (self.prompt, self.hints.prediction):
             if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
                 raise UnservableRequest(f"token ids must be in [0, {vocab_size})")
+        if bool(self.adapter) != bool(self.adapter_digest):
+            raise UnservableRequest("a request with an adapter has its name and its digest")
+        if self.adapter_digest and not self.namespace:
+            raise UnservableRequest("the digest of an adapter is a part of the request's namespace")
         if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
             raise UnservableRequest("a key of the prompt is neither its token nor that of a media item")
         if self.read is not None and (self.output or self.sampling.max_tokens or self.sampling.scores_prompt):

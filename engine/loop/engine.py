@@ -96,6 +96,7 @@ class Engine:
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
         self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks, self._clock)
+        self.adapters: Final = self._requests.adapters
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
         self._times = StepClock(config.scheduler, self.scheduler, clock)
@@ -164,8 +165,7 @@ class Engine:
         began = self._clock()
         plan = self.scheduler.plan(began)
         self._crowded = self.scheduler.is_crowded
-        for request in plan.started:
-            self._cache_hit_tokens += request.num_cached or 0
+        self._cache_hit_tokens += sum(request.num_cached or 0 for request in plan.started)
         lap(Cause.PLAN)
         if plan.started:
             self.hooks.on_started(plan.started)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
-from engine.errors import EngineError, GrammarError, UnservableRequest, WeightsIncomplete
+from engine.errors import AdapterMissing, EngineError, GrammarError, UnservableRequest, WeightsIncomplete
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.manager.kv_manager import KVManager
+from engine.loop.adapters import Adapters
 from engine.loop.hooks import Hooks
 from engine.loop.in_flight import InFlight
 from engine.sched.scheduler import Scheduler
@@ -28,6 +29,7 @@ class Requests:
         self.live: dict[int, Request] = {}
         """All that have not ended, by id."""
         self.hooks = hooks
+        self.adapters = Adapters()
         self.incomplete: WeightsIncomplete | None = None
         """A failed refill, after which no new request is accepted."""
         self._kept: dict[int, Request] = {}
@@ -48,13 +50,15 @@ class Requests:
     def check_new(self, request: Request, vocab_size: int) -> None:
         """Gives the request the matcher of its grammar, if it has none yet.
 
-        Raises InvalidRequest, and WeightsIncomplete after a failed refill.
+        Raises UnservableRequest, and WeightsIncomplete after a failed refill.
         """
         if self.incomplete is not None:
             raise self.incomplete
         if request.id in self.live or request.id in self._kept:
             raise UnservableRequest(f"request {request.id} is here already")
         request.check(vocab_size)
+        if request.adapter_digest and request.adapter_digest not in self.adapters:
+            raise AdapterMissing(f"the adapter {request.adapter} is not loaded here")
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self._grammars.matcher(request.sampling.grammar)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from router.api.anthropic.api import ANTHROPIC
+from router.api.decisions.api import DECISIONS
 from router.api.endpoints.record import Api
 from router.api.openai.api import OPENAI
 from router.api.openai.responses_api.api import RESPONSES
 from router.api.operations import OPERATIONS
 from router.api.weights.routes import WEIGHTS
 
-APIS: Final = (OPENAI, RESPONSES, ANTHROPIC, OPERATIONS, WEIGHTS)
+APIS: Final = (OPENAI, RESPONSES, DECISIONS, ANTHROPIC, OPERATIONS, WEIGHTS)
 
 
 def api_of(path: str) -> Api:

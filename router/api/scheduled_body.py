@@ -1,4 +1,4 @@
-"""Fields of the requests of every API that generates text: stream, session, priority and deadlines."""
+"""Fields of the requests of every API that uses workers: session, priority, deadlines, and stream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from router.api.generation.envelope import envelope
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.params.bounds import Priority, Timeout
 from router.api.generation.params.sampling_options import SamplingOptions
+from rpc.baton.v1 import worker_pb2
 
 
-class ScheduledBody(CacheHints):
-    stream: bool | None = None
-    """Server-sent events."""
-
+class ScheduledFields(CacheHints):
     # Extensions of all APIs.
     priority: Priority | None = None
     """With --schedule-policy priority; otherwise only 0."""
@@ -24,6 +22,21 @@ class ScheduledBody(CacheHints):
     """Deadline of the first token, in seconds; with --schedule-policy deadline."""
     timeout: Timeout | None = None
     """Deadline of the whole request, in seconds."""
+
+    @property
+    def work(self) -> worker_pb2.Work:
+        """What workers are told of it: see `envelope`."""
+        return envelope(
+            priority=self.priority or 0,
+            ttft_deadline_s=self.ttft_deadline or 0.0,
+            timeout_s=self.timeout or 0.0,
+            **self.cache_fields,
+        )
+
+
+class ScheduledBody(ScheduledFields):
+    stream: bool | None = None
+    """Server-sent events."""
 
     @abstractmethod
     def to_request(self, request_id: str) -> GenerationRequest:
@@ -37,11 +50,6 @@ class ScheduledBody(CacheHints):
             id=request_id,
             prompts=prompts,
             options=SamplingOptions(**{name: value for name, value in options.items() if value is not None}),
-            work=envelope(
-                priority=self.priority or 0,
-                ttft_deadline_s=self.ttft_deadline or 0.0,
-                timeout_s=self.timeout or 0.0,
-                **self.cache_fields,
-            ),
+            work=self.work,
             **more,
         )

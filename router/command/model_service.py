@@ -164,6 +164,7 @@ class ModelStart:
             vocab_size=spec.vocab_size,
             impl=spec.impl,
             eos_token_ids=spec.eos_token_ids,
+            has_states=spec.delta is not None,
             sampling_defaults=defaults,
         )
         tokenizer = await tokenizing

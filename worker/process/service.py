@@ -95,6 +95,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Done between two steps."""
         return await self._ask_engine(lambda: self._handler.manage_cache(request), context)
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        return await self._ask_engine(lambda: self._handler.load_adapter(request), context)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        return await self._ask_engine(lambda: self._handler.unload_adapter(request), context)
+
     async def UpdateWeights(  # noqa: N802
         self, request: worker_pb2.UpdateWeightsRequest, context: Context
     ) -> worker_pb2.WeightsReport:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from functools import cache
 from types import NoneType
@@ -11,11 +11,12 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from google.protobuf.message import Message
 
 from common.token_array import token_array
+from engine.core.adapters import AdapterInfo
 from engine.core.events import StepMeasured
 from engine.core.output import Output
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
-from engine.errors import UnservableRequest
+from engine.errors import AdapterRefused, UnservableRequest
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.kv.manager.page_audit import GroupPages
 from engine.kv.tiers.stats import Tier, TierStats
@@ -186,6 +187,14 @@ def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
         total_pages=stats.pages.total,
         quarantined_pages=stats.pages.quarantined,
     )
+
+
+def adapter_answer(call: Callable[[], AdapterInfo]) -> worker_pb2.AdapterInfo:
+    """What `call` returns, or why it refused."""
+    try:
+        return worker_pb2.AdapterInfo(**asdict(call()))
+    except AdapterRefused as error:
+        return worker_pb2.AdapterInfo(error=str(error))
 
 
 def step_work_to_proto(measured: StepMeasured) -> worker_pb2.StepWork:

@@ -63,7 +63,8 @@ def computes(
 
     async def serve(backend: Backend, request: Request) -> Response:
         model, _, asked = await _read(backend, request, body, convert)
-        return json_response(await compute(model, asked))
+        async with ends_with_client(request.receive):
+            return json_response(await compute(model, asked))
 
     return ApiEndpoint(path=path, serve=serve, body=body, answer=answer, summary=summary, id_prefix=id_prefix)
 

@@ -114,7 +114,9 @@ def filled(
     tenant = CURRENT_TENANT.get().name
     separate = tenant if limits.separate_tenants else ""
     copy = worker_pb2.Work(
-        prompt=prompt, tenant=tenant, namespace=namespace_of(tenant=separate, cache_salt=work.cache_salt)
+        prompt=prompt,
+        tenant=tenant,
+        namespace=namespace_of(adapter=work.adapter_digest, tenant=separate, cache_salt=work.cache_salt),
     )
     copy.MergeFrom(work)
     for tokens, seconds in prefixes:

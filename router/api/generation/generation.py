@@ -222,7 +222,7 @@ class Generation:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
             self.check_messages(len(prompt.messages))
-            text = await self._rendered(prompt)
+            text = await self.rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
@@ -249,9 +249,10 @@ class Generation:
 
     async def _end(self, point: Breakpoint, prompt: str) -> int:
         """Characters of a prompt up to a breakpoint."""
-        return block_end(prompt, [await self._rendered(chat) for chat in point.altered()])
+        return block_end(prompt, [await self.rendered(chat) for chat in point.altered()])
 
-    async def _rendered(self, chat: Chat) -> str:
+    async def rendered(self, chat: Chat) -> str:
+        """The prompt of a conversation as text. Raises InvalidRequest."""
         messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
         return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
 
@@ -293,7 +294,8 @@ class Generation:
             raise InvalidRequest("There is no prompt.", param="prompt")
         if request.n < 1:
             raise InvalidRequest(f"n must be at least 1, not {request.n}.", param="n")
-        if len(request.prompts) * request.n > limits.max_completions:
+        is_read = request.work.HasField("read")  # whose API bounds it
+        if len(request.prompts) * request.n > limits.max_completions and not is_read:
             raise InvalidRequest(
                 f"The request asks for {len(request.prompts) * request.n} completions; "
                 f"at most {limits.max_completions} are possible.",

@@ -23,4 +23,6 @@ class ServedModel:
     impl: ModelImpl = ModelImpl.BATON
     """Whose modules run it."""
     eos_token_ids: tuple[int, ...] = ()
+    has_states: bool = False
+    """Whether layers have recurrent states, which requests that start together cannot share."""
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS

@@ -22,8 +22,9 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_DEADLINE: _ClassVar[FailureCode]
     FAILURE_CODE_HANDOFF: _ClassVar[FailureCode]
     FAILURE_CODE_INTERNAL: _ClassVar[FailureCode]
-    FAILURE_CODE_WEIGHTS: _ClassVar[FailureCode]
     FAILURE_CODE_SENDER: _ClassVar[FailureCode]
+    FAILURE_CODE_ADAPTER: _ClassVar[FailureCode]
+    FAILURE_CODE_WEIGHTS: _ClassVar[FailureCode]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -33,15 +34,16 @@ FAILURE_CODE_OVERLOADED: FailureCode
 FAILURE_CODE_DEADLINE: FailureCode
 FAILURE_CODE_HANDOFF: FailureCode
 FAILURE_CODE_INTERNAL: FailureCode
-FAILURE_CODE_WEIGHTS: FailureCode
 FAILURE_CODE_SENDER: FailureCode
+FAILURE_CODE_ADAPTER: FailureCode
+FAILURE_CODE_WEIGHTS: FailureCode
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "served")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "max_loras", "max_lora_rank", "max_cpu_loras", "served")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,9 @@ class WorkerInfo(_message.Message):
     WINDOWS_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LORA_RANK_FIELD_NUMBER: _ClassVar[int]
+    MAX_CPU_LORAS_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
@@ -103,8 +108,11 @@ class WorkerInfo(_message.Message):
     windows: _containers.RepeatedCompositeFieldContainer[Window]
     page_bytes: int
     weights: str
+    max_loras: int
+    max_lora_rank: int
+    max_cpu_loras: int
     served: ServedWeights
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ...) -> None: ...
 
 class ServedWeights(_message.Message):
     __slots__ = ("tag", "folder", "version", "digest")
@@ -191,7 +199,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "weights", "prompt_keys")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "prompt_keys")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +216,7 @@ class Work(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
@@ -226,9 +235,10 @@ class Work(_message.Message):
     cache_salt: str
     adapter: str
     read: Read
+    adapter_digest: bytes
     weights: str
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., weights: _Optional[str] = ..., prompt_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., prompt_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Read(_message.Message):
     __slots__ = ("label_ids",)
@@ -602,7 +612,7 @@ class Failed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "quarantined_pages", "waits_for", "routers", "draining")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "quarantined_pages", "waits_for", "routers", "draining", "adapters")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -616,6 +626,7 @@ class Load(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -629,7 +640,8 @@ class Load(_message.Message):
     waits_for: str
     routers: _containers.RepeatedCompositeFieldContainer[RouterLoad]
     draining: bool
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterLoad, _Mapping]]] = ..., draining: _Optional[bool] = ...) -> None: ...
+    adapters: _containers.RepeatedCompositeFieldContainer[AdapterUse]
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
     __slots__ = ("router", "requests", "tokens", "queued_tokens", "decodes", "context_tokens", "without_ray")
@@ -648,6 +660,52 @@ class RouterLoad(_message.Message):
     context_tokens: int
     without_ray: bool
     def __init__(self, router: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., without_ray: _Optional[bool] = ...) -> None: ...
+
+class AdapterUse(_message.Message):
+    __slots__ = ("digest", "name", "on_device", "running", "waiting")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    name: str
+    on_device: bool
+    running: int
+    waiting: int
+    def __init__(self, digest: _Optional[bytes] = ..., name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class LoadAdapterRequest(_message.Message):
+    __slots__ = ("name", "path")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+
+class UnloadAdapterRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class AdapterInfo(_message.Message):
+    __slots__ = ("name", "digest", "rank", "targets", "host_bytes", "error", "unloaded")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    rank: int
+    targets: _containers.RepeatedScalarFieldContainer[str]
+    host_bytes: int
+    error: str
+    unloaded: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
     __slots__ = ("weights", "timeout_s")

@@ -60,6 +60,16 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.ManageCacheRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.CacheReport.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/LoadAdapter',
+                request_serializer=baton_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/baton.v1.Worker/UnloadAdapter',
+                request_serializer=baton_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+                _registered_method=True)
         self.UpdateWeights = channel.unary_unary(
                 '/baton.v1.Worker/UpdateWeights',
                 request_serializer=baton_dot_v1_dot_worker__pb2.UpdateWeightsRequest.SerializeToString,
@@ -100,6 +110,18 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UpdateWeights(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -128,6 +150,16 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.ManageCache,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.ManageCacheRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.CacheReport.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.AdapterInfo.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.AdapterInfo.SerializeToString,
             ),
             'UpdateWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateWeights,
@@ -249,6 +281,60 @@ class Worker:
             '/baton.v1.Worker/ManageCache',
             baton_dot_v1_dot_worker__pb2.ManageCacheRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.CacheReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/LoadAdapter',
+            baton_dot_v1_dot_worker__pb2.LoadAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/UnloadAdapter',
+            baton_dot_v1_dot_worker__pb2.UnloadAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.AdapterInfo.FromString,
             options,
             channel_credentials,
             insecure,

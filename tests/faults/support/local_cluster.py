@@ -155,6 +155,7 @@ def _open_frontends(
         max_model_len=MAX_LEN,
         vocab_size=small.model.config.vocab_size,
         eos_token_ids=(1,),
+        has_states=hasattr(small.model.config, "linear_num_key_heads"),
     )
     generation = Generation(model, small.tokenizer, dispatcher)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)

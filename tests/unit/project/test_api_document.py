@@ -6,11 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from openai.types import completion_create_params
+from openai.types import completion_create_params, decision_create_params
 from openai.types.chat import completion_create_params as chat_completion_create_params
 from openai.types.responses import response_create_params
 from pydantic import BaseModel
 
+from router.api.decisions.bodies import DecisionBody
 from router.api.openai.requests import ChatCompletionBody, CompletionBody
 from router.api.openai.responses_api.requests import ResponsesBody
 
@@ -42,3 +43,9 @@ def test_every_field_of_the_openai_package_is_listed(body: type[BaseModel], para
     assert len(known) > 10
     assert known - body.model_fields.keys() == set()
     assert "stream" in body.model_fields
+
+
+def test_every_field_of_a_decision_is_listed() -> None:
+    known = decision_create_params.DecisionCreateParams.__annotations__.keys()
+    assert len(known) > 5
+    assert known - DecisionBody.model_fields.keys() == set()

@@ -28,6 +28,10 @@ _MESSAGE_CHARACTERS: Final = 100
 """Rendering a message takes as long as encoding about this many characters."""
 
 
+_TAIL_CHARACTERS: Final = 256
+"""Characters at the end of a shared text that are encoded again with each text that follows."""
+_MOST_AFTER: Final = 64
+
 _OTHER_FILES: Final = ("tekken.json", "tiktoken.model", "tokenizer.model")
 """Files in which some models keep their tokenizer instead."""
 
@@ -78,6 +82,7 @@ class Tokenizer:
         spec = json.loads(backend.to_str())
         self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
         self._bound: Final = TokenBound.of(spec)
+        self._after: Final[dict[tuple[str, tuple[str, ...]], tuple[int | None, ...]]] = {}
         self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
 
     @classmethod
@@ -115,6 +120,44 @@ class Tokenizer:
         """Ids of several texts, computed on all cores. Blocks."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    async def encode_with_shared(self, shared: str, rests: Sequence[str]) -> list[list[int]]:
+        """Ids of `shared` and each rest as one text, from `render`; the shared text is encoded once."""
+        if len(shared) + sum(map(len, rests)) <= _INLINE_CHARACTERS:
+            return self._encode_with_shared(shared, rests)
+        return await asyncio.to_thread(self._encode_with_shared, shared, rests)
+
+    def _encode_with_shared(self, shared: str, rests: Sequence[str]) -> list[list[int]]:
+        """Cuts the shared text at a word, if encoding its parts for themselves changes no token there."""
+        whole = partial(self.encode_batch, add_special_tokens=False)
+        cut = shared.rfind("\n", 0, max(0, len(shared) - _TAIL_CHARACTERS))
+        if len(rests) < 2 or cut <= 0:
+            return whole([shared + rest for rest in rests])
+        [encoding] = self._backend.encode_batch([shared + rests[0]], add_special_tokens=False)
+        token = encoding.char_to_token(cut)
+        place = None if token is None else encoding.token_to_chars(token)
+        if place is None:
+            return whole([shared + rest for rest in rests])
+        tail, head = shared[place[0] :], encoding.ids[:token]
+        ends = whole([tail + rest for rest in rests])
+        if head + ends[0] != encoding.ids:
+            return whole([shared + rest for rest in rests])
+        return [head + end for end in ends]
+
+    def tokens_after(self, text: str, words: tuple[str, ...]) -> tuple[int | None, ...]:
+        """The token that each word is after `text`; None if it is several, or changes those before it.
+
+        The latest results are kept: models ask for the same words after the same text.
+        """
+        known = self._after.get((text, words))
+        if known is None:
+            texts = [text, *(text + word for word in words)]
+            before, *found = self.encode_batch(texts, add_special_tokens=False)
+            known = tuple(ids[-1] if ids[:-1] == before else None for ids in found)
+            if len(self._after) >= _MOST_AFTER:
+                self._after.clear()
+            self._after[text, words] = known
+        return known
 
     @property
     def output_formats(self) -> OutputFormats:

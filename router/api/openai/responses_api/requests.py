@@ -19,9 +19,9 @@ from router.api.generation.params.bounds import (
 from router.api.generation.params.constraint import Constraint
 from router.api.generation.params.validation import RequestModel
 from router.api.generation.tools import ToolUse
+from router.api.openai.items import InputItems, as_messages
 from router.api.openai.prompting import ReasoningEffort, with_effort
 from router.api.openai.requests import StreamOptions
-from router.api.openai.responses_api.items import InputItems, as_messages
 from router.api.openai.structured_output import ANY_JSON_OBJECT, NamedSchema, json_constraint
 from router.api.openai.tools import FunctionBody, ToolName, choose
 from router.api.scheduled_body import ScheduledBody

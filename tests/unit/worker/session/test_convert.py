@@ -120,7 +120,7 @@ def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 
-_OF_OTHERS = {"request_id", "name", "traceparent", "timeout_s", "adapter", "cache_salt", "weights"}
+_OF_OTHERS = {"request_id", "name", "traceparent", "timeout_s", "cache_salt", "weights"}
 """Fields of Work that a job or the router has, and the request has not, or under another name."""
 
 
@@ -141,6 +141,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         prompt_keys=[1, -9],
         cache_salt="salt",
         adapter="sql",
+        adapter_digest=b"0123456789abcdef",
         weights="tag",
         read=worker_pb2.Read(label_ids=[5, 9]),
         retention=worker_pb2.Retention(

@@ -1,0 +1,1 @@
+"""Answers that are not text: decisions, scores of label tokens."""
