@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from router.api.adapters import ADAPTERS
 from router.api.anthropic.api import ANTHROPIC
 from router.api.decisions.api import DECISIONS
 from router.api.endpoints.record import Api
@@ -12,7 +13,7 @@ from router.api.openai.responses_api.api import RESPONSES
 from router.api.operations import OPERATIONS
 from router.api.weights.routes import WEIGHTS
 
-APIS: Final = (OPENAI, RESPONSES, DECISIONS, ANTHROPIC, OPERATIONS, WEIGHTS)
+APIS: Final = (OPENAI, RESPONSES, DECISIONS, ANTHROPIC, OPERATIONS, WEIGHTS, ADAPTERS)
 
 
 def api_of(path: str) -> Api:

@@ -24,6 +24,10 @@ _STOPPED: Final = b"stopped/"
 _WANTED: Final = b"workers/"
 _POISON: Final = b"poison/"
 _OPEN: Final = b"open circuits/"
+_ADAPTERS: Final = b"adapters/"
+_ADAPTER_VIEW: Final = b"adapter view/"
+_KEPT_REVISIONS: Final = 64
+"""Kept revisions of the adapters. A router that has missed as many writes nothing before it has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,42 @@ class ClusterRecord:
                 found.append(OpenCircuits(key.removeprefix(_OPEN).decode(), at, named))
         return found
 
+    def adapters(self, since: int) -> tuple[int, bytes] | None:
+        """Latest revision of the adapters that requests may use; None: there is none after `since`."""
+        while (revision := max(self._revisions(), default=0)) > since:
+            if (value := self._get(_revision_key(revision))) is not None:  # not removed meanwhile
+                return revision, value
+        return None
+
+    def keep_adapters(self, revision: int, value: bytes) -> bool:
+        """False if there is this revision already, or if the one before it is not known any more."""
+        before = revision - 1
+        if before and self._get(_revision_key(before)) is None:
+            return False
+        key = _revision_key(revision)
+        if not self._store.internal_kv_put(key, value, False, self._namespace, _ANSWER_S):
+            return False
+        for old in self._revisions():
+            if old <= revision - _KEPT_REVISIONS:
+                self._store.internal_kv_del(_revision_key(old), False, self._namespace, _ANSWER_S)
+        return True
+
+    def _revisions(self) -> list[int]:
+        keys = self._store.internal_kv_keys(_ADAPTERS, self._namespace, _ANSWER_S)
+        return [int(key.removeprefix(_ADAPTERS)) for key in keys]
+
+    def adapter_views(self) -> dict[str, bytes]:
+        """Views by router, also of routers that have ended."""
+        keys = self._store.internal_kv_keys(_ADAPTER_VIEW, self._namespace, _ANSWER_S)
+        found = {key.removeprefix(_ADAPTER_VIEW).decode(): self._get(key) for key in keys}
+        return {router: value for router, value in found.items() if value is not None}
+
+    def keep_adapter_view(self, router: str, value: bytes) -> None:
+        self._put(_ADAPTER_VIEW + router.encode(), value)
+
+    def forget_adapter_view(self, router: str) -> None:
+        self._store.internal_kv_del(_ADAPTER_VIEW + router.encode(), False, self._namespace, _ANSWER_S)
+
     def keep_incarnation(self, incarnation: Incarnation) -> None:
         """The last one of its worker that a router was connected to."""
         value = json.dumps([incarnation.epoch, incarnation.node]).encode()
@@ -228,6 +268,10 @@ class ClusterRecord:
 
     def _put(self, key: bytes, value: bytes) -> None:
         self._store.internal_kv_put(key, value, True, self._namespace, _ANSWER_S)
+
+
+def _revision_key(revision: int) -> bytes:
+    return _ADAPTERS + str(revision).encode()
 
 
 def _poison_key(entry: PoisonEntry) -> bytes:

@@ -26,6 +26,7 @@ from router.api.generation.sampling_defaults import sampling_defaults
 from router.api.generation.served_model import ServedModel
 from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, check_text_files
 from router.api.page.status import StatusReader
+from router.cluster.adapter_record import AdapterRecord
 from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import workers_by_node
 from router.cluster.ray_cluster import Cluster
@@ -42,6 +43,7 @@ from router.command.progress import StartupDisplay
 from router.config.choices import Mode
 from router.config.flags.text_settings import bounds_of
 from router.config.settings import RouterConfig
+from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
 from router.dispatch.kv_events.feed import KVEventFeed, kv_event_feed
 from router.dispatch.metrics.router_metrics import RouterMetrics
@@ -155,6 +157,7 @@ class ModelStart:
         in_background(self.stack, drainer.follow(), "drains of other routers")
         in_background(self.stack, self._roll(registry, drainer, cluster).run(), "roll")
         await self._ready(cluster, registry)
+        adapters = await self._adapters(registry, cluster, name)
         scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
         model = ServedModel(
             name=name,
@@ -184,7 +187,7 @@ class ModelStart:
         formats = tokenizer.output_formats.chosen(
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
-        generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history)
+        generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history, adapters)
         generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
@@ -192,6 +195,15 @@ class ModelStart:
         return ModelService(
             config, cluster, registry, dispatcher, drainer, scaling, generation, history, metrics, engine
         )
+
+    async def _adapters(self, registry: Registry, cluster: Cluster, model: str) -> ServedAdapters | None:
+        """None if the workers take none. Adapters that other routers have loaded are there already."""
+        if not any(session.info.max_loras for session in registry.sessions()):
+            return None
+        adapters = ServedAdapters(registry, AdapterRecord(cluster.ask), model)
+        await adapters.turn()
+        in_background(self.stack, adapters.run(), "adapters")
+        return adapters
 
     def _tracing(self, model: str) -> OnEnd:
         endpoint = self.config.operation.otlp_traces_endpoint

@@ -265,7 +265,7 @@ class ClusterDispatcher:
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         place = partial(self._placed, sequence, retries)
         want = AdmissionRequest(sequence.num_tokens, place)
-        if not self._selector.is_ready():
+        if not self._selector.is_ready(sequence.adapter):
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
         while True:
@@ -351,9 +351,9 @@ class ClusterDispatcher:
         sequence.status = lambda: NO_WORKER
         timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
         await self._registry.wait_until(
-            lambda: self._selector.is_ready() or not self._workers_return, timeout_s
+            lambda: self._selector.is_ready(sequence.adapter) or not self._workers_return, timeout_s
         )
-        if not self._selector.is_ready():
+        if not self._selector.is_ready(sequence.adapter):
             if not sequence.seconds_left():
                 raise deadline_exceeded()
             raise no_worker_ready(self._registry.complaints()).verdict

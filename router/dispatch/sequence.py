@@ -16,6 +16,7 @@ from common.block_hash import BlockHash, block_hashes, root_hash
 from common.origin import Namespace, with_weights
 from common.sidecars import KINDS
 from common.token_array import token_array
+from router.dispatch.adapters.table import Digest
 from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
@@ -132,6 +133,11 @@ class SequenceState:
     @property
     def prompt(self) -> Sequence[int]:
         return self.prototype.prompt
+
+    @property
+    def adapter(self) -> Digest:
+        """Digest of the adapter that it is admitted with, on every worker and in every attempt."""
+        return self.prototype.adapter_digest
 
     @property
     def keys(self) -> Sequence[int]:

@@ -65,13 +65,16 @@ def sampling(max_tokens: int) -> sampling_pb2.SamplingParams:
 
 
 @asynccontextmanager
-async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -> AsyncIterator[Service]:
+async def service(
+    *workers: FakeWorker, wait: bool = True, name: str = "", starts: bool = True, **settings: object
+) -> AsyncIterator[Service]:
+    """`starts`: the workers, which another router may have started."""
     mode = Mode.DISAGG if any(w.role != ROLE_DECODE for w in workers) else Mode.MIXED
     defaults = {"model": "m", "mode": mode, "failover_timeout": 5.0}
     config = configured({**defaults, **settings})
     metrics = RouterMetrics()
     async with AsyncExitStack() as stack:
-        for worker in workers:
+        for worker in workers if starts else ():
             await worker.start()
             stack.push_async_callback(worker.stop)
         registry = await stack.enter_async_context(
@@ -79,6 +82,7 @@ async def service(*workers: FakeWorker, wait: bool = True, **settings: object) -
                 workers,
                 silence_s=config.failover.worker_timeout,
                 grace_s=config.failover.worker_grace,
+                name=name,
             )
         )
         if wait:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,13 +21,18 @@ from rpc.tls import Identity
 _epochs = itertools.count(1)
 
 
-def token_at(prompt: list[int], position: int) -> int:
-    """The "model": the token at an absolute position is a function of the prompt alone."""
-    return (sum(prompt) + 7 * position) % 1000
+def token_at(prompt: list[int], position: int, adapter: bytes = b"") -> int:
+    """The "model": the token at an absolute position is a function of the prompt and the adapter."""
+    return (sum(prompt) + 7 * position + int.from_bytes(adapter[:2], "little")) % 1000
 
 
-def answer(prompt: list[int], length: int) -> list[int]:
-    return [token_at(prompt, len(prompt) + i) for i in range(length)]
+def answer(prompt: list[int], length: int, adapter: bytes = b"") -> list[int]:
+    return [token_at(prompt, len(prompt) + i, adapter) for i in range(length)]
+
+
+def digest_of(content: str) -> bytes:
+    """Digest of an adapter's content."""
+    return hashlib.blake2b(content.encode(), digest_size=32).digest()
 
 
 @dataclass
@@ -81,6 +87,12 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     router_certificate: bytes | None = None
     """Only the holder of its key is served; None: everybody."""
     settings_digest: str = ""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Content of each folder with an adapter, as this worker sees it."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why it does not load an adapter, by folder."""
+    loaded: set[bytes] = field(default_factory=set)
+    """Digests of the adapters that it holds."""
     received: list[worker_pb2.Command] = field(default_factory=list)
     live: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """Requests that hold something here."""
@@ -115,6 +127,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         self._address = ""
         await self._server.stop(None)
         self.live.clear()
+        self.loaded.clear()
 
     async def restart(self) -> None:
         await self.stop()
@@ -170,6 +183,36 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             settings_digest=self.settings_digest,
         )
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: worker_pb2.LoadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.AdapterInfo:
+        await self._may("load")
+        if (error := self.refused.get(request.path)) is not None:
+            return worker_pb2.AdapterInfo(error=error)
+        if request.path not in self.adapters:
+            return worker_pb2.AdapterInfo(error=f"{request.path}: No such file or directory")
+        digest = digest_of(self.adapters[request.path])
+        self.loaded.add(digest)
+        return worker_pb2.AdapterInfo(name=request.name, digest=digest, rank=4)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: worker_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext
+    ) -> worker_pb2.AdapterInfo:
+        if request.digest in self.used:
+            return worker_pb2.AdapterInfo(error="a request uses it")
+        self.loaded.discard(request.digest)
+        return worker_pb2.AdapterInfo(digest=request.digest)
+
+    @property
+    def used(self) -> set[bytes]:
+        """Digests of the adapters of its requests."""
+        works = (
+            getattr(command, kind).work
+            for command in self.received
+            if (kind := command.WhichOneof("kind")) in ("submit", "reserve")
+        )
+        return {work.adapter_digest for work in works if work.request_id in self.live}
+
     async def Session(  # noqa: N802
         self, commands: AsyncIterator[worker_pb2.Command], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[worker_pb2.EventBatch]:
@@ -209,6 +252,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     task = self.live.pop(command.abort.request_id, None)
                     if task is not None:
                         task.cancel()
+                case "submit" | "reserve" if self._lacks_adapter(command, outbox):
+                    pass
                 case "submit":
                     run = self._prefill if command.submit.handoff else self._mixed
                     self._launch(command.submit.work, run(command.submit.work, outbox))
@@ -218,6 +263,19 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     outbox.put_nowait(worker_pb2.EventBatch(load=worker_pb2.Load(draining=True)))
                 case "attach":
                     self._attach_of(command.attach.ticket.handoff_id).set()
+
+    def _lacks_adapter(self, command: worker_pb2.Command, outbox: asyncio.Queue) -> bool:
+        """As the real one, it refuses a request whose adapter it does not have."""
+        work = command.submit.work if command.HasField("submit") else command.reserve.work
+        if not work.adapter_digest or work.adapter_digest in self.loaded:
+            return False
+        failed = worker_pb2.Failed(
+            request_id=work.request_id,
+            code=worker_pb2.FAILURE_CODE_ADAPTER,
+            message=f"adapter {work.adapter} is not loaded",
+        )
+        outbox.put_nowait(worker_pb2.EventBatch(failed=[failed]))
+        return True
 
     def _launch(self, work: worker_pb2.Work, run: object) -> None:
         assert asyncio.iscoroutine(run)
@@ -247,7 +305,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         ends = self.behaviour.stop_at_first or have + 1 >= work.sampling.max_tokens
         first = tokens(
             work,
-            token_at(prompt, len(prompt) + have),
+            token_at(prompt, len(prompt) + have, work.adapter_digest),
             sampling_pb2.FINISH_REASON_STOP if ends else sampling_pb2.FINISH_REASON_UNSPECIFIED,
             have,
         )
@@ -299,7 +357,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             await asyncio.sleep(self.behaviour.token_s)
             last = have + 1 >= work.sampling.max_tokens
             finish = sampling_pb2.FINISH_REASON_LENGTH if last else sampling_pb2.FINISH_REASON_UNSPECIFIED
-            outbox.put_nowait(tokens(work, token_at(prompt, len(prompt) + have), finish, have))
+            outbox.put_nowait(
+                tokens(work, token_at(prompt, len(prompt) + have, work.adapter_digest), finish, have)
+            )
             have, made = have + 1, made + 1
             if last:
                 self.live.pop(work.request_id, None)

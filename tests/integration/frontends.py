@@ -21,6 +21,7 @@ from router.api.generation.text.tokenizer import Tokenizer
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
+from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.token_stream import DeliveryQueue, Delta, TextEnded, TokenStream
 from router.errors import RouterError
@@ -209,6 +210,7 @@ async def open_frontends(
     tls: TlsFiles | None = None,
     metrics_keys: ApiKeys | None = None,
     admin_keys: ApiKeys | None = None,
+    adapters: ServedAdapters | None = None,
     cors_origins: Sequence[str] = (),
     keep_alive_s: float = 120.0,
 ) -> AsyncIterator[Frontends]:
@@ -223,7 +225,7 @@ async def open_frontends(
         vocab_size=49152,
         eos_token_ids=(2,),
     )
-    models = ServedModels([Generation(model, tokenizer, dispatcher, limits)])
+    models = ServedModels([Generation(model, tokenizer, dispatcher, limits, adapters=adapters)])
     registry = CollectorRegistry()
     Counter("baton_example", "An example", registry=registry)
     access = Access(keys, tls, metrics_keys, admin_keys, tuple(cors_origins))

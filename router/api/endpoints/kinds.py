@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeVar
 
@@ -69,6 +70,18 @@ def computes(
     return ApiEndpoint(path=path, serve=serve, body=body, answer=answer, summary=summary, id_prefix=id_prefix)
 
 
+def changes(
+    path: str, body: type[_BodyT], change: Callable[[Generation, _BodyT], Awaitable[Response]]
+) -> ApiEndpoint:
+    """An endpoint that changes what is served. A change is completed even if the client disconnects."""
+
+    async def serve(backend: Backend, request: Request) -> Response:
+        model, asked, _ = await _read(backend, request, body, lambda *_: None, adapted=False)
+        return await asyncio.shield(asyncio.ensure_future(change(model, asked)))
+
+    return ApiEndpoint(path=path, serve=serve, body=body, changes_service=True)
+
+
 def reads(
     path: str,
     read: Callable[[Backend, Request], Any],
@@ -92,14 +105,23 @@ def json_response(value: Any) -> Response:
 
 
 async def _read(
-    backend: Backend, request: Request, kind: type[_BodyT], convert: Callable[[_BodyT, str], _T]
+    backend: Backend,
+    request: Request,
+    kind: type[_BodyT],
+    convert: Callable[[_BodyT, str], _T],
+    *,
+    adapted: bool = True,
 ) -> tuple[Generation, _BodyT, _T]:
-    """The model that the body names, whose bounds apply to other fields; the body, and it converted."""
+    """The model that the body names, whose bounds apply to other fields; the body, and it converted.
+
+    `adapted`: its lora_path names an adapter.
+    """
     raw = await read_json_body(request, backend.max_body_bytes)
 
     def parsed() -> tuple[Generation, _BodyT, _T]:
         require_few_parts(raw)
-        model = backend.models.find(_model_in(raw))
+        name, adapter = _model_in(raw)
+        model = backend.models.find(name, adapter if adapted else "")
         body = parse(kind, raw, model.bounds)
         return model, body, convert(body, request.state.id)
 
@@ -107,17 +129,19 @@ async def _read(
 
 
 class _Named(BaseModel):
-    """The only field that is looked at; others are parsed, and no Python objects are made of them."""
+    """The only fields that are looked at; others are parsed, and no Python objects are made of them."""
 
     model_config = ConfigDict(extra="ignore")
 
     model: Any = None
+    lora_path: Any = None
 
 
-def _model_in(raw: bytes) -> str:
-    """Empty if there is none, or if the body is wrong, which `parse` reports."""
+def _model_in(raw: bytes) -> tuple[str, str]:
+    """And its adapter. Empty if there is none, or if the body is wrong, which `parse` reports."""
     try:
-        name = _Named.model_validate_json(raw).model
+        named = _Named.model_validate_json(raw)
     except ValidationError:
-        return ""
-    return name if isinstance(name, str) else ""
+        return "", ""
+    model, adapter = (name if isinstance(name, str) else "" for name in (named.model, named.lora_path))
+    return model, adapter

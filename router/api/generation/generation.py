@@ -6,7 +6,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -29,9 +30,11 @@ from router.api.generation.text.breakpoints import block_end
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.generation.tools import NO_TOOLS, ToolUse, forced_schema
+from router.dispatch.adapters.adapters import ServedAdapters
+from router.dispatch.adapters.table import Adapter
 from router.dispatch.interface import Dispatcher
 from router.dispatch.weights.weight_updates import WeightUpdates
-from router.errors import InvalidRequest, ShuttingDown
+from router.errors import InvalidRequest, NotFound, ShuttingDown
 from router.request_limits import MAX_CACHE_KEY, MAX_MESSAGES, RequestLimits
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -66,6 +69,13 @@ class PreparedPrompt:
         return constrained
 
 
+def _adapted(request: GenerationRequest, adapter: Adapter) -> GenerationRequest:
+    """The request with the adapter that it is admitted with."""
+    work = worker_pb2.Work(adapter=adapter.name, adapter_digest=adapter.digest)
+    work.MergeFrom(request.work)
+    return replace(request, work=work)
+
+
 class Generation:
     """Turns requests for text into sequences for the dispatcher, and tokens back into text."""
 
@@ -77,9 +87,14 @@ class Generation:
         limits: RequestLimits = RequestLimits(),  # noqa: B008 (frozen)
         formats: OutputFormats | None = None,
         history: History | None = None,
+        adapters: ServedAdapters | None = None,
     ) -> None:
-        """`formats`: how answers are parsed; None: by the chat template."""
-        self.model: Final = model
+        """`formats`: how answers are parsed; None: by the chat template. `adapters`: None if the workers take
+        none."""
+        self.model = model
+        self.adapters: Final = adapters
+        self._adapter = ""
+        """Name of the adapter that its requests use."""
         self.tokenizer: Final = tokenizer
         self._dispatcher: Final = dispatcher
         self.limits: Final = limits
@@ -92,6 +107,27 @@ class Generation:
         self._history: Final = history
         self.created: Final = int(time.time())
         """Unix time in seconds since when the model is served."""
+
+    @property
+    def base_name(self) -> str:
+        """Name of the served model, also with an adapter."""
+        return self.model.name if self.adapters is None else self.adapters.base
+
+    @property
+    def adapter_names(self) -> Collection[str]:
+        return () if self.adapters is None else self.adapters.names
+
+    def with_adapter(self, name: str) -> Generation:
+        """The same model with an adapter, under whose name it answers. Raises NotFound."""
+        if name not in self.adapter_names:
+            raise NotFound(
+                f"The model {self.model.name!r} has no adapter {name[:100]!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        adapted = copy(self)
+        adapted.model, adapted._adapter = replace(self.model, name=name), name
+        return adapted
 
     async def close(self) -> None:
         """End the processes that check grammars."""
@@ -113,10 +149,16 @@ class Generation:
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
-        # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
-        with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
-            sequences = await self._sequences(request)
-        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history)
+        use = self.adapters.use(self._adapter) if self.adapters is not None and self._adapter else None
+        try:
+            # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
+            with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
+                sequences = await self._sequences(request if use is None else _adapted(request, use.adapter))
+        except BaseException:
+            if use is not None:
+                use.end()
+            raise
+        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history, use)
 
     async def _sequences(self, request: GenerationRequest) -> list[tuple[worker_pb2.Work, Completion]]:
         model, drafts = self.model, await self._drafts(request)

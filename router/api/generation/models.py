@@ -27,11 +27,26 @@ class ServedModels:
         """For messages."""
         return ", ".join(repr(name) for name in self._by_name)
 
-    def find(self, name: str) -> Generation:
-        """The model of this name. An empty one is the served model, if there is one only.
+    def find(self, name: str, adapter: str = "") -> Generation:
+        """The model of this name, which may be that of an adapter, or `model:adapter`. An empty one is the
+        served model, if there is one only.
 
-        Raises NotFound, InvalidRequest.
+        `adapter`: used if the name has none. Raises NotFound, InvalidRequest.
         """
+        found, named = self._split(name)
+        return found.with_adapter(named or adapter) if named or adapter else found
+
+    def _split(self, name: str) -> tuple[Generation, str]:
+        """A model, and the adapter that the name has, which may not exist."""
+        if name not in self._by_name:
+            for base, generation in self._by_name.items():
+                if name in generation.adapter_names:
+                    return generation, name
+                if name.startswith(f"{base}:"):
+                    return generation, name.removeprefix(f"{base}:")
+        return self._model(name), ""
+
+    def _model(self, name: str) -> Generation:
         if not name and len(self._by_name) == 1:
             return self.first
         if not name:

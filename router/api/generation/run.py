@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.generation_request import GenerationRequest
 from router.api.generation.history import CompletionRecord, History, RequestRecord
 from router.api.generation.tenants import ANYBODY, CURRENT_TENANT, Tenant
+from router.dispatch.adapters.table import Use
 from router.dispatch.interface import Dispatcher
 from router.dispatch.request_status import RequestStatus
 from router.dispatch.sequence import CURRENT_REQUEST
@@ -47,8 +49,10 @@ class Run:
         dispatcher: Dispatcher,
         running: Running,
         history: History | None = None,
+        use: Use | None = None,
     ) -> None:
-        """`sequences`: what each completion asks the dispatcher for, and the processing of its tokens.
+        """`sequences`: what each completion asks the dispatcher for, and the processing of its tokens. `use`:
+        ends with the run.
 
         The run is in `running` while it runs, and in `history` when it has ended.
 
@@ -74,6 +78,9 @@ class Run:
         self._interrupt: Final = Interrupt()
         self._streams: Final[list[TokenStream]] = []
         self._is_paused = False
+        self._use: Final = use
+        if use is not None:
+            weakref.finalize(self, use.end)  # also of a run that is never served
 
     @property
     def num_completions(self) -> int:
@@ -124,6 +131,9 @@ class Run:
                 for completion in self._completions:
                     if completion.index not in self._ended:
                         deliver(completion.abort())
+            finally:
+                if self._use is not None:
+                    self._use.end()
 
     async def chunks(self) -> AsyncGenerator[OutputChunk, None]:
         """What `serve` delivers; text is merged while the caller does not ask for the next chunk."""

@@ -22,8 +22,8 @@ _ADVICE: Final = {
     "There is no profiler; ask for `timings` in a request, or use `router explain REQUEST`.": (
         "/start_profile /stop_profile"
     ),
-    "There are no LoRA adapters; merge the adapter into the checkpoint.": (
-        "/v1/load_lora_adapter /v1/unload_lora_adapter /load_lora_adapter /unload_lora_adapter"
+    "Save the adapter to a folder that the workers read, and use POST /v1/load_lora_adapter.": (
+        "/load_lora_adapter_from_tensors"
     ),
     "Weights come from a folder; use POST /update_weights_from_disk.": (
         "/update_weights_from_tensor /update_weights_from_distributed /update_weights_from_ipc"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NoReturn
 
 from starlette.requests import Request
@@ -45,11 +46,22 @@ async def _render_chat(model: Generation, asked: GenerationRequest) -> schemas.R
 
 
 def _models(backend: Backend, request: Request) -> schemas.Models:
-    return {"object": "list", "data": [_card(model) for model in backend.models]}
+    cards = [card for model in backend.models for card in (_card(model), *_adapter_cards(model))]
+    return {"object": "list", "data": cards}
 
 
 def _model(backend: Backend, request: Request) -> schemas.Model:
-    return _card(backend.models.find(request.path_params["name"]))
+    """An adapter's card is that of its name, also if it is asked for as `model:adapter`."""
+    found = backend.models.find(request.path_params["name"])
+    return next((card for card in _adapter_cards(found) if card["id"] == found.model.name), _card(found))
+
+
+def _adapter_cards(generation: Generation) -> Iterator[schemas.Model]:
+    for adapter in () if generation.adapters is None else generation.adapters.names.values():
+        card = _card(generation)
+        card["id"], card["created"] = adapter.name, adapter.created
+        card["root"], card["parent"] = adapter.path, generation.base_name
+        yield card
 
 
 def _card(generation: Generation) -> schemas.Model:

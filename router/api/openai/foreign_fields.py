@@ -13,7 +13,6 @@ from router.api.generation.params.validation import RequestModel
 
 _STOP: Final = "stop strings are not part of the text; append `stop_reason` of the choice"
 _ID: Final = "send it as the header x-request-id, which `router explain` finds"
-_NO_LORA: Final = "there are no LoRA adapters; merge the adapter into the checkpoint"
 _NO_BEAMS: Final = "there is no beam search; use n, and rank the completions by their logprobs"
 _HANDOFF: Final = "the router moves KV between its own workers; see --mode disagg"
 _NO_HOOKS: Final = "there are no custom logits processors; use logit_bias or structured_outputs"
@@ -40,7 +39,6 @@ class ForeignFields(RequestModel):
     kv_transfer_params: Annotated[Any, Refused(_HANDOFF, ({},))] = None
     length_penalty: Annotated[Any, Refused(_NO_BEAMS, (1, 1.0))] = None
     logits_processors: Annotated[Any, Refused(_NO_HOOKS, ([],))] = None
-    lora_path: Annotated[Any, Refused(_NO_LORA)] = None
     no_stop_trim: Annotated[Any, Refused(_STOP, (False,))] = None
     request_id: _Id = None
     return_hidden_states: Annotated[Any, Refused("hidden states stay on the workers", (False,))] = None

@@ -126,6 +126,8 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     """The same as `n`; to get the best, rank the completions by their logprobs."""
     prompt_logprobs: Logprobs | None = None
     """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
+    lora_path: Annotated[str, Field(min_length=1)] | None = None
+    """SGLang's: name of the adapter, unless `model` has one."""
     return_token_ids: bool | None = None
     """vLLM's: report the token ids of prompts and answers."""
     timings: bool | None = None

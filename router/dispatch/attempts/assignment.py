@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from router.dispatch.adapters.table import NO_ADAPTER, Digest
 from router.dispatch.failures import AttemptFailed, failure_of, is_worker_fault, loss_of
 from router.dispatch.workers.events import WorkerLost
 from router.dispatch.workers.session import WorkerSession
@@ -21,6 +22,7 @@ class Assignment:
     request_id: int
     task: Task
     """Its entry in the account of the worker's load; it ends with the assignment."""
+    adapter: Digest = NO_ADAPTER
     active: bool = True
     """The worker may hold state of the request, and gets an abort when the attempt ends."""
     sent_at: float = 0.0
@@ -49,6 +51,8 @@ class Assignment:
         source of a move may refuse it for good reasons, such as the end of the answer.
         """
         self._end()
+        if failed.code == worker_pb2.FAILURE_CODE_ADAPTER:
+            self.session.adapters.discard(self.adapter)
         router_late = self.session.router_was_late
         if is_worker_fault(failed) and not router_late:
             self.session.breaker.request_failed()

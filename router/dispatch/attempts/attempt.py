@@ -44,6 +44,7 @@ Handler: TypeAlias = Callable[[Message | WorkerLost, float], None]
 class Attempt(ABC):
     def __init__(self, sequence: SequenceState, route: Route) -> None:
         self._sequence = sequence
+        self.adapter: Final = sequence.adapter
         self._waterfall = sequence.waterfall
         self._route = route
         self._id = secrets.randbits(64)
@@ -258,7 +259,7 @@ class Attempt(ABC):
             arrived_at=self._waterfall.arrival,
             now=time.monotonic(),
         )
-        assignment = Assignment(session, request_id, task)
+        assignment = Assignment(session, request_id, task, self.adapter)
         self._assignments.append(assignment)
         return assignment
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final, Protocol, TypeAlias
 
 from router.config.settings import RouterConfig
+from router.dispatch.adapters.table import NO_ADAPTER, Digest
 from router.dispatch.failures import no_worker_ready, pages_quarantined
 from router.dispatch.sequence import SequenceState
 from router.dispatch.workers.liveness import CircuitState, Liveness
@@ -155,9 +156,9 @@ class Selector:
         sent = info.peer.page_bytes * request_pages(info).of(_TYPICAL_TOKENS)
         return ClusterModel(kv_bytes_per_token=sent // _TYPICAL_TOKENS, link=_LINK)
 
-    def is_ready(self) -> bool:
-        """Whether there are ready workers that can compute a sequence."""
-        return bool(self._ready())
+    def is_ready(self, adapter: Digest = NO_ADAPTER) -> bool:
+        """Whether there are ready workers that can compute a sequence with this adapter."""
+        return any(not adapter or adapter in session.adapters for session in self._ready())
 
     def route(self, sequence: SequenceState, avoid: Set[str]) -> Route | None:
         """Workers for the next attempt; None: it should wait until some have room.
@@ -165,9 +166,9 @@ class Selector:
         `avoid`: names of the workers on which it failed. Raises AttemptFailed if no worker is ready, and
         Unavailable if waiting is useless: the pages that it needs are quarantined on every worker.
         """
-        if not self.is_ready():
+        if not self.is_ready(sequence.adapter):
             raise no_worker_ready(self._registry.complaints())
-        view = self._view()
+        view = self._view(sequence.adapter)
         request = self._request(sequence, avoid)
         try:
             placement: Placement | None
@@ -214,13 +215,16 @@ class Selector:
             sessions.__getitem__, is_local=is_local, why="probe", on_transfer=self.cluster.transferred
         )
 
-    def migration_target(self, tokens: int, leaving: str) -> WorkerSession | None:
-        """Worker to which a running answer moves from `leaving`: the least loaded with room; None without."""
-        if not self.is_ready():
+    def migration_target(
+        self, tokens: int, leaving: str, adapter: Digest = NO_ADAPTER
+    ) -> WorkerSession | None:
+        """Worker to which a running answer moves from `leaving`: the least loaded that has room and the
+        answer's adapter; None without."""
+        if not self.is_ready(adapter):
             return None
         others = [
             worker
-            for worker in self.policy.decode_workers(self._view().workers)
+            for worker in self.policy.decode_workers(self._view(adapter).workers)
             if self._known[worker.id].worker_id != leaving and worker.room.has_room(tokens)
         ]
         request = RequestView(prompt_tokens=tokens, expected_output=1, arrived=self._clock())
@@ -260,7 +264,7 @@ class Selector:
                 return self._session(prefill.key)
             claim.end()
             try:
-                view = self._view()
+                view = self._view(sequence.adapter)
                 chosen = self.policy.decode_worker(placement, self._request(sequence, avoid), view)
             except NoWorker:
                 raise no_worker_ready(self._registry.complaints()) from None
@@ -307,8 +311,8 @@ class Selector:
     def _ready(self) -> list[WorkerSession]:
         return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
 
-    def _view(self) -> ClusterView:
-        """The ready workers as they are now; at least one. O(workers)."""
+    def _view(self, adapter: Digest = NO_ADAPTER) -> ClusterView:
+        """The ready workers that have the adapter, as they are now. O(workers)."""
         cluster, known = self.cluster, self._known
         for key in [key for key, session in known.items() if not session.alive]:
             del known[key]
@@ -323,7 +327,10 @@ class Selector:
                     session.on_step = partial(_observe, cluster, key)
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)
-        return cluster.view(self._clock(), health)
+        view = cluster.view(self._clock(), health)
+        if not adapter:
+            return view
+        return replace(view, workers=tuple(w for w in view.workers if adapter in known[w.id].adapters))
 
 
 def _cached_tokens(session: WorkerSession, sequence: SequenceState) -> int:

@@ -26,6 +26,7 @@ from router.dispatch.workers.arrivals import ON_TIME, Arrivals
 from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness, OwnPauses
 from router.dispatch.workers.loop_turns import busy_since
+from router.dispatch.workers.worker_adapters import WorkerAdapters
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.channel import Endpoint, connect
@@ -83,6 +84,7 @@ class WorkerSession:
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self.arrival = ON_TIME
         """Arrival of the latest batch."""
+        self.adapters = WorkerAdapters(worker_id, stub)
         self._arrivals = Arrivals(busy_since)
         self._router = router
         self._has_ray = has_ray
@@ -350,6 +352,7 @@ class WorkerSession:
             self.on_cache(change.stored, change.blocks)
         if batch.HasField("load"):
             self.load.report(batch.load, batch.commands)
+            self.adapters.report(batch.load.adapters)
             self._on_news()
         for events in (
             batch.wanted,

@@ -252,7 +252,7 @@ async def test_a_route_that_is_not_there_is_an_openai_error_too(
     [
         ("/chat/completions", "There is no POST /chat/completions. Did you mean /v1/chat/completions?"),
         ("/generate", "Use POST /v1/completions"),
-        ("/v1/load_lora_adapter", "merge the adapter"),
+        ("/load_lora_adapter_from_tensors", "use POST /v1/load_lora_adapter"),
     ],
 )
 async def test_a_route_of_another_server_is_answered_with_what_to_use(

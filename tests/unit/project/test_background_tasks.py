@@ -16,6 +16,7 @@ AWAITED = {
     "router.api.grpc.server",
     "router.api.http.asgi_streams",
     "router.api.endpoints.event_stream",
+    "router.api.endpoints.kinds",
     "router.api.http.server",
     "router.api.generation.run",
     "rpc.server",

@@ -155,6 +155,10 @@ class Model(Closed):
     """Whose modules run it: baton or transformers."""
     default_sampling_params: dict[str, Any]
     """Defaults of sampling parameters that differ from OpenAI's."""
+    root: NotRequired[str]
+    """Folder of an adapter."""
+    parent: NotRequired[str]
+    """The model of an adapter."""
 
 
 class Models(Closed):

@@ -99,7 +99,7 @@ def test_advice_names_fields_flags_and_commands_that_exist() -> None:
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("lora_path", " POST /v1/chat/completions refuses it too: there are no LoRA adapters;"),
+        ("lora_path", " It is a field of POST /v1/chat/completions."),
         ("bad_words", " POST /v1/chat/completions refuses it too: use logit_bias: -100"),
         ("min_p", " It is a field of POST /v1/chat/completions."),
         ("instructions", " It is a field of POST /v1/responses."),

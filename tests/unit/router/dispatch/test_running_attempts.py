@@ -12,6 +12,7 @@ class Stuck:
     """An answer whose target does not answer."""
 
     tokens_to_reserve = 10
+    adapter = b""
     progress: Any = None
 
     def __init__(self, decoder: Any) -> None:
@@ -30,7 +31,7 @@ class Worker:
 
 async def test_many_answers_that_cannot_move_hold_a_drain_up_no_longer_than_one() -> None:
     target: Any = Worker()
-    answers = RunningAttempts(lambda tokens, leaving: target)
+    answers = RunningAttempts(lambda tokens, leaving, adapter: target)
     running = [Stuck(Worker()) for _ in range(3 * _MAX_CONCURRENT)]
     for answer in running:
         answers._running[answer] = None

@@ -45,6 +45,7 @@ class FakeSession:
         self.commands: deque[worker_pb2.Command] = deque()
         self.listeners: dict[int, SessionListener] = {}
         self.num_sent = 0
+        self.adapters: set[bytes] = set()
 
     def __repr__(self) -> str:
         return self.worker_id

@@ -1,0 +1,47 @@
+"""The adapters of a router over fake workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from common.background import cancelled, supervised
+from router.cluster.adapter_record import AdapterRecord
+from router.cluster.record import ClusterRecord
+from router.dispatch.adapters.adapters import ServedAdapters
+from tests.integration.fake_cluster import Service
+from tests.integration.fake_worker import FakeWorker
+from tests.unit.router.cluster.key_values import KeyValues
+
+
+def shared(store: KeyValues) -> AdapterRecord:
+    record = ClusterRecord(store, "m")
+
+    async def ask(use: Callable[[ClusterRecord], object]) -> object:
+        return use(record)
+
+    return AdapterRecord(ask)
+
+
+@asynccontextmanager
+async def adapting(
+    served: Service, store: KeyValues | None = None, base: str = "m"
+) -> AsyncIterator[ServedAdapters]:
+    adapters = ServedAdapters(served.registry, shared(store or KeyValues()), base)
+    running = supervised(adapters.run(), "adapters")
+    try:
+        yield adapters
+    finally:
+        await cancelled(running)
+
+
+def give(workers: list[FakeWorker], path: str, content: str) -> None:
+    for worker in workers:
+        worker.adapters[path] = content
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
