@@ -6,6 +6,7 @@ The engine allocates by these rules, KV transfer sends by them, the router sizes
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -22,6 +23,32 @@ later."""
 
 
 @dataclass(frozen=True, slots=True)
+class KVHeads:
+    """Key heads of a layer, and the features of each; there are as many value heads."""
+
+    count: int
+    dim: int
+
+    @property
+    def features(self) -> int:
+        return self.count * self.dim
+
+    def of_rank(self, num_ranks: int) -> KVHeads:
+        """The heads that a rank holds; with more ranks than heads, neighbours hold the same one."""
+        return KVHeads(max(1, self.count // num_ranks), self.dim)
+
+
+def page_features(layers: Sequence[int], heads: Sequence[KVHeads]) -> int:
+    """Features of a token, keys and values of all layers, that the pages of all groups have room for.
+
+    `layers`: number of layers of each group. Rounded up so that heads of every size fill a page.
+    """
+    most = max(2 * count * each.features for count, each in zip(layers, heads, strict=True))
+    unit = math.lcm(*(each.dim for each in heads))
+    return -(-most // unit) * unit
+
+
+@dataclass(frozen=True, slots=True)
 class KVGroup:
     """Layers that share a block table. All groups of a model have pages of the same size."""
 
@@ -33,6 +60,9 @@ class KVGroup:
 
     latent: bool = False
     """Whether a token has one row of features that stands for its keys and values."""
+
+    heads: KVHeads | None = None
+    """Heads of its layers, where groups have different ones; None: all layers of the model have the same."""
 
     @property
     def kind(self) -> str:
@@ -92,36 +122,44 @@ class RequestPages:
         return num_pages * length // self.of(length)
 
 
-def group_layers(windows: Sequence[int | None], context: int) -> tuple[KVGroup, ...]:
+def group_layers(
+    windows: Sequence[int | None], context: int, heads: Sequence[KVHeads] = (), widths: Sequence[int] = ()
+) -> tuple[KVGroup, ...]:
     """Cut the layers with these windows into groups of equal size, the last of each kind padded.
 
     Of the sizes that give few groups, takes the one with which a request of `context` tokens needs the least
     memory; of equal ones the largest. (vLLM's hybrid KV cache manager cuts layers in the same way.)
+
+    `heads`, `widths`: of each layer, where layers have different heads: its heads, and its features in the
+    whole model, of which pages of all groups have the same number, as near as whole layers come to it.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, int], list[int]] = {}
+    unit = math.gcd(*widths) if widths else 1
     for layer, window in enumerate(windows):
-        kinds.setdefault(window, []).append(layer)
+        kinds.setdefault((window, widths[layer] // unit if widths else 1), []).append(layer)
 
     def num_groups(size: int) -> int:
-        return sum(-(-len(layers) // size) for layers in kinds.values())
+        return sum(-(-len(layers) // (size // kind[1])) for kind, layers in kinds.items())
 
     def held(size: int) -> int:
-        """Layers times tokens."""
+        """Layers of the smallest width times tokens."""
         return sum(
-            -(-len(layers) // size) * size * min(window or context, context)
-            for window, layers in kinds.items()
+            -(-len(layers) // (size // kind[1])) * size * min(kind[0] or context, context)
+            for kind, layers in kinds.items()
         )
 
-    longest = max(map(len, kinds.values()))
+    longest = max(len(layers) * kind[1] for kind, layers in kinds.items())
     fewest = max(_MOST_GROUPS, num_groups(longest))
     size = min(
-        (size for size in range(1, longest + 1) if num_groups(size) <= fewest),
+        (size for size in range(max(width for _, width in kinds), longest + 1) if num_groups(size) <= fewest),
         key=lambda size: (held(size), -size),
     )
     return tuple(
-        KVGroup(tuple(layers[begin : begin + size]), window)
-        for window, layers in kinds.items()
-        for begin in range(0, len(layers), size)
+        KVGroup(
+            tuple(layers[begin : begin + size // kind[1]]), kind[0], heads=heads[layers[0]] if heads else None
+        )
+        for kind, layers in kinds.items()
+        for begin in range(0, len(layers), size // kind[1])
     )
 
 

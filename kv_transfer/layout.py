@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final
 
-from common.kv_groups import KVGroup
+from common.kv_groups import KVGroup, KVHeads, page_features
 from kv_transfer.state_layout import StateLayout
 
 XXH3: Final = "xxh3-64"
@@ -16,20 +16,23 @@ SUM64: Final = "sum64"
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
-_FORMAT = "baton-kv-2:page,layer of group,kv,head,token,dim"
+_FORMAT = "baton-kv-3:page,layer of group,kv,head,token,dim"
 """Changes whenever the same fields would describe different bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """A page is `[layer of its group, 2, kv_head, page_size, head_dim]`, contiguous: keys, then values."""
+    """A page is `[layer of its group, 2, kv_head, page_size, head_dim]`, contiguous: keys, then values.
+
+    Where groups have heads of different sizes, the rest of the page belongs to no layer.
+    """
 
     model: str
     """Identity of the model's shape. Weights are compared by `request_digest`: they may be replaced."""
     dtype: str
     groups: tuple[KVGroup, ...]
     num_kv_heads: int
-    """Heads of the whole model, over all shards."""
+    """Heads of the whole model, over all shards, in layers of groups that do not say."""
     head_dim: int
     page_size: int
     """Tokens per page."""
@@ -78,9 +81,24 @@ class KVLayout:
         return self.tp_rank * self.num_kv_heads // self.tp_size
 
     @property
+    def has_other_heads(self) -> bool:
+        """Whether groups have heads of different sizes."""
+        return len(set(self._heads)) > 1
+
+    @property
+    def _heads(self) -> list[KVHeads]:
+        """The heads of each group in this shard."""
+        usual = KVHeads(self.num_kv_heads, self.head_dim)
+        return [(group.heads or usual).of_rank(self.tp_size) for group in self.groups]
+
+    @property
     def token_bytes(self) -> int:
         """One token of one head, keys or values."""
-        return self.head_dim * _DTYPE_BYTES[self.dtype]
+        return self.token_bytes_of(0)
+
+    def token_bytes_of(self, group: int) -> int:
+        """The same, of one group."""
+        return self._heads[group].dim * _DTYPE_BYTES[self.dtype]
 
     @property
     def head_bytes(self) -> int:
@@ -90,11 +108,12 @@ class KVLayout:
     @property
     def rows_per_page(self) -> int:
         """(layer, keys or values, head) triples: how many `head_bytes` make a page."""
-        return self.page_layers * 2 * self.heads_per_shard
+        return self.page_bytes // self.head_bytes
 
     @property
     def page_bytes(self) -> int:
-        return self.rows_per_page * self.head_bytes
+        features = page_features([len(group.layers) for group in self.groups], self._heads)
+        return features * self.page_size * _DTYPE_BYTES[self.dtype]
 
     @property
     def state_heads(self) -> range:
@@ -130,7 +149,7 @@ class KVLayout:
             self.dtype,
             self.scales,
             self.computed_in,
-            tuple((group.window, group.layers) for group in self.groups),
+            tuple((group.window, group.layers, group.heads) for group in self.groups),
             self.num_kv_heads,
             self.head_dim,
             self.page_size,

@@ -65,6 +65,8 @@ def plan_shard_copies(
     end = min(source.first_head + source.heads_per_shard, target.first_head + target.heads_per_shard)
     if begin >= end:
         return []
+    if source.has_other_heads:
+        raise ValueError("pages of groups with different heads cannot be cut; use equal numbers of ranks")
     length = (end - begin) * source.head_bytes
     copies: list[Copy] = []
     for mine, theirs in zip(local, remote, strict=True):

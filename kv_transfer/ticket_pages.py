@@ -51,7 +51,8 @@ def digest_blocks(
     if last == 1 or tail_tokens == layout.page_size:
         return digester.digest(pages, tail_tokens)
     full = digester.digest(pages[:-last], layout.page_size) if pages[:-last] else []
-    return full + [digest for page in pages[-last:] for digest in digester.digest([page], tail_tokens)]
+    tails = enumerate(pages[-last:])
+    return full + [digest for group, page in tails for digest in digester.digest([page], tail_tokens, group)]
 
 
 def _first_blocks(layout: KVLayout, position: int) -> list[int]:

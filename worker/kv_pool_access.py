@@ -41,7 +41,7 @@ def layout_of(runner: ModelRunner) -> KVLayout:
     return KVLayout(
         model=runner.shape,
         dtype=_name(pool.tensor.dtype),
-        groups=pool.groups,
+        groups=spec.kv_groups,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         page_size=pool.page_size,

@@ -97,5 +97,5 @@ class RankWeights:
 
 def _fp8_kv(checkpoint: Path | None, spec: ModelSpec) -> Fp8KV:
     """None: of dummy weights. A checkpoint's scales are those of its own weights."""
-    layers = spec.attention_layers
+    layers = spec.kv_layers
     return Fp8KV(kv_scales(checkpoint, layers) if checkpoint else ((1.0, 1.0),) * len(layers))

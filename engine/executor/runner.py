@@ -287,7 +287,7 @@ class ModelRunner:
         with advising(f"a KV pool of {tokens} tokens", "lower --kv-pool-tokens or --kv-memory-fraction"):
             return KVPool(
                 num_pages=num_pages,
-                groups=self.spec.kv_groups,
+                groups=self._model.part.kv_groups,
                 num_kv_heads=self._model.part.num_kv_heads,
                 head_dim=self.spec.head_dim,
                 page_size=config.page_size,

@@ -9,7 +9,7 @@ from typing import Any, Final
 from engine.model_config.config_fields import Config, llama
 from engine.model_config.eagle_spec import EAGLE3, eagle3, is_eagle3
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.families import delta, dense, experts, latent
+from engine.model_config.families import delta, dense, experts, gemma4, latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Gemma3ForCausalLM": Architecture("gemma3_text", dense.gemma3, dense.GEMMA3_DEFAULTS),
     "Gemma3ForConditionalGeneration": Architecture(
         "gemma3", dense.gemma3, dense.GEMMA3_DEFAULTS, text_types=frozenset({"gemma3_text"})
+    ),
+    "Gemma4ForCausalLM": Architecture("gemma4_text", gemma4.gemma4, gemma4.DEFAULTS),
+    "Gemma4ForConditionalGeneration": Architecture(
+        "gemma4", gemma4.gemma4, gemma4.DEFAULTS, text_types=frozenset({"gemma4_text"})
     ),
     "Qwen2ForCausalLM": Architecture("qwen2", dense.qwen2),
     "Qwen3ForCausalLM": Architecture("qwen3", dense.qwen3),

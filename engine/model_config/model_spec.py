@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from common.kv_groups import KVGroup, group_layers
+from common.kv_groups import KVGroup, KVHeads, group_layers, page_features
 from engine.model_config.architectures import ARCHITECTURES, architecture_of, is_lacking
 from engine.model_config.config_fields import Config
 from engine.model_config.config_file import TextFields, dtype_of, eos_token_ids, of_the_text, read_json
@@ -21,6 +21,7 @@ from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.general_spec import GeneralSpec
 from engine.model_config.parts.latent_spec import LatentSpec
 from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
+from engine.model_config.parts.per_layer_spec import PerLayerSpec
 from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.quantization_config import read_quantization
@@ -79,6 +80,10 @@ class ModelSpec:
     delta: DeltaSpec | None = None
     """Gated delta nets in place of the attention of some layers."""
     attention: AttentionSpec = field(default_factory=AttentionSpec)
+    wide_mlps: frozenset[int] = frozenset()
+    """Layers whose MLP has twice the `intermediate_size`."""
+    per_layer: PerLayerSpec | None = None
+    """Embeddings that enter every layer."""
     latent: LatentSpec | None = None
     """Latent attention in all layers; `num_kv_heads` and `head_dim` are those of the halves of its rows."""
     experts: ExpertSpec | None = None
@@ -102,6 +107,10 @@ class ModelSpec:
             heads = f"num_attention_heads={self.num_heads}, num_key_value_heads={self.num_kv_heads}"
             raise UnsupportedModel(f"{heads}: query heads must divide evenly among the key heads")
         windows = self.attention.windows
+        other = self.attention.other_heads
+        if other is not None and self.num_heads % other.heads.count:
+            heads = f"{self.num_heads} query heads, {other.heads.count} key heads in some layers"
+            raise UnsupportedModel(f"{heads}: query heads must divide evenly among the key heads")
         if windows and len(windows) != self.num_layers:
             raise UnsupportedModel(
                 f"{len(windows)} layers have a window or none, of {self.num_layers} layers"
@@ -125,20 +134,36 @@ class ModelSpec:
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]:
         """Layers whose KV shares a block table, numbered among those with attention."""
-        groups = group_layers([self.window(layer) for layer in self.attention_layers], self.max_position)
+        layers, other = self.kv_layers, self.attention.other_heads
+        heads = [] if other is None else [self.kv_heads(layer) for layer in layers]
+        widths = [] if other is None else [other.widths[layer in other.layers] for layer in layers]
+        groups = group_layers([self.window(layer) for layer in layers], self.max_position, heads, widths)
         return tuple(replace(group, latent=self.latent is not None) for group in groups)
+
+    def kv_heads(self, layer: int) -> KVHeads:
+        other = self.attention.other_heads
+        if other is not None and layer in other.layers:
+            return other.heads
+        return KVHeads(self.num_kv_heads, self.head_dim)
+
+    def of_layer(self, layer: int) -> ModelSpec:
+        """This model with the sizes of one of its layers in place of those of most layers."""
+        heads, double = self.kv_heads(layer), layer in self.wide_mlps
+        if heads == KVHeads(self.num_kv_heads, self.head_dim) and not double:
+            return self
+        inner = self.intermediate_size * (2 if double else 1)
+        return replace(self, num_kv_heads=heads.count, head_dim=heads.dim, intermediate_size=inner)
 
     def kv_token_bytes(self, value_bytes: float) -> float:
         """Bytes of a token's KV in the pages of all groups, with the layers by which they are padded."""
         groups = self.kv_groups
-        layers = len(groups) * max(len(group.layers) for group in groups)
-        return 2 * layers * self.kv_size * value_bytes
+        heads = [group.heads or KVHeads(self.num_kv_heads, self.head_dim) for group in groups]
+        return len(groups) * page_features([len(group.layers) for group in groups], heads) * value_bytes
 
     @property
     def parameters(self) -> int:
         """Weights of all matrices. Norms and biases, which are few, count nowhere."""
-        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
-        return self._layer_parameters(0 if self.experts is None else self.experts.features) + embeddings
+        return self._layer_parameters(0 if self.experts is None else self.experts.features) + self._embeddings
 
     @property
     def active_parameters(self) -> int:
@@ -148,7 +173,7 @@ class ModelSpec:
 
     def weight_bytes(self, value_bytes: int) -> float:
         """Bytes of all matrices on a GPU, where those that are not quantized have values of `value_bytes`."""
-        embeddings = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        embeddings = self._embeddings
         experts = 0 if self.experts is None else self.experts.count * self.expert_parameters
         others = self.parameters - embeddings - experts
         in_layers = others * self.bytes_per_dense_weight(value_bytes)
@@ -200,22 +225,6 @@ class ModelSpec:
         return layers * 3 * self.hidden_size * self.experts.intermediate_size
 
     @property
-    def balanced_context(self) -> float:
-        """Tokens of context at which attention takes as much arithmetic as all matrices of the layers."""
-        in_layers = self.active_parameters - self.vocab_size * self.hidden_size
-        per_token = 2 * self.q_size  # with a key, and with a value
-        if self.latent is not None:
-            per_token = self.num_heads * (self.latent.row + self.latent.rank)
-        left = in_layers / per_token  # tokens, of all layers together
-        windows = sorted(self.window(layer) or self.max_position for layer in self.attention_layers)
-        for index, window in enumerate(windows):
-            layers = len(windows) - index
-            if window == self.max_position or layers * window >= left:
-                return left / layers
-            left -= window
-        return float(self.max_position)
-
-    @property
     def widest_mlp(self) -> int:
         """Features of the MLP that takes the most activations of a token."""
         routed = 0 if self.experts is None else self.experts.active_features
@@ -249,8 +258,9 @@ class ModelSpec:
         """How this layer rotates queries and keys; None: not at all."""
         if layer in self.unrotated_layers:
             return None
-        windowed = self.window_rope is not None and self.window(layer) is not None
-        return self.window_rope if windowed else self.rope
+        other = self.attention.other_heads
+        windowed = self.window(layer) is not None if other is None else layer not in other.layers
+        return self.window_rope if windowed and self.window_rope is not None else self.rope
 
     @property
     def rearranges_heads(self) -> bool:
@@ -269,13 +279,30 @@ class ModelSpec:
         return self.attention.window(layer)
 
     @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Layers with keys and values of their own; the first of those with attention."""
+        return tuple(layer for layer in self.attention_layers if self.attention.source(layer) is None)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers with keys and values; the others have a recurrent state."""
+        """Layers with attention; the others have a recurrent state."""
         recurrent = frozenset() if self.delta is None else self.delta.layers
         return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
+
+    @property
+    def _embeddings(self) -> int:
+        """Weights of the embeddings, and of the head if it has its own."""
+        entries = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return entries + (0 if self.per_layer is None else self.num_layers * self.per_layer.embedding)
+
+    def _mixer_features(self, layer: int) -> int:
+        """Features of a layer's queries, output projection, keys and values."""
+        heads = self.kv_heads(layer)
+        queries = (3 if self.output_gate else 2) * self.num_heads * heads.dim
+        return queries + (len(self.attention.projected(layer)) - 1) * heads.features
 
     def _layer_parameters(self, expert_features: int) -> int:
         """Weights of all layers, of which those with experts have an MLP of `expert_features`."""
@@ -283,16 +310,17 @@ class ModelSpec:
             return self.general.parameters
         mlp_matrices = 3 if self.gated_mlp else 2
         routed = self.num_layers - self._dense_layers
-        mlps = mlp_matrices * (self._dense_layers * self.intermediate_size + routed * expert_features)
+        dense = (self._dense_layers + len(self.wide_mlps)) * self.intermediate_size
+        mlps = mlp_matrices * (dense + routed * expert_features)
         routers = 0 if self.experts is None else routed * self.experts.count
-        queries = (3 if self.output_gate else 2) * self.q_size  # with the output projection
-        mixers = len(self.attention_layers) * (queries + 2 * self.kv_size)
+        mixers = sum(self._mixer_features(layer) for layer in self.attention_layers)
         if self.delta is not None:
             mixers += len(self.delta.layers) * self.delta.weights
         if self.latent is not None:
             latent = self.num_layers * self.latent.weights(self.hidden_size, self.num_heads)
             return latent + self.hidden_size * (mlps + routers)
-        return self.hidden_size * (mixers + mlps + routers)
+        gates = 0 if self.per_layer is None else 3 * self.num_layers * self.per_layer.features
+        return self.hidden_size * (mixers + mlps + routers + gates)
 
     @classmethod
     def from_folder(cls, folder: Path, impl: ModelImpl = ModelImpl.AUTO) -> ModelSpec:

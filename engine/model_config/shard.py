@@ -56,8 +56,12 @@ class Shard:
         if delta is not None:
             heads = delta.key_heads // self.size, delta.value_heads // self.size
             delta = replace(delta, key_heads=heads[0], value_heads=heads[1])
+        attention = spec.attention
+        if other := attention.other_heads:
+            attention = replace(attention, other_heads=replace(other, heads=other.heads.of_rank(self.size)))
         return replace(
             spec,
+            attention=attention,
             experts=experts,
             delta=delta,
             num_heads=spec.num_heads // self.size,
@@ -116,6 +120,10 @@ def _misfit(spec: ModelSpec, size: int) -> str:
     for what, count, ranks in shared:
         if count % ranks:
             return f"{count} {what} cannot be shared equally by {ranks} ranks"
-    if spec.num_kv_heads % size and size % spec.num_kv_heads:
-        return f"{spec.num_kv_heads} key heads and {size} ranks: neither number divides the other"
+    other = spec.attention.other_heads
+    for kv_heads in (spec.num_kv_heads, *([] if other is None else [other.heads.count])):
+        if kv_heads % size and size % kv_heads:
+            return f"{kv_heads} key heads and {size} ranks: neither number divides the other"
+    if other is not None and other.heads.count > spec.num_kv_heads and size > spec.num_kv_heads:
+        return f"{spec.num_kv_heads} and {other.heads.count} key heads: ranks would share the first ones only"
     return ""

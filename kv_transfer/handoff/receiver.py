@@ -301,9 +301,10 @@ class KVReceiver:
             if handoff.digests.get(index) == expected or unneeded(layout, place, final.position):
                 continue
             # Not digested yet, or before the write was complete: digest the page as it is now.
-            token = place // len(layout.groups) * layout.page_size
+            block, group = divmod(place, len(layout.groups))
+            token = block * layout.page_size
             tail_tokens = min(layout.page_size, final.position - token)
-            if self._port.digester.digest([ticket.pages[index]], tail_tokens) != [expected]:
+            if self._port.digester.digest([ticket.pages[index]], tail_tokens, group) != [expected]:
                 return f"the digest of the page of token {token} differs from the sender's"
         state = self._port.digester.digest_state(ticket.state[0]) if heads else []
         return "" if state == list(finish.digests[needed:]) else "the digest of the state differs"

@@ -35,11 +35,11 @@ class DeviceDigester:
     def __init__(self, pool: torch.Tensor, layout: KVLayout, page_sums: PageSums | None = None) -> None:
         """`pool`: contiguous, pages along its first axis. Compiles the kernel, unless `page_sums` is given
         in its place, for a pool on a CPU."""
-        self._words = Words.of(layout)
+        self._words = [Words.of(layout, group) for group in range(len(layout.groups))]
         self._layout = layout
         self._bytes = pool.flatten().view(torch.uint8)
-        self._pool = pool.flatten(1).view(_WORD_TYPES[self._words.word_bytes])
-        if self._pool.shape[1] != self._words.page:
+        self._pool = pool.flatten(1).view(_WORD_TYPES[self._words[0].word_bytes])
+        if self._pool.shape[1] != self._words[0].page:
             raise ValueError(
                 f"the pool has {self._pool[0].nbytes} bytes per page, its layout {layout.page_bytes}"
             )
@@ -56,9 +56,9 @@ class DeviceDigester:
         if layout.state is not None:
             self.digest_state(0)
 
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+    def digest(self, pages: Sequence[int], tail_tokens: int, group: int = 0) -> list[int]:
         """See `digest.PageDigester`. One launch for up to 1024 pages. For one thread at a time."""
-        return self.begin(pages, tail_tokens)()
+        return self._begin(self._pool, self._words[group], pages, tail_tokens)()
 
     def digest_state(self, first: int) -> list[int]:
         """See `digest.PageDigester`. Copies the state, so that each head is like a page."""
@@ -76,7 +76,7 @@ class DeviceDigester:
     ) -> Callable[[], list[int]]:
         """Digest pages once `after` has happened. The function returned waits for the digests, for one with
         `after` without a spinning CPU, and must be called. Both for one thread at a time."""
-        return self._begin(self._pool, self._words, pages, tail_tokens, after)
+        return self._begin(self._pool, self._words[0], pages, tail_tokens, after)
 
     def _begin(
         self,

@@ -19,8 +19,10 @@ from kv_transfer.memory import PoolMemory
 
 
 class PageDigester(Protocol):
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
-        """64-bit digests of pool pages; of the last one, only of its first `tail_tokens` tokens."""
+    def digest(self, pages: Sequence[int], tail_tokens: int, group: int = 0) -> list[int]:
+        """64-bit digests of pool pages; of the last one, only of its first `tail_tokens` tokens, as a page of
+        this group.
+        """
 
     def digest_state(self, first: int) -> list[int]:
         """64-bit digests of the recurrent state that begins at page `first`, one for each of its heads."""
@@ -33,15 +35,15 @@ class HostDigester:
         memory.require_page_bytes(layout.page_bytes)
         self._page_size = layout.page_size
         flat = np.frombuffer(memory.host_bytes(), dtype=np.uint8)
-        self._pages = flat.reshape(
-            memory.num_pages, layout.rows_per_page, layout.page_size, layout.token_bytes
-        )
+        self._pages = flat.reshape(memory.num_pages, layout.page_bytes)
+        self._layout = layout
         self._states = HostStates(flat, layout)
 
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+    def digest(self, pages: Sequence[int], tail_tokens: int, group: int = 0) -> list[int]:
         digests = [xxhash.xxh3_64_intdigest(self._pages[page].data) for page in pages]
         if digests and tail_tokens != self._page_size:
-            valid = np.ascontiguousarray(self._pages[pages[-1], :, :tail_tokens])
+            rows = self._pages[pages[-1]].reshape(-1, self._page_size, self._layout.token_bytes_of(group))
+            valid = np.ascontiguousarray(rows[:, :tail_tokens])
             digests[-1] = xxhash.xxh3_64_intdigest(valid.data)
         return digests
 

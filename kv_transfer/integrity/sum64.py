@@ -64,8 +64,22 @@ class Words:
     all_heads: int
 
     @classmethod
-    def of(cls, layout: KVLayout) -> Words:
-        word_bytes = next(size for size in (4, 2, 1) if layout.token_bytes % size == 0)
+    def of(cls, layout: KVLayout, group: int = 0) -> Words:
+        """`group`: whose tokens are told apart, where groups have heads of different sizes. Then a position
+        is the place of a word in its shard's page, whatever the group."""
+        every = [layout.token_bytes_of(index) for index in range(len(layout.groups))]
+        word_bytes = next(size for size in (4, 2, 1) if not any(token % size for token in every))
+        if layout.has_other_heads:
+            rows = layout.page_bytes // layout.page_size // every[group]
+            return cls(
+                word_bytes=word_bytes,
+                words_per_token=every[group] // word_bytes,
+                tokens=layout.page_size,
+                kinds=1,
+                heads=rows,
+                first_head=layout.first_head * rows,
+                all_heads=layout.num_kv_heads * rows,
+            )
         return cls(
             word_bytes=word_bytes,
             words_per_token=layout.token_bytes // word_bytes,
@@ -117,18 +131,19 @@ class HostSum64:
 
     def __init__(self, memory: PoolMemory, layout: KVLayout) -> None:
         memory.require_page_bytes(layout.page_bytes)
-        self._words = words = Words.of(layout)
+        self._words = [Words.of(layout, group) for group in range(len(layout.groups))]
         flat = np.frombuffer(memory.host_bytes(), dtype=np.uint8)
-        self._pages = flat.view(f"<u{words.word_bytes}").reshape(memory.num_pages, words.rows, words.row)
-        self._weights = weights(words)
+        self._pages = flat.view(f"<u{self._words[0].word_bytes}").reshape(memory.num_pages, -1)
+        self._weights = weights(self._words[0])  # the same for all groups
         self._states = HostStates(flat, layout)
         self._state = None if layout.state is None else Words.of_state(layout.state)
 
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+    def digest(self, pages: Sequence[int], tail_tokens: int, group: int = 0) -> list[int]:
         if not pages:
             return []
-        tails = [self._words.tokens] * (len(pages) - 1) + [tail_tokens]
-        return [self._sum(self._pages[page], tail) for page, tail in zip(pages, tails, strict=True)]
+        words = self._words[group]
+        tails = [words.tokens] * (len(pages) - 1) + [tail_tokens]
+        return [self._sum(self._pages[page], tail, words) for page, tail in zip(pages, tails, strict=True)]
 
     def digest_state(self, first: int) -> list[int]:
         assert self._state is not None
@@ -136,13 +151,14 @@ class HostSum64:
         weight = weights(self._state)[0]
         return [_weighed(head, weight) & MASK for head in heads]
 
-    def _sum(self, page: Array, tokens: int) -> int:
-        width = tokens * self._words.words_per_token
+    def _sum(self, page: Array, tokens: int, words: Words) -> int:
+        page, weight = page.reshape(words.rows, words.row), self._weights.reshape(words.rows, words.row)
+        width = tokens * words.words_per_token
         step = max(1, _BLOCK_WORDS // width)
         total = 0
-        for begin in range(0, self._words.rows, step):
+        for begin in range(0, words.rows, step):
             rows = slice(begin, begin + step)
-            total += _weighed(page[rows, :width], self._weights[rows, :width])
+            total += _weighed(page[rows, :width], weight[rows, :width])
         return total & MASK
 
 

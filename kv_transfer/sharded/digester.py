@@ -27,10 +27,10 @@ class ShardedDigester:
         self._holder = [firsts.index(first) for first in firsts]
         """For each rank, the lowest rank that holds the same heads."""
 
-    def digest(self, pages: Sequence[int], tail_tokens: int) -> list[int]:
+    def digest(self, pages: Sequence[int], tail_tokens: int, group: int = 0) -> list[int]:
         for link in self._links:
-            link.send(Digest(tuple(pages), tail_tokens))
-        own = tuple(self._own.digest(pages, tail_tokens))
+            link.send(Digest(tuple(pages), tail_tokens, group))
+        own = tuple(self._own.digest(pages, tail_tokens, group))
         parts = [own, *(link.expect(RankDigests).digests for link in self._links)]
         return [self._joined(digests) for digests in zip(*parts, strict=True)]
 

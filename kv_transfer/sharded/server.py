@@ -61,7 +61,7 @@ def _execute(message: Message, rank_0: RankSocket, writer: RankWriter, digester:
             writer.write(message)
         case ForgetPeer(peer):
             writer.forget(peer)
-        case Digest(pages, tail_tokens):
-            rank_0.send(RankDigests(tuple(digester.digest(pages, tail_tokens))))
+        case Digest(pages, tail_tokens, group):
+            rank_0.send(RankDigests(tuple(digester.digest(pages, tail_tokens, group))))
         case DigestState(first):
             rank_0.send(RankDigests(tuple(digester.digest_state(first))))

@@ -49,6 +49,8 @@ class Digest:
 
     pages: tuple[int, ...]
     tail_tokens: int
+    group: int
+    """Group of the last page."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ struct Step {
     int64_t products;             // `enum Products`
     int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
     int64_t page_stride;          // elements between two pages
+    int64_t stored;               // 0: the layer has no keys and values, and reads those of another
     const int64_t* query_indptr;  // [R + 1]
     const int64_t* context_lens;  // [R]
     const int64_t* page_indptr;   // [R + 1]
@@ -86,7 +87,7 @@ struct Attention {
     int64_t columns = up(dim, kLanes);  // of sums, padded with zeros after a head's features
     int64_t head_elements = s.page_size * dim, values_after = s.kv_heads * head_elements;
 
-    const T* row(int64_t token) const { return qkv + token * (s.heads + 2 * s.kv_heads) * dim; }
+    const T* row(int64_t token) const { return qkv + token * (s.heads + (s.stored ? 2 * s.kv_heads : 0)) * dim; }
 
     template <class To>
     void rotate(const T* from, To* to, int64_t token) const {
@@ -266,7 +267,7 @@ void attend(const Step& s, T* pool, const T* qkv, T* out) {
 #pragma omp parallel num_threads(s.threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t token = 0; token < s.num_tokens; token++) attention.keep(token);
+        for (int64_t token = 0; token < (s.stored ? s.num_tokens : 0); token++) attention.keep(token);
 #pragma omp for schedule(dynamic, 1)
         for (size_t i = 0; i < pieces.size(); i++) attention.attend(pieces[i]);
         if (floats) {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from common.kv_groups import KVGroup
+from common.kv_groups import KVGroup, KVHeads, page_features
 from engine.kv.cache.state_pool import StatePool
 from engine.kv.cache.stored import FP8, Fp8KV
 from engine.model_config.parts.delta_spec import DeltaSpec
@@ -21,6 +21,9 @@ class KVPool:
     keys and 1 is values. A page is one contiguous block of `page_bytes`, so handing a page to
     another worker is one copy; each layer's attention sees a strided view of it. The last page is never
     given out: padding is read from it (zeros) and written to it.
+
+    Where groups have heads of different sizes, a page begins with `[layer, 2, kv_head, page_size, head_dim]`
+    of its group, and the tensor is `[num_pages + 1, values]`.
 
     Slots for recurrent states follow in the same memory, for models that have them. A slot is as many blocks
     of `page_bytes` as its state needs, so that a state is handed over like pages.
@@ -40,7 +43,8 @@ class KVPool:
         num_slots: int = 0,
         fp8: Fp8KV | None = None,
     ) -> None:
-        """`dtype`: of the keys and values that are stored; as they are, or as `fp8` says."""
+        """`num_kv_heads`, `head_dim`: of groups that do not say. `dtype`: of the keys and values that are
+        stored; as they are, or as `fp8` says."""
         self.num_pages = num_pages
         self.groups = tuple(groups)
         self.page_layers = max(len(group.layers) for group in groups)
@@ -51,7 +55,13 @@ class KVPool:
         self.fp8 = fp8
         # Zeroed, because attention still multiplies masked values: 0 * NaN would be NaN.
         stored = dtype if fp8 is None else FP8
-        shape = (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim)
+        usual = KVHeads(num_kv_heads, head_dim)
+        self.heads = tuple(group.heads or usual for group in groups)
+        """Heads of each group's layers."""
+        shape: tuple[int, ...] = (num_pages + 1, self.page_layers, 2, num_kv_heads, page_size, head_dim)
+        if self.has_other_heads:
+            features = page_features([len(group.layers) for group in groups], self.heads)
+            shape = (num_pages + 1, features * page_size)
         self.page_bytes = math.prod(shape[1:]) * stored.itemsize
         self.slot_blocks = 0 if delta is None else -(-delta.state_bytes(dtype.itemsize) // self.page_bytes)
         """Blocks of a slot."""
@@ -69,7 +79,12 @@ class KVPool:
         }
         self.places = [places[layer] for layer in range(len(places))]
         """For each layer: its group, and its place in the group's pages."""
-        self._layers = list(self.tensor.unbind(1))
+        self._layers = [self._view(group)[:, place] for group, place in self.places]
+
+    @property
+    def has_other_heads(self) -> bool:
+        """Whether groups have heads of different sizes."""
+        return len(set(self.heads)) > 1
 
     @property
     def scratch_page(self) -> int:
@@ -87,4 +102,17 @@ class KVPool:
 
     def layer(self, index: int) -> torch.Tensor:
         """View `[num_pages + 1, 2, kv_head, page_size, head_dim]` of one layer."""
-        return self._layers[self.places[index][1]]
+        return self._layers[index]
+
+    def heads_of(self, index: int) -> KVHeads:
+        """The heads of one layer."""
+        return self.heads[self.places[index][0]]
+
+    def _view(self, group: int) -> torch.Tensor:
+        """All pages, as if they were this group's."""
+        if not self.has_other_heads:
+            return self.tensor
+        heads, layers = self.heads[group], len(self.groups[group].layers)
+        shape = (layers, 2, heads.count, self.page_size, heads.dim)
+        strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+        return self.tensor.as_strided((len(self.tensor), *shape), (self.tensor.stride(0), *strides))

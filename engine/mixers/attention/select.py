@@ -82,6 +82,7 @@ def build_kernels(
     from engine.kernels.flashinfer.libraries import build_libraries, libraries_of  # imports CUDA libraries
 
     attends = name in ("auto", "flashinfer") and spec.head_dim in _HEAD_DIMS
+    attends = attends and spec.attention.other_heads is None
     build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
 
 
@@ -109,6 +110,11 @@ def _lacks_flashinfer() -> str | None:
 
 
 def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
+    if pool.has_other_heads or any(layer.source is not None for layer in layers):
+        sizes = " and ".join(str(dim) for dim in sorted({heads.dim for heads in pool.heads}))
+        return (
+            f"Baton has no kernels for layers with heads of {sizes} features, or that share keys and values"
+        )
     rank = layers[0].latent_rank
     if rank is None:
         dim = pool.head_dim

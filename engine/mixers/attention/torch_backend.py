@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from common.kv_groups import KVHeads
 from engine.core.batch.batch import Batch, GroupTables
 from engine.core.batch.step_inputs import Ints
 from engine.kv.cache.pool import KVPool
@@ -73,20 +74,32 @@ class TorchAttention:
     def __init__(self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention]) -> None:
         self._pool = pool
         self._rules = layers
-        self._queries_per_key = num_heads // pool.num_kv_heads
+        self._num_heads = num_heads
+        self._sources = [layer if rule.source is None else rule.source for layer, rule in enumerate(layers)]
+        """For each layer: whose keys and values it reads."""
+        self._heads = [pool.heads_of(source) for source in self._sources]
         # Torch indexes no 8-bit floats: their bytes.
         self._memory = pool.tensor if pool.fp8 is None else pool.tensor.view(torch.uint8)
-        # The pool as rows of one page of one head: [.., page_size * head_dim], each a contiguous copy.
-        self._flat = self._memory.view(-1, pool.page_size * pool.head_dim)
-        self._rows_per_page = pool.page_layers * 2 * pool.num_kv_heads
-        # For each layer, a view that begins at its first row, so that one table of rows serves all layers.
-        self._layers = [self._flat[place * 2 * pool.num_kv_heads :] for _, place in pool.places]
+        self._device = self._memory.device
+        # For each layer the pool as rows of one page of one head, [.., page_size * head_dim], each a
+        # contiguous copy. It begins at the layer's first row: one table of rows serves all layers of a group.
+        self._layers = [
+            self._memory.view(-1, pool.page_size * heads.dim)[pool.places[source][1] * 2 * heads.count :]
+            for source, heads in zip(self._sources, self._heads, strict=True)
+        ]
         # For each layer its keys and its values as [page, token, kv_head, head_dim], to write tokens into.
-        self._places = [self._memory[:, place].transpose(2, 3).unbind(1) for _, place in pool.places]
-        self._workspace = torch.empty(0, dtype=self._memory.dtype, device=pool.tensor.device)
+        self._places = [
+            pool.layer(source).view(self._memory.dtype).transpose(2, 3).unbind(1) for source in self._sources
+        ]
+        self._workspace = torch.empty(0, dtype=self._memory.dtype, device=self._device)
         self._masks: dict[int | None, torch.Tensor] = {}
-        self._keys = [(group, layer.window) for (group, _), layer in zip(pool.places, layers, strict=True)]
+        self._keys = [
+            (pool.places[source][0], rule.window) for source, rule in zip(self._sources, layers, strict=True)
+        ]
         """For each layer: which plan it needs."""
+        self._read_again = {rule.source for rule in layers if rule.source is not None}
+        self._new: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Keys and values of this step, of layers whose others read."""
         self._plans: dict[tuple[int, int | None], _Plan] = {}
         self._pages: list[torch.Tensor] = []
         """For each group: the page of each token."""
@@ -104,8 +117,14 @@ class TorchAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         rule = self._rules[layer]
-        q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
-        k, v = self._store(layer, k, v)
+        if rule.source is not None:
+            q = qkv if rotation is None else rotation.turn(qkv)
+            k, v = self._new[rule.source]
+        else:
+            q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
+            k, v = self._store(layer, k, v)
+            if layer in self._read_again:
+                self._new[layer] = (k, v)
         plan = self._plans[self._keys[layer]]
         if not plan.chunks and len(plan.decodes) == 1:
             return self._attend_decodes(layer, plan.decodes[0], q)
@@ -131,8 +150,8 @@ class TorchAttention:
     def _rotated(
         self, qkv: torch.Tensor, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        kv_heads = self._pool.num_kv_heads
-        num_heads = kv_heads * self._queries_per_key
+        num_heads = self._num_heads
+        kv_heads = (qkv.shape[1] - num_heads) // 2
         # Queries and keys are adjacent: one call rotates both.
         qk, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]
         if rotation is not None:
@@ -152,26 +171,29 @@ class TorchAttention:
         begun = tail_starts >= ends - np.diff(batch.query_indptr)
         fresh = np.flatnonzero(begun & (tail_starts < ends))
         pages = tables.pages[tables.indptr[1:][fresh] - 1]
-        self._memory[torch.from_numpy(pages).to(self._flat.device)] = 0
+        self._memory[torch.from_numpy(pages).to(self._device)] = 0
 
     def _plan(self, batch: Batch, group: int, window: int | None) -> _Plan:
         context_lens = batch.groups[group].context_lens
         tables = batch.groups[group].block_tables.table(fill=self._pool.scratch_page)
         n = batch.num_chunks
-        chunks = [self._plan_chunk(batch, tables, context_lens, r) for r in range(n)]
+        heads = self._pool.heads[group]
+        chunks = [self._plan_chunk(batch, tables, context_lens, r, heads) for r in range(n)]
         first_row = int(batch.query_indptr[n])
-        return _Plan(chunks, self._plan_decodes(first_row, tables[n:], context_lens[n:], window))
+        return _Plan(chunks, self._plan_decodes(first_row, tables[n:], context_lens[n:], window, heads))
 
-    def _plan_chunk(self, batch: Batch, tables: Ints, context_lens: Ints, request: int) -> _ChunkPlan:
+    def _plan_chunk(
+        self, batch: Batch, tables: Ints, context_lens: Ints, request: int, heads: KVHeads
+    ) -> _ChunkPlan:
         rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
         context_len = int(context_lens[request])
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
-        gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages])
+        gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages], heads)
         return _ChunkPlan(rows, gather, context_len)
 
     def _plan_decodes(
-        self, first_row: int, tables: Ints, context_lens: Ints, window: int | None
+        self, first_row: int, tables: Ints, context_lens: Ints, window: int | None, heads: KVHeads
     ) -> list[_DecodePlan]:
         """Group decodes longest first, so that padding stays small."""
         order = np.argsort(-context_lens, kind="stable")
@@ -180,20 +202,27 @@ class TorchAttention:
         while begin < len(order):
             longest = int(context_lens[order[begin]])
             num_pages = -(-longest // self._pool.page_size)
-            row_bytes = self._flat.shape[1] * self._flat.element_size()
-            limit = max(1, GROUP_BYTES // (2 * self._pool.num_kv_heads * num_pages * row_bytes))
+            page_bytes = 2 * heads.features * self._pool.page_size * self._memory.element_size()
+            limit = max(1, GROUP_BYTES // (num_pages * page_bytes))
             similar = int(np.count_nonzero(context_lens[order[begin:]] >= MIN_FILL * longest))
             members = order[begin : begin + min(limit, similar)]
             if len(members) == len(order):
                 members = np.sort(members)
-            plans.append(self._plan_group(first_row, members, tables[:, :num_pages], context_lens, window))
+            table = tables[:, :num_pages]
+            plans.append(self._plan_group(first_row, members, table, context_lens, window, heads))
             begin += len(members)
         return plans
 
     def _plan_group(
-        self, first_row: int, members: Ints, tables: Ints, context_lens: Ints, window: int | None
+        self,
+        first_row: int,
+        members: Ints,
+        tables: Ints,
+        context_lens: Ints,
+        window: int | None,
+        heads: KVHeads,
     ) -> _DecodePlan:
-        device = self._flat.device
+        device = self._device
         lens = context_lens[members]
         longest = int(lens.max())
         mask = None
@@ -206,18 +235,26 @@ class TorchAttention:
             mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
         whole = len(members) == len(context_lens)
         rows: Rows = slice(first_row, None) if whole else torch.from_numpy(first_row + members).to(device)
-        return _DecodePlan(rows, self._gather_rows(tables[members]), len(members), mask, longest)
+        return _DecodePlan(rows, self._gather_rows(tables[members], heads), len(members), mask, longest)
 
-    def _gather_rows(self, tables: Ints) -> torch.Tensor:
-        """Rows of the flat pool that hold layer 0 of `tables` [G, n], in the order [2, G, kv_head, n]."""
-        heads = self._pool.num_kv_heads
-        first = tables[None, :, None, :] * self._rows_per_page
-        inner = np.arange(2)[:, None, None, None] * heads + np.arange(heads)[None, None, :, None]
-        return torch.from_numpy((first + inner).reshape(-1)).to(self._flat.device)
+    def _gather_rows(self, tables: Ints, heads: KVHeads) -> torch.Tensor:
+        """Rows of the pool that hold a group's first layer of `tables` [G, n], in the order
+        [2, G, kv_head, n]."""
+        page_rows = self._pool.page_bytes // (self._pool.page_size * heads.dim * self._memory.element_size())
+        first = tables[None, :, None, :] * page_rows
+        count = heads.count
+        inner = np.arange(2)[:, None, None, None] * count + np.arange(count)[None, None, :, None]
+        return torch.from_numpy((first + inner).reshape(-1)).to(self._device)
 
     def _reserve_workspace(self) -> None:
-        gathers = [gather for plan in self._plans.values() for gather in plan.gathers]
-        needed = max(map(len, gathers), default=0) * self._flat.shape[1]
+        needed = max(
+            (
+                len(gather) * self._pool.heads[group].dim * self._pool.page_size
+                for (group, _), plan in self._plans.items()
+                for gather in plan.gathers
+            ),
+            default=0,
+        )
         if needed > len(self._workspace):
             self._workspace = self._workspace.new_empty(needed)
 
@@ -225,9 +262,11 @@ class TorchAttention:
 
     def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
         """[2, .., tokens, head_dim] as [2, n]: valid until the next gather."""
-        out = self._workspace[: len(rows) * self._flat.shape[1]].view(len(rows), -1)
-        kv = torch.index_select(self._layers[layer], 0, rows, out=out).view(2, -1)
-        return kv if self._pool.fp8 is None else self._pool.fp8.read(layer, kv, self._pool.dtype)
+        pages = self._layers[layer]
+        out = self._workspace[: len(rows) * pages.shape[1]].view(len(rows), -1)
+        kv = torch.index_select(pages, 0, rows, out=out).view(2, -1)
+        fp8 = self._pool.fp8
+        return kv if fp8 is None else fp8.read(self._sources[layer], kv, self._pool.dtype)
 
     def _attend_chunk(
         self,
@@ -239,7 +278,8 @@ class TorchAttention:
         out: torch.Tensor,
     ) -> None:
         rule = self._rules[layer]
-        kv_heads, head_dim, group = self._pool.num_kv_heads, self._pool.head_dim, self._queries_per_key
+        kv_heads, head_dim = self._heads[layer].count, self._heads[layer].dim
+        group = self._num_heads // kv_heads
         # [kv_head, group, token, features]
         q, out = (rows.view(len(rows), kv_heads, group, -1).permute(1, 2, 0, 3) for rows in (q, out))
         if chunk.gather is None:
@@ -272,9 +312,7 @@ class TorchAttention:
         kept = self._masks.get(window)
         if kept is None or columns > kept.shape[-1]:
             size = columns if kept is None else max(columns, 2 * kept.shape[-1])
-            hidden = torch.full(
-                (QUERY_BLOCK, size), -torch.inf, dtype=self._pool.dtype, device=self._flat.device
-            )
+            hidden = torch.full((QUERY_BLOCK, size), -torch.inf, dtype=self._pool.dtype, device=self._device)
             kept = hidden.triu(size - QUERY_BLOCK + 1)
             if window is not None:
                 kept += hidden.tril_(size - QUERY_BLOCK - window)
@@ -284,7 +322,7 @@ class TorchAttention:
         return mask.contiguous() if mask.is_cuda else mask
 
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
-        rule, kv_heads, head_dim = self._rules[layer], self._pool.num_kv_heads, self._pool.head_dim
+        rule, kv_heads, head_dim = self._rules[layer], self._heads[layer].count, self._heads[layer].dim
         kv = self._gather(layer, group.gather).view(2, group.size, kv_heads, -1, head_dim)
         keys, values = kv[:, :, :, : group.context_len]
         if rule.latent_rank is not None:

@@ -41,6 +41,9 @@ class ExpertSpec:
     """Features of the shared expert, which computes every token; 0: there is none."""
     shared_gate: bool = False
     """Whether the shared expert's output is multiplied by a gate of its own."""
+    beside_mlp: bool = False
+    """Whether the shared expert is a plain MLP with norms of its own, and the router normalises and scales
+    its inputs, and scales the weights of each expert (Gemma 4)."""
     dense_layers: frozenset[int] = frozenset()
     """Layers that have a plain MLP instead."""
     parallel: int = 1

@@ -24,6 +24,8 @@ class RopeScaling(Enum):
     DYNAMIC = "dynamic"
     """Scales after max_position_embeddings only, which is the longest context here: after it, angles, and
     so cached keys, would depend on the length of the request."""
+    PROPORTIONAL = "proportional"
+    """The first of the frequencies that all features would have; the other features are not rotated."""
     YARN = "yarn"
     LONGROPE = "longrope"
 
@@ -52,10 +54,11 @@ class RopeSpec:
     query_scaling: float = 0.0
     """Growth of queries beyond `original_max_position`; Ministral 3's."""
     share: float = 1.0
-    """Share of each head's features that are rotated; they come first."""
+    """Share of each head's features that are rotated; they come first. Of frequencies, if proportional."""
 
     def rotated_features(self, head_dim: int) -> int:
-        return int(head_dim * self.share)
+        """Features of which the first half is rotated with the second."""
+        return head_dim if self.scaling is RopeScaling.PROPORTIONAL else int(head_dim * self.share)
 
     @property
     def is_for_long_contexts(self) -> bool:
@@ -108,6 +111,8 @@ def _read(scaling: RopeScaling, fields: Mapping[str, Any], config: Mapping[str, 
         return {}
     if scaling is RopeScaling.LINEAR:
         return {"scaling": scaling, "factor": fields["factor"]}
+    if scaling is RopeScaling.PROPORTIONAL:
+        return {"scaling": scaling, "factor": fields.get("factor", 1.0)}
     longest = config["max_position_embeddings"]
     name = "original_max_position_embeddings"
     original = config.get(name) or fields.get(name) or longest

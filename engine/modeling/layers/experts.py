@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -67,10 +68,43 @@ class ExpertRouter(Packable):
     def forward(self, x: Tensor) -> Routes:
         """x [T, d] -> the experts of each row, of those that this rank holds."""
         logits = self._logits(x)
-        routes = self._ops.route(
-            logits, self.e_score_correction_bias, self._spec, self._live.count, self.counts
+        routes = self._weighed(
+            self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count, self.counts)
         )
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
+
+    def _weighed(self, routes: Routes) -> Routes:
+        """The routes of all experts with their final weights."""
+        return routes
+
+
+class RouterScales(nn.Module):
+    """What a router's inputs are multiplied with, by feature, and the weights of its experts."""
+
+    def __init__(self, features: int, experts: int) -> None:
+        super().__init__()
+        self.scale = weight(features)
+        self.per_expert_scale = weight(experts, dtype=torch.float32)
+
+
+class ScaledRouter(ExpertRouter):
+    """Gemma 4: inputs are normalised and scaled, and so are the weights of experts."""
+
+    def __init__(self, features: int, spec: ExpertSpec, ops: Ops, live: LiveRows, *, eps: float) -> None:
+        super().__init__(features, spec, ops, live)
+        self.scales = RouterScales(features, spec.count)
+        self._eps = eps
+
+    def unpacked(self) -> ExpertRouter:
+        return ScaledRouter(self.weight.shape[1], self._spec, self._ops, self._live, eps=self._eps)
+
+    def forward(self, x: Tensor) -> Routes:
+        normed = functional.rms_norm(x, x.shape[1:], eps=self._eps)
+        return super().forward(normed * self.scales.scale * x.shape[1] ** -0.5)
+
+    def _weighed(self, routes: Routes) -> Routes:
+        experts = routes.experts[routes.places.clamp(min=0)]
+        return replace(routes, weights=routes.weights * self.scales.per_expert_scale[experts])
 
 
 class ExpertStack(Packable):
@@ -143,8 +177,9 @@ class ExpertMLP(nn.Module):
         self._ops = ops
         self._communicator = communicator
 
-    def forward(self, x: Tensor) -> Tensor:
-        routes: Routes = self.router(x)
+    def forward(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
+        """`routed_by`: what the router sees instead of `x`."""
+        routes: Routes = self.router(x if routed_by is None else routed_by)
         inner = self._ops.gate(self.gate_up(x, routes, by_token=True), self._activation)
         output = self._ops.weighted_sum(self.down(inner, routes), routes)
         if self.shared is not None:

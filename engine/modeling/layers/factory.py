@@ -17,7 +17,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import QKNorm
 from engine.model_config.quantization import Quantization
-from engine.modeling.layers.experts import ExpertMLP, ExpertRouter, ExpertStack, LiveRows
+from engine.modeling.layers.experts import ExpertMLP, ExpertRouter, ExpertStack, LiveRows, ScaledRouter
 from engine.modeling.layers.formats.choose import method_of
 from engine.modeling.layers.linear.linear_layer import PLAIN, Linear, LinearMethod
 from engine.modeling.layers.mlp import GatedMLP, MlpNames
@@ -106,7 +106,7 @@ class Layers:
     def mlp(self, spec: ModelSpec, layer: int, names: MlpNames) -> nn.Module:
         """The MLP of a layer, x [T, d] -> [T, d], or its experts. `spec`: the shape of this rank's part."""
         if spec.experts is not None and spec.has_experts(layer):
-            return self._experts(spec, spec.experts, names)
+            return self.experts(spec, spec.experts, names)
         hidden, inner, bias = spec.hidden_size, spec.intermediate_size, spec.mlp_bias
         return GatedMLP(
             self._gate_up(spec, inner, names.dense, bias=bias),
@@ -119,12 +119,13 @@ class Layers:
             spec.hidden_size, inner, bias=bias, activation=spec.activation, ops=self.ops, method=method
         )
 
-    def _experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
+    def experts(self, spec: ModelSpec, experts: ExpertSpec, names: MlpNames) -> ExpertMLP:
+        """The routed experts of a layer, and the shared one if it is not beside them."""
         hidden, inner = spec.hidden_size, experts.intermediate_size
         shard = self.communicator.shard
         within = shard.within_experts(experts)
         shared = None
-        if size := experts.shared_size:
+        if (size := experts.shared_size) and not experts.beside_mlp:
             of_shared = names.shared
             shared = GatedMLP(
                 self._gate_up(spec, size, of_shared, bias=False),
@@ -135,7 +136,7 @@ class Layers:
             )
         first = names.expert(0)
         return ExpertMLP(
-            router=ExpertRouter(hidden, experts, self.ops, self.live_rows),
+            router=self._router(spec, experts),
             gate_up=ExpertStack(experts, hidden, 2 * inner, self._method(first.gate, first.up)),
             down=ExpertStack(
                 experts,
@@ -150,6 +151,11 @@ class Layers:
             ops=self.ops,
             communicator=self.communicator,
         )
+
+    def _router(self, spec: ModelSpec, experts: ExpertSpec) -> ExpertRouter:
+        if not experts.beside_mlp:
+            return ExpertRouter(spec.hidden_size, experts, self.ops, self.live_rows)
+        return ScaledRouter(spec.hidden_size, experts, self.ops, self.live_rows, eps=spec.norm_eps)
 
     def norm(self, spec: ModelSpec) -> RMSNorm:
         """Normalises hidden states."""

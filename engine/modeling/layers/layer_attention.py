@@ -19,6 +19,9 @@ class LayerAttention:
     """None: scores are not capped."""
     sinks: Tensor | None = None
     """[heads] float32, of this rank: scores that take part in the softmax and have no value."""
+    source: int | None = None
+    """If given, it has no keys and values: it reads those of this layer, counted among those with
+    attention."""
     latent_rank: int | None = None
     """If given, a token has one row, of which all features are the key and the first `latent_rank` the value.
     Its first half is stored in place of a key, its second in place of a value."""

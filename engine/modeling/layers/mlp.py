@@ -15,6 +15,7 @@ class MlpNames:
     """Modules of a checkpoint's layer."""
 
     block: str = "mlp"
+    """May be empty, with names that begin with a dot: experts are not within another module."""
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
@@ -28,7 +29,7 @@ class MlpNames:
 
     def expert(self, index: int) -> MlpNames:
         """The names of one expert, whose projections are called as those of `block`."""
-        return self._moved(f"{self.block}.experts.{index}")
+        return self._moved(f"{self.block}.experts.{index}".removeprefix("."))
 
     @property
     def shared(self) -> MlpNames:

@@ -43,6 +43,9 @@ def inverse_frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
             scaled = frequencies / spec.factor
         case RopeScaling.LLAMA3:
             scaled = _llama3(frequencies, spec)
+        case RopeScaling.PROPORTIONAL:
+            turned = torch.arange(len(frequencies), device="cpu") < int(spec.share * head_dim // 2)
+            scaled = frequencies.where(turned, 0.0) / spec.factor
         case RopeScaling.YARN:
             scaled = _yarn(frequencies, spec)
         case RopeScaling.LONGROPE:

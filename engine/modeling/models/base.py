@@ -35,6 +35,7 @@ class Attention(Protocol):
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
         """Queries, keys and values, concatenated: [T, H + 2 * KVH, D] -> [T, H, D].
 
+        Without keys and values of its own, queries alone: [T, H, D] -> [T, H, D].
         With latent attention, queries and one row in place of keys and values: [T, H + 1, D] -> [T, H, rank].
         Queries and keys are not rotated yet: `rotation` does that; None for models without rotary positions.
         `qkv` may be overwritten.
@@ -92,6 +93,7 @@ class CausalLM(nn.Module, ABC):
                 window=spec.window(layer),
                 soft_cap=spec.attention.soft_cap,
                 sinks=self.sinks(layer),
+                source=spec.attention.source(layer),
                 latent_rank=None if spec.latent is None else spec.latent.rank,
             )
             for layer in spec.attention_layers

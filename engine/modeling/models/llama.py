@@ -69,17 +69,14 @@ class LlamaModel(CausalLM):
             raise ValueError("the Llama family needs rotary positions")
         self.ops = layers.ops
         within = [layers.within(self.layer_name.format(index)) for index in range(spec.num_layers)]
-        self.layers = nn.ModuleList(
-            LlamaLayer(self.part, index, parts, self.mixer(index, parts))
-            for index, parts in enumerate(within)
-        )
+        self.layers = nn.ModuleList(self.layer(index, parts) for index, parts in enumerate(within))
         self.norm = layers.norm(spec)
         self._tapped: tuple[int, ...] = ()
         device = self.embed.weight.device
         self._ropes = [spec.rope_of(index) for index in range(spec.num_layers)]
         self._tables = {
-            rope: rope_table(rope, spec.rotary_dim, spec.max_position, device=device)
-            for rope in dict.fromkeys(self._ropes)
+            rope: rope_table(rope, spec.of_layer(index).rotary_dim, spec.max_position, device=device)
+            for rope, index in {rope: index for index, rope in enumerate(self._ropes)}.items()
             if rope is not None
         }
         # Rounded to the model's dtype, as in training.
@@ -90,14 +87,19 @@ class LlamaModel(CausalLM):
         if self._scale != 1.0:
             x = x * self._scale
         rotations = self.rotations(positions, x.dtype)
+        inputs = self.layer_inputs(input_ids, x)
         residual = torch.zeros_like(x)
         taps: list[Tensor] = []
         for index, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
-            x, residual = layer(x, residual, rotations[rope], attn)
+            x, residual = layer(x, residual, rotations[rope], attn, *inputs[index])
             if index in self._tapped:
                 taps.append(x + residual)
         hidden = self.norm.add(x, residual)[0]
         return torch.cat([hidden, *taps], dim=-1) if taps else hidden
+
+    def layer_inputs(self, input_ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
+        """For each layer, what it gets besides the hidden state. `x`: that of the first layer."""
+        return [()] * len(self.layers)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> dict[RopeSpec | None, Rotation | None]:
         """Rotations of the layers, keyed by RopeSpec."""
@@ -108,6 +110,9 @@ class LlamaModel(CausalLM):
 
     def tap(self, layers: Sequence[int]) -> None:
         self._tapped = tuple(layers)
+
+    def layer(self, index: int, layers: Layers) -> nn.Module:
+        return LlamaLayer(self.part, index, layers, self.mixer(index, layers))
 
     def mixer(self, index: int, layers: Layers) -> nn.Module:
         """What a layer has before its MLP: x [T, d], the step's rotation and attention -> [T, d]."""
@@ -130,9 +135,9 @@ class LlamaModel(CausalLM):
 
     def layer_tables(self) -> WeightTable:
         """Which modules of the checkpoint fill the layers."""
-        whole, part, shard = self.spec, self.part, self.shard
+        whole = self.spec
         tables = [
-            norm_table(whole) | self.mixer_table(index) | mlp_table(whole, part, shard, index)
+            norm_table(whole) | self.mixer_table(index) | self.mlp_table(index)
             for index in range(whole.num_layers)
         ]
         return dict(per_layer(tables, self.layer_name, "layers.{}."))
@@ -140,6 +145,10 @@ class LlamaModel(CausalLM):
     def mixer_table(self, index: int) -> dict[str, ParamSlice]:
         """Which modules of a checkpoint's layer fill its `mixer`."""
         return attention_table(self.spec, self.part, self.shard)
+
+    def mlp_table(self, index: int) -> dict[str, ParamSlice]:
+        """Which modules of a checkpoint's layer fill what follows its `mixer`."""
+        return mlp_table(self.spec, self.part, self.shard, index)
 
     def source_name(self, name: str) -> str:
         if self.spec.quantization is not None:

@@ -17,6 +17,7 @@ _MIXTRAL: Final = MlpNames(
     router="block_sparse_moe.gate",
 )
 _FUSED: Final = MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
+_BESIDE: Final = MlpNames("", ".gate_proj", ".up_proj", ".down_proj", router="router.proj")
 _SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
 _NAMES: Final = {
     "MixtralForCausalLM": _MIXTRAL,
@@ -31,6 +32,8 @@ _NAMES: Final = {
     "GlmForCausalLM": _FUSED,
     "Glm4ForCausalLM": _FUSED,
     "Ernie4_5_MoeForCausalLM": _SHARED_EXPERTS,
+    "Gemma4ForCausalLM": _BESIDE,
+    "Gemma4ForConditionalGeneration": _BESIDE,
 }
 """Where they differ from Qwen's."""
 
@@ -49,7 +52,7 @@ def mlp_table(whole: ModelSpec, part: ModelSpec, shard: Shard, layer: int) -> di
     within = shard.within_experts(experts)
     for index, expert in enumerate(mine.held):
         table |= _gated("mlp", *sizes, within, names.expert(expert), expert=index)
-    if experts.shared_size:
+    if experts.shared_size and not experts.beside_mlp:
         table |= _gated("mlp.shared", experts.shared_size, mine.shared_size, shard, names.shared)
     if experts.shared_gate:
         table["mlp.shared_expert_gate"] = ParamSlice("mlp.shared_gate")

@@ -11,6 +11,7 @@ from engine.modeling.layers.factory import Layers
 from engine.modeling.models.base import CausalLM
 from engine.modeling.models.deepseek import DeepseekModel
 from engine.modeling.models.eagle3 import Eagle3Head
+from engine.modeling.models.gemma4 import Gemma4Model
 from engine.modeling.models.gpt2 import GPT2Model
 from engine.modeling.models.llama import LlamaModel
 from engine.modeling.models.ministral import Ministral3Model
@@ -41,6 +42,8 @@ _MODELS: Final[dict[str, _Build]] = {
     "DeepseekV2ForCausalLM": DeepseekModel,
     "DeepseekV3ForCausalLM": DeepseekModel,
     "Glm4MoeLiteForCausalLM": DeepseekModel,
+    "Gemma4ForCausalLM": Gemma4Model,
+    "Gemma4ForConditionalGeneration": Gemma4Model,
     "GPT2LMHeadModel": GPT2Model,
     EAGLE3: Eagle3Head,
 }

@@ -10,6 +10,7 @@ from common.ports import PortRange
 from engine.config import EngineConfig, SchedulerConfig
 from engine.device.defaults import defaults_for
 from engine.device.sizes_by_memory import SizesByMemory, chunk_of, whole_pages
+from engine.model_config.balanced_context import balanced_context
 from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
@@ -60,6 +61,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
     """One plan per worker, prefill workers first. Raises PlanError, UnsupportedModel."""
     roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
+    _require_equal_ranks(config, _spec(config, checkpoint))
     if config.mode is Mode.DISAGG:
         engines[WorkerRole.PREFILL] = PrefillWorker.engine(engines[WorkerRole.PREFILL])
     ports = config.cluster.worker_ports
@@ -194,6 +196,17 @@ def _with_draft_model(
     return replace(scheduler, speculation=replace(scheduler.speculation, model_path=folder))
 
 
+def _require_equal_ranks(config: RouterConfig, spec: ModelSpec) -> None:
+    """Raises PlanError where pages cannot be cut into the parts that other workers hold."""
+    prefill, decode = (config.ranks(prefill=prefill) for prefill in (True, False))
+    if config.num_prefill_workers and prefill != decode and spec.attention.other_heads is not None:
+        flags = [config.flag_for("tensor_parallel_size", prefill=prefill) for prefill in (True, False)]
+        raise PlanError(
+            f"{flags[0]} {prefill} and {flags[1]} {decode}: layers of this model have heads of different"
+            " sizes, and its KV is handed over between equal numbers of ranks only; use one number for both"
+        )
+
+
 def _part(config: RouterConfig, checkpoint: Checkpoint, spec: ModelSpec, role: WorkerRole) -> ModelSpec:
     """The shape of a rank's part of the model."""
     prefill = role is WorkerRole.PREFILL
@@ -228,7 +241,7 @@ def _scheduler(
         config,
         chunk=_chunk_budget(config, machine, role, ranks),
         on_gpu=machine.device == "cuda",
-        costly_context=_ATTENTION_RATE * part.balanced_context,
+        costly_context=_ATTENTION_RATE * balanced_context(part),
     )
     speculation = scheduler.speculation
     if part.delta is not None and speculation is not None and not speculation.reserves:

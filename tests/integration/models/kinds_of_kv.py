@@ -1,4 +1,4 @@
-"""Small models whose KV is not of all tokens: windows, latents, recurrent states."""
+"""Small models whose KV is not that of Llama: windows, heads of two sizes, latents, recurrent states."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     PreTrainedModel,
 )
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-__all__ = ["KINDS", "latents", "latents_v2", "states", "windows"]
+__all__ = ["KINDS", "latents", "latents_v2", "other_heads", "states", "windows"]
 
 _LATENT: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
@@ -40,6 +42,16 @@ def windows(**fields: Any) -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(**fields, query_pre_attn_scalar=8))
 
 
+def other_heads(**fields: Any) -> PreTrainedModel:
+    """Heads of two sizes, and layers that read the keys and values of others."""
+    types = ["sliding_attention", "full_attention", "sliding_attention"] * 2
+    types[-1] = "full_attention"
+    fields |= {"num_hidden_layers": len(types), "layer_types": types, "num_kv_shared_layers": 2}
+    sizes = {"head_dim": 8, "global_head_dim": 16, "sliding_window": 11, "hidden_size_per_layer_input": 4}
+    vocab = {"vocab_size_per_layer_input": fields["vocab_size"], "tie_word_embeddings": False}
+    return Gemma4ForCausalLM(Gemma4TextConfig(**(fields | sizes | vocab)))
+
+
 def latents(**fields: Any) -> PreTrainedModel:
     groups = {"n_group": 4, "topk_group": 2, "q_lora_rank": 20}
     return DeepseekV3ForCausalLM(DeepseekV3Config(**(fields | _LATENT | groups)))
@@ -58,4 +70,4 @@ def states(**fields: Any) -> PreTrainedModel:
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear))
 
 
-KINDS: Final[list[Callable[..., PreTrainedModel]]] = [windows, latents, states]
+KINDS: Final[list[Callable[..., PreTrainedModel]]] = [windows, other_heads, latents, states]

@@ -170,7 +170,7 @@ def test_preempted_and_computed_again(model: Model, page: int, monkeypatch: pyte
     engine = model.engine(16, page, tokens=192)
     if model.has_windows:  # which need less: the rest is somebody else's
         needs = engine.kv.needs
-        engine.kv.pool.take(engine.kv.pool.num_free - needs.pages(needs.blocks(120)), owner=-7)
+        engine.kv.pool.take(engine.kv.pool.num_free - needs.pages(needs.blocks(105)), owner=-7)
     requests = [new_request(i, prompt) for i, prompt in enumerate(PROMPTS)]
     for request in requests:
         engine.submit(request)

@@ -81,6 +81,9 @@ _THOROUGH: Final = pytest.mark.thorough
         ("deepseek v3", 2, 1),
         ("gpt-oss", 1, 2),
         pytest.param("gpt-oss", 2, 1, marks=_THOROUGH),
+        ("gemma4", 2, 2),
+        pytest.param("gemma4 with shared layers", 2, 2, marks=_THOROUGH),
+        pytest.param("gemma4 with experts", 4, 4, marks=_THOROUGH),
     ],
 )
 async def test_states_latent_kv_and_windows_are_handed_from_ranks_to_ranks(

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv_groups import KVGroup, RequestPages, full_group, group_layers, kept_places
+from common.kv_groups import (
+    KVGroup,
+    KVHeads,
+    RequestPages,
+    full_group,
+    group_layers,
+    kept_places,
+    page_features,
+)
 
 
 def sizes(windows: list[int | None], context: int = 131_072) -> list[tuple[str, int]]:
@@ -42,6 +50,29 @@ def test_every_layer_is_in_one_group_of_its_kind(windows: list[int | None], cont
     groups = group_layers(windows, context)
     assert sorted(layer for group in groups for layer in group.layers) == list(range(len(windows)))
     assert all(windows[layer] == group.window for group in groups for layer in group.layers)
+
+
+def test_layers_of_other_heads_are_grouped_so_that_pages_are_full() -> None:
+    """As Gemma 4 E2B: 12 layers of 256 features with a window, 3 of 512 without, others that read them."""
+    windows = [None if (layer + 1) % 5 == 0 else 512 for layer in range(15)]
+    heads = [KVHeads(1, 512 if window is None else 256) for window in windows]
+    groups = group_layers(windows, 131_072, heads, [each.features for each in heads])
+    assert [(group.window, len(group.layers), group.heads) for group in groups] == [
+        *[(512, 6, KVHeads(1, 256))] * 2,
+        (None, 3, KVHeads(1, 512)),
+    ]
+    assert page_features([6, 6, 3], [group.heads or KVHeads(1, 1) for group in groups]) == 2 * 6 * 256
+
+
+@given(st.lists(st.sampled_from([(3, 8), (None, 8), (None, 24), (5, 16)]), min_size=1, max_size=30))
+def test_every_layer_is_in_one_group_of_its_heads(layers: list[tuple[int | None, int]]) -> None:
+    windows, widths = [window for window, _ in layers], [width for _, width in layers]
+    groups = group_layers(windows, 100, [KVHeads(2, width // 2) for width in widths], widths)
+    assert sorted(layer for group in groups for layer in group.layers) == list(range(len(layers)))
+    for group in groups:
+        assert {layers[layer] for layer in group.layers} == {
+            (group.window, group.heads.features if group.heads else 0)
+        }
 
 
 @given(st.lists(st.sampled_from([None, 1, 3, 16]), min_size=1, max_size=6), st.integers(0, 60))

@@ -43,15 +43,20 @@ class DenseAttention:
         self._num_heads = model.part.num_heads
         self._delta = model.part.delta
         self._rules: Sequence[LayerAttention] = model.layer_attention()
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
         rule = self._rules[layer]
         if rule.latent_rank is not None:
             return attend(qkv[:, :-1], qkv[:, -1:], qkv[:, -1:, : rule.latent_rank], rule)
+        if rule.source is not None:
+            q = qkv if rotation is None else rotation.turn(qkv)
+            return attend(q, *self._stored[rule.source], rule)
         kv_heads = (qkv.shape[1] - self._num_heads) // 2
         q, k, v = qkv.split([self._num_heads, kv_heads, kv_heads], dim=1)
         if rotation is not None:
             q, k = rotation.turn(q), rotation.turn(k)
+        self._stored[layer] = (k, v)
         return attend(q, k, v, self._rules[layer])
 
     def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:

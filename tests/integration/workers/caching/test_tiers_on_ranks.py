@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.conftest import Oracle
-from tests.integration.models.kinds_of_kv import states, windows
+from tests.integration.models.kinds_of_kv import other_heads, states, windows
 from tests.integration.tiny_cluster import worker
 from tests.integration.workers.caching.test_groups_on_tiers import PROMPTS as LONG
 from tests.integration.workers.caching.test_groups_on_tiers import SHAPE
@@ -109,10 +109,11 @@ def latent() -> PreTrainedModel:
     return reference("deepseek v3", num_heads=4)
 
 
-@pytest.mark.parametrize("kind", ["states", "latent", "windows"])
+@pytest.mark.parametrize("kind", ["states", "latent", "windows", "other heads"])
 async def test_states_latent_kv_and_windows_come_up_on_all_ranks(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = {"states": lambda: states(**SHAPE), "latent": latent, "windows": lambda: windows(**SHAPE)}
+    made |= {"other heads": lambda: other_heads(**SHAPE)}
     model = made[kind]()
     model.save_pretrained(tmp_path)
     oracle = Oracle(model.eval())

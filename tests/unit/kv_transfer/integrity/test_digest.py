@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.kv_groups import full_group
+from common.kv_groups import KVGroup, KVHeads, full_group
 from kv_transfer import KVLayout, PoolMemory, request_digest
 from kv_transfer.integrity.digest import HostDigester, PageDigester
 from kv_transfer.integrity.sum64 import HostSum64
@@ -47,6 +47,24 @@ def test_a_flipped_bit_changes_the_digest_exactly_if_its_token_is_valid(
     after = digester.digest([1, 2], tail_tokens)
     assert after[0] == before[0]
     assert (after[1] != before[1]) == (token < tail_tokens)
+
+
+@pytest.mark.parametrize("kind", [HostDigester, HostSum64])
+@pytest.mark.parametrize(("group", "rows", "dim"), [(0, 8, 4), (1, 4, 8)])
+def test_tokens_of_a_tail_are_those_of_its_groups_heads(
+    kind: type[HostDigester | HostSum64], group: int, rows: int, dim: int
+) -> None:
+    """Pages of both groups have as many bytes, and other tokens where these are cut."""
+    groups = (KVGroup((0, 1), 3, heads=KVHeads(2, 4)), KVGroup((2,), heads=KVHeads(2, 8)))
+    layout = replace(LAYOUT, groups=groups, num_kv_heads=2, head_dim=4)
+    pool = Pool(1, layout)
+    pool.fill([0])
+    digester = digester_of(pool, kind)
+    tokens = pool.bytes[0].reshape(rows, layout.page_size, dim * layout.token_bytes // 4)
+    for token in range(layout.page_size):
+        before = digester.digest([0], 3, group)
+        tokens[rows - 1, token] ^= 1
+        assert (digester.digest([0], 3, group) != before) == (token < 3)
 
 
 def test_equal_pages_have_equal_digests_wherever_they_are() -> None:

@@ -60,7 +60,7 @@ def test_the_number_of_threads_changes_no_bit(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["mistral 3", "qwen2.5-vl", "qwen3-vl", "qwen3-vl with experts", "internvl", "smolvlm"]
+    "name", ["mistral 3", "qwen2.5-vl", "qwen3-vl", "qwen3-vl with experts", "internvl", "smolvlm", "gemma4"]
 )
 @torch.inference_mode()
 def test_text_is_read_as_by_a_model_with_a_vision_part(name: str, tmp_path: Path) -> None:

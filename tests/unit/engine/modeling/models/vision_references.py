@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 from transformers import (
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     InternVLVisionConfig,
@@ -50,6 +52,15 @@ def with_vision(name: str) -> PreTrainedModel:
             ),
         )
         return InternVLForConditionalGeneration(config)
+    if name == "gemma4":
+        language = TINY | {"head_dim": 8, "global_head_dim": 16, "sliding_window": 20}
+        language |= {"eos_token_id": None, "bos_token_id": None, "initializer_range": 0.05}
+        language |= {"vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8}
+        language |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+        eye |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+        return Gemma4ForConditionalGeneration(
+            Gemma4Config(text_config=language, vision_config=eye, audio_config=None)
+        )
     if name == "smolvlm":
         eye |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 16}
         config = SmolVLMConfig(

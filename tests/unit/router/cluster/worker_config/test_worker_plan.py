@@ -18,6 +18,7 @@ from router.config.flags.command_line import parse
 from router.config.groups.role import RoleSettings
 from router.config.settings import RouterConfig
 from router.config.table import configured
+from tests.unit.engine.modeling.models.references import reference
 from tests.unit.router.cluster.worker_config.models import CPU, gpu, plan, write_model
 from worker.config import WorkerRole
 
@@ -281,6 +282,18 @@ def test_a_role_may_have_ranks_of_its_own(checkpoint: Checkpoint) -> None:
     assert [plan.ranks for plan in plans] == [2, 1, 1, 1]
     assert config.num_ranks == 5
     assert all(plan.config.kv_by_ranks for plan in plans)
+
+
+def test_pages_of_heads_of_two_sizes_go_between_equal_numbers_of_ranks(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    reference("gemma4", num_heads=4).save_pretrained(tmp_path)
+    other = replace(checkpoint, path=tmp_path)
+    config = RouterConfig(model="m", mode=Mode.DISAGG, tensor_parallel_size=2)
+    assert [each.ranks for each in plan_workers(config, other, CPU)] == [2, 2]
+    roles = RoleSettings(decode_tensor_parallel_size=1)
+    with pytest.raises(PlanError, match=r"size 2 and --decode-tensor-parallel-size 1: .* equal numbers"):
+        plan_workers(replace(config, roles=roles), other, CPU)
 
 
 def test_kv_goes_from_rank_to_rank_only_where_a_worker_has_several(checkpoint: Checkpoint) -> None:
