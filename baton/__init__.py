@@ -7,8 +7,17 @@
 """
 
 from baton.llm import LLM
+from baton.lora import LoRARequest
 from baton.outputs import CompletionOutput, Logprob, RequestOutput
 from baton.sampling_params import SamplingParams
 from common.version import VERSION as __version__  # noqa: N811
 
-__all__ = ["LLM", "CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LoRARequest",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]

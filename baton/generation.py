@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
+from baton.lora import LoRARequest
 from baton.outputs import CompletionOutput, Logprob
+from common.origin import namespace_of
 from engine.core.events import TokenOut
 from engine.core.request import Request
 from engine.loop.engine import Engine
@@ -29,6 +31,7 @@ class OfflineSequence:
     sampling: sampling_pb2.SamplingParams
     completion: Completion
     output: CompletionOutput
+    lora: LoRARequest | None = None
 
 
 class OfflineRunner:
@@ -39,8 +42,14 @@ class OfflineRunner:
         self._tokenizer = tokenizer
         self._ids = count(1)
 
-    def run(self, sequences: Sequence[OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
-        """Compute the outputs of the sequences; `on_end` is called with each that has ended.
+    def run(
+        self,
+        sequences: Sequence[OfflineSequence],
+        loras: Mapping[LoRARequest, bytes],
+        on_end: Callable[[OfflineSequence], object],
+    ) -> None:
+        """Compute the outputs of the sequences; `on_end` is called with each that has ended. `loras`: digests
+        of their adapters.
 
         A sequence that fails ends with finish_reason "error"; the others go on. Raises EngineError if the
         engine itself fails. On any end, no request is left in the engine.
@@ -48,10 +57,9 @@ class OfflineRunner:
         active: dict[int, OfflineSequence] = {}
         try:
             for sequence in sequences:
-                request_id = next(self._ids)
-                sampling = sampling_from_proto(sequence.sampling)
-                self._engine.submit(Request(id=request_id, prompt=sequence.prompt, sampling=sampling))
-                active[request_id] = sequence
+                request = self._request(sequence, loras)
+                self._engine.submit(request)
+                active[request.id] = sequence
             while active:
                 self._step(active, on_end)
         finally:
@@ -59,6 +67,17 @@ class OfflineRunner:
                 self._engine.abort(request_id)
             while self._engine.has_work:  # a step in flight
                 self._engine.step()
+
+    def _request(self, sequence: OfflineSequence, loras: Mapping[LoRARequest, bytes]) -> Request:
+        lora, digest = sequence.lora, b"" if sequence.lora is None else loras[sequence.lora]
+        return Request(
+            id=next(self._ids),
+            prompt=sequence.prompt,
+            sampling=sampling_from_proto(sequence.sampling),
+            adapter="" if lora is None else lora.lora_name,
+            adapter_digest=digest,
+            namespace=namespace_of(adapter=digest),
+        )
 
     def _step(self, active: dict[int, OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
         output = self._engine.step()

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baton.generation import OfflineRunner, OfflineSequence
+from baton.lora import Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
@@ -89,9 +90,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         *,
+        lora_request: Loras = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts. `sampling_params`: for all, or one for each prompt.
+        """Answers in the order of the prompts. `sampling_params`, `lora_request`: for all, or one for each
+        prompt; adapters need `enable_lora=True`.
 
         An answer that could not be computed has finish_reason "error"; the others are complete. Raises
         ValueError for a prompt or parameters that cannot be, before anything is computed.
@@ -100,7 +103,7 @@ class LLM:
         texts, ids = [_text_of(prompt) for prompt in each], [_ids_of(prompt) for prompt in each]
         encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
         token_ids = [next(encoded) if given is None else given for given in ids]
-        return self._answer(texts, token_ids, sampling_params, progress)
+        return self._answer(texts, token_ids, sampling_params, lora_request, progress)
 
     def chat(
         self,
@@ -108,6 +111,7 @@ class LLM:
         sampling_params: Params = None,
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Loras = None,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers to one conversation, or to several: lists of {"role": …, "content": …}.
@@ -120,7 +124,7 @@ class LLM:
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._answer(texts, token_ids, sampling_params, progress)
+        return self._answer(texts, token_ids, sampling_params, lora_request, progress)
 
     def close(self) -> None:
         """Frees the model. Nothing may be asked of it afterwards."""
@@ -135,18 +139,25 @@ class LLM:
         self.close()
 
     def _answer(
-        self, texts: Sequence[str | None], prompts: Sequence[list[int]], params: Params, progress: bool
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        params: Params,
+        lora_request: Loras,
+        progress: bool,
     ) -> list[RequestOutput]:
-        each = _for_each(params, len(prompts))
+        each, loras = _for_each(params, len(prompts)), for_each(lora_request, len(prompts))
         answers, sequences = [], []
         for index, (text, prompt, one) in enumerate(zip(texts, prompts, each, strict=True)):
             mine = self._sequences(prompt, one)
+            for sequence in mine:
+                sequence.lora = loras[index]
             answers.append((RequestOutput(str(index), text, prompt, [s.output for s in mine]), mine[0]))
             sequences += mine
         columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bars:
             bar = bars.add_task("", total=len(sequences))
-            self._runner.run(sequences, lambda _: bars.advance(bar))
+            self._runner.run(sequences, loaded(self._engine.adapters, loras), lambda _: bars.advance(bar))
         for answer, first in answers:
             answer.num_cached_tokens = first.completion.cached_tokens
         return [answer for answer, _ in answers]

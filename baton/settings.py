@@ -16,7 +16,16 @@ from router.config.table import SETTINGS, configured
 _GROUPS: Final = ("device and memory", "batching", "scheduling")
 ARGUMENTS: Final = frozenset(
     {name for name, setting in SETTINGS.items() if setting.option.group in _GROUPS}
-    | {"model", "tensor_parallel_size", "generation_config", "chat_template"}
+    | {
+        "model",
+        "tensor_parallel_size",
+        "generation_config",
+        "enable_lora",
+        "max_loras",
+        "max_lora_rank",
+        "max_cpu_loras",
+        "chat_template",
+    }
 )
 """Settings that mean something in one process, by their own names."""
 

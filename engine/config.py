@@ -245,6 +245,24 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Adapters that requests may name."""
+
+    max_loras: int = 4
+    """Slots on the device: adapters that a step can compute with."""
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 32
+    """Adapters in host memory, those of the slots included."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_loras", "max_lora_rank", "max_cpu_loras"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: use 1 or more")
+        if self.max_cpu_loras < self.max_loras:
+            raise ValueError(f"max_cpu_loras {self.max_cpu_loras}: use max_loras ({self.max_loras}) or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model_path: Path
     """A Hugging Face folder: config.json, safetensors, tokenizer.json."""
@@ -285,6 +303,8 @@ class EngineConfig:
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0
     """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
+    lora: LoraConfig | None = None
+    """None: requests with adapters are refused."""
     seed: int = 0
     """For dummy weights and the random policy."""
 

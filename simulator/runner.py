@@ -46,6 +46,7 @@ class FormulaRunner:
     """Runs the steps of an engine on a device that is only a formula. Every token it samples is the same."""
 
     num_pages = 0
+    adapters = None
     """It has no memory: an engine's configuration says how many pages it has."""
 
     def __init__(

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from engine.core.events import StepOutput
@@ -20,6 +19,7 @@ from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.errors import UnservableRequest
 from engine.kv.cache.journal import CacheChange
+from engine.loop.adapters import Adapters
 from engine.loop.engine import Engine
 from engine.loop.pauses.causes import Cause
 from kv_transfer import EndpointEvent, Reopened
@@ -31,7 +31,6 @@ from worker.job_starter import JobStarter
 from worker.session.answers import Answers
 from worker.session.cached import manage_cache
 from worker.session.convert import (
-    adapter_answer,
     load_to_proto,
     peer_from_proto,
     peer_to_proto,
@@ -232,12 +231,6 @@ class RequestHandler:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
         return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
 
-    def load_adapter(self, request: worker_pb2.LoadAdapterRequest) -> worker_pb2.AdapterInfo:
-        return adapter_answer(lambda: self._engine.adapters.load(request.name, Path(request.path)))
-
-    def unload_adapter(self, request: worker_pb2.UnloadAdapterRequest) -> worker_pb2.AdapterInfo:
-        return adapter_answer(lambda: self._engine.adapters.unload(request.digest))
-
     def update_weights(self, wanted: worker_pb2.ServedWeights) -> worker_pb2.WeightsReport | None:
         """See `WorkerWeights.update`."""
         return self._weights.update(wanted, lambda: self.idle)
@@ -245,6 +238,10 @@ class RequestHandler:
     def weights_identity(self) -> str:
         """See `WorkerInfo.weights`."""
         return self._weights.identity()
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._engine.adapters
 
     def manage_cache(self, request: worker_pb2.ManageCacheRequest) -> worker_pb2.CacheReport:
         return manage_cache(self._engine, request, self._clock())

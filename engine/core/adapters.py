@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +32,53 @@ class AdapterUse:
     """Whether it has a slot, so that a step can compute with it."""
     running: int
     waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """A slot that gets another adapter before the next step."""
+
+    slot: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An adapter that all ranks load."""
+
+    name: str
+    path: Path
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Dropping:
+    """An adapter that all ranks unload."""
+
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAdapter:
+    """An adapter in memory, which the model can take."""
+
+    info: AdapterInfo
+    path: Path
+    content: Any
+    """What the runner that has read it holds."""
+
+
+class AdapterBank(Protocol):
+    """The adapters of a runner: in host memory, and in slots on the device."""
+
+    def read(self, name: str, path: Path) -> ReadAdapter:
+        """From any thread. Raises AdapterRefused for what the model cannot take."""
+
+    def hold(self, adapter: ReadAdapter) -> None:
+        """Keep it in host memory, on all ranks. Raises AdapterRefused; then no rank has it."""
+
+    def drop(self, digest: bytes) -> None:
+        """Free its host memory, on all ranks."""
+
+    def fill(self, fillings: Sequence[Filling]) -> None:
+        """Replace the adapters of slots, after the steps that are enqueued."""

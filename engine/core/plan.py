@@ -8,6 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+from engine.core.adapters import Filling
 from engine.core.request import Request, TokenId
 
 
@@ -97,6 +98,8 @@ class StepPlan:
     prefix they share."""
     num_drafted: int = 0
     """Drafted tokens of all verify chunks."""
+    fillings: list[Filling] = field(default_factory=list)
+    """Slots that get another adapter before this step, in order."""
     _sampling: list[Chunk] | None = None
 
     @property

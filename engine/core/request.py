@@ -100,6 +100,8 @@ class Request:
     """The slots of its recurrent state, while it has pages; None for models without one."""
     slot: int = -1
     """Row in the runner's per-request device buffers while running; -1 otherwise."""
+    adapter_slot: int = -1
+    """Slot of its adapter while running; -1 otherwise, and without an adapter."""
     admissions: int = 0
     """How often it got a slot; a chunk belongs to one admission."""
     num_cached: int | None = None

@@ -21,6 +21,8 @@ class WaitReason(Enum):
     """Requests that came later were admitted before those that waited."""
     TRANSFER = "transfer"
     """KV that another worker computes."""
+    ADAPTER = "adapter"
+    """A slot for its adapter."""
     PROMOTION = "promotion"
     """KV that comes up from a tier."""
 

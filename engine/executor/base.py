@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from engine.core.adapters import AdapterBank
 from engine.core.output import Output
 from engine.core.plan import StepPlan
 from engine.core.sampling_params import TokenLogprobs
@@ -77,6 +78,10 @@ class Runner(Protocol[PreparedT]):
     @property
     def weights(self) -> WeightsIdentity:
         """Identity of the weights. The first call may read all of them."""
+
+    @property
+    def adapters(self) -> AdapterBank | None:
+        """None: the model takes no adapters."""
 
     def refill(self, new: NewWeights) -> None:
         """Overwrite the weights in place, while no step is in flight.

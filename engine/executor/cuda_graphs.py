@@ -56,7 +56,11 @@ class DecodeGraphs:
         self._attention = attention
         self._sizes = graph_sizes(largest)
         self._rows = GraphRows(
-            num_groups=num_groups, largest=largest, scratch_slot=scratch_slot, device=device
+            num_groups=num_groups,
+            largest=largest,
+            scratch_slot=scratch_slot,
+            device=device,
+            adapters=model.adapter_rows is not None,
         )
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._hidden: dict[int, torch.Tensor] = {}
@@ -97,8 +101,9 @@ class DecodeGraphs:
 
     def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
         rows = self._rows.padding(size)
-        self._attention.prepare_capture(rows[2:])
+        self._attention.prepare_capture(self._rows.slots(rows))
         self._model.expect(size)
+        self._model.adapt(rows)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._forward(rows)  # load all kernels: loading is not allowed during capture

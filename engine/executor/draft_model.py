@@ -53,6 +53,7 @@ def draft_engine_config(config: EngineConfig) -> EngineConfig:
         tensor_parallel_size=1,
         expert_parallel_size=1,
         cuda_graph_max_tokens=0,
+        lora=None,
     )
 
 

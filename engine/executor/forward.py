@@ -8,6 +8,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from engine.core.batch.batch import Batch
+from engine.executor.device_step import Pause
 from engine.mixers.attention.base import AttentionBackend
 from engine.modeling.models.base import CausalLM
 
@@ -50,8 +51,19 @@ class Eager:
     def prepare(self, batch: Batch) -> None:
         self._attention.prepare(batch)
         self._model.expect(batch.num_rows)
+        self._model.adapt(batch.rows)
 
     def run(self, batch: Batch) -> Enqueuing:
         hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)
         yield
         return hidden
+
+
+def busy(forward: Enqueuing) -> Generator[Pause, None, torch.Tensor]:
+    while True:
+        try:
+            next(forward)
+        except StopIteration as end:
+            hidden: torch.Tensor = end.value
+            return hidden
+        yield Pause.BUSY

@@ -99,6 +99,7 @@ def _head_config(config: EngineConfig, num_pages: int) -> EngineConfig:
         tensor_parallel_size=1,
         expert_parallel_size=1,
         cuda_graph_max_tokens=0,
+        lora=None,
     )
 
 

@@ -92,7 +92,11 @@ class PiecewiseGraphs:
             for features in (part.query_dim, part.value_dim)
         )
         rows = GraphRows(
-            num_groups=1 + max(groups), largest=largest, scratch_slot=scratch_slot, device=weight.device
+            num_groups=1 + max(groups),
+            largest=largest,
+            scratch_slot=scratch_slot,
+            device=weight.device,
+            adapters=model.adapter_rows is not None,
         )
         self._buffers = _Buffers(rows, queries, attended)
         self._chains: dict[int, _Chain] = {}
@@ -149,9 +153,11 @@ class PiecewiseGraphs:
     def _captured(self, size: int, pool: Any) -> _Chain:
         self._model.expect(size)
         rows = self._buffers.rows.padding(size)
-        self._forward(rows, _Storing(self._attention, self._buffers, rows[2:], self._groups))  # loads kernels
+        slots = self._buffers.rows.slots(rows)
+        self._model.adapt(rows)
+        self._forward(rows, _Storing(self._attention, self._buffers, slots, self._groups))  # loads kernels
         torch.cuda.synchronize(rows.device)
-        cutter = _Cutter(self._attention, self._buffers, rows[2:], self._groups, pool)
+        cutter = _Cutter(self._attention, self._buffers, slots, self._groups, pool)
         cutter.begin()
         hidden = self._forward(rows, cutter)
         cutter.end()

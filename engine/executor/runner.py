@@ -21,10 +21,11 @@ from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.staging import Readback
 from engine.errors import EngineError
+from engine.executor.adapters import RunnerAdapters
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
-from engine.executor.forward import Eager, Enqueuing, Forward
+from engine.executor.forward import Eager, Forward, busy
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.piecewise_graphs import PiecewiseGraphs
@@ -101,6 +102,9 @@ class ModelRunner:
                 communicator=communicator,
                 spec=described,
             )
+        self.adapters: RunnerAdapters | None = None
+        if config.lora is not None:
+            self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
         if companion is not None:
@@ -127,7 +131,7 @@ class ModelRunner:
         self.num_state_slots = communicator.all_reduce_min(slots)
         """0 for models without a recurrent state."""
         self.kv = self._pool(config, communicator.all_reduce_min(num_pages), self.num_state_slots)
-        self._steps = StepWriter(config.scheduler.max_running_requests)
+        self._steps = StepWriter(config.scheduler.max_running_requests, adapters=config.lora is not None)
         self._batches = BatchBuilder(
             page_size=config.page_size,
             max_requests=config.scheduler.max_running_requests,
@@ -172,7 +176,7 @@ class ModelRunner:
 
         Raises RefillRefused or WeightsIncomplete: see `RankWeights.refill`.
         """
-        self._step_channel.send_weights(new)
+        self._step_channel.send_order(new)
         if self._threads is not None:
             self._threads.adapt()
         self._weights.refill(self._model, new)
@@ -190,6 +194,8 @@ class ModelRunner:
         """Copy a step's inputs, plan its attention. A step must be launched before the next is prepared."""
         if self._hidden_states is not None:
             self._hidden_states.planned(plan)
+        if plan.fillings and self.adapters is not None:
+            self.adapters.fill(plan.fillings)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
         return PreparedStep(*self._prepared(inputs), plan, Scored.of(plan.chunks))
@@ -207,7 +213,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _enqueue(self, step: PreparedStep) -> EnqueuingStep:
         batch = step.batch
-        hidden = self._shown(batch, (yield from _busy(step.forward.run(batch))))
+        hidden = self._shown(batch, (yield from busy(step.forward.run(batch))))
         scores: list[torch.Tensor] = []
         if step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
@@ -386,13 +392,3 @@ class ModelRunner:
                 )
             )
         return [*paths, Eager(self._model, attention)]
-
-
-def _busy(forward: Enqueuing) -> Generator[Pause, None, torch.Tensor]:
-    while True:
-        try:
-            next(forward)
-        except StopIteration as end:
-            hidden: torch.Tensor = end.value
-            return hidden
-        yield Pause.BUSY

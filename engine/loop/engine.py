@@ -92,10 +92,12 @@ class Engine:
             max_rows=config.max_decode_rows,
             max_edited_drafts=config.max_edited_drafts,
             drafts=self.drafts,
+            max_loras=0 if config.lora is None else config.lora.max_loras,
         )
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
-        self._requests = Requests(self.scheduler, self.kv, self.grammars, self._in_flight, hooks, self._clock)
+        parts = self.scheduler, self.kv, self.grammars, self._in_flight
+        self._requests = Requests(*parts, hooks, clock, config.lora, self.runner.adapters)
         self.adapters: Final = self._requests.adapters
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
@@ -146,7 +148,6 @@ class Engine:
 
         With nothing to plan, it waits for the step in flight. `block` False leaves that to the caller: the
         output is `blocked` until `step_in_flight` is done; a request that comes meanwhile is planned at once.
-
         A step with drafts is waited for before the next is planned, which depends on how many are right.
         """
         output, lap = StepOutput(), self.laps.lap
@@ -171,11 +172,11 @@ class Engine:
             self.hooks.on_started(plan.started)
             lap(Cause.SEND)
         # Pages of a preempted request are free now, and the step in flight may write them: it is waited for.
-        waits = block or bool(plan.preempted)
+        before = self._in_flight.launched
         if self.kv.tiers is not None:
             self.kv.tiers.send((lambda _: True) if plan.preempted else self._in_flight.may_write)
             lap(Cause.COPIES)
-        if not (waits or plan or self._in_flight.launched is None or self._in_flight.launched.step.done()):
+        if not (block or plan.preempted or plan or before is None or before.step.done()):
             output.blocked = True
             output.describe(plan)
             return output
@@ -183,7 +184,6 @@ class Engine:
         if plan:
             step = self.runner.prepare(plan)
             if self.config.overlap:
-                before = self._in_flight.launched
                 self._times.prepared(plan, began, dry=before is not None and before.step.done())
             lap(Cause.BATCH)
             at = self._clock()
@@ -221,7 +221,6 @@ class Engine:
 
     def proceed(self) -> None:
         """Enqueue the rest of the step in flight. Call it after the tokens of `step` are sent.
-
         It may take milliseconds, which would delay the tokens of a whole batch. The layers enqueued by `step`
         keep the device busy meanwhile, but not for long; `step` and `reserve` call it if the caller did not.
         """
@@ -257,8 +256,8 @@ class Engine:
 
     def _tend_tiers(self) -> None:
         if (tiers := self.kv.tiers) is not None:
-            settled = self._in_flight.launched is None
-            tiers.poll_tiers(self._clock(), settled=settled, prefill_rate=self.prefill_rate)
+            idle, rate = self._in_flight.launched is None, self.prefill_rate
+            tiers.poll_tiers(self._clock(), settled=idle, prefill_rate=rate)
             tiers.send(self._in_flight.may_write)
 
     def plan_at(self) -> float:
@@ -287,8 +286,8 @@ class Engine:
         active = self.scheduler.num_active + len(self.kv.reservations.active)
         if active >= self.config.scheduler.max_running_requests or self.scheduler.wants_pages:
             return None  # a preempted request, or one that waits for pages, must not starve behind newcomers
-        room = min(room, self.max_tokens - request.num_tokens)
-        reservation = self.kv.reserve(request, headroom=active, room=room)
+        most = self.max_tokens - request.num_tokens
+        reservation = self.kv.reserve(request, headroom=active, room=min(room, most))
         if reservation is None:
             return None
         request.arrival = self._clock()
@@ -387,6 +386,7 @@ class Engine:
             tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
             drafts=self.scheduler.draft_counts,
             retained_blocks=self.kv.num_retained,
+            adapters=self.adapters.uses(),
         )
 
     def close(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from engine.config import LoraConfig
+from engine.core.adapters import AdapterBank
 from engine.core.events import StepOutput
 from engine.core.request import Request
 from engine.core.sampling_params import FinishReason
-from engine.errors import AdapterMissing, EngineError, GrammarError, UnservableRequest, WeightsIncomplete
+from engine.errors import EngineError, GrammarError, UnservableRequest, WeightsIncomplete
 from engine.grammar.compiler import GrammarCompiler
 from engine.kv.manager.kv_manager import KVManager
 from engine.loop.adapters import Adapters
@@ -25,11 +27,13 @@ class Requests:
         in_flight: InFlight,
         hooks: Hooks,
         clock: Callable[[], float],
+        lora: LoraConfig | None,
+        bank: AdapterBank | None,
     ) -> None:
         self.live: dict[int, Request] = {}
         """All that have not ended, by id."""
         self.hooks = hooks
-        self.adapters = Adapters()
+        self.adapters = Adapters(lora, bank, scheduler.adapters, self._users)
         self.incomplete: WeightsIncomplete | None = None
         """A failed refill, after which no new request is accepted."""
         self._kept: dict[int, Request] = {}
@@ -47,6 +51,11 @@ class Requests:
         yield from self.live.values()
         yield from self._kept.values()
 
+    def _users(self) -> Iterator[Request]:
+        """All that compute tokens, or will when their KV is here."""
+        yield from self.live.values()
+        yield from (reservation.request for reservation in self._kv.reservations.active.values())
+
     def check_new(self, request: Request, vocab_size: int) -> None:
         """Gives the request the matcher of its grammar, if it has none yet.
 
@@ -57,8 +66,7 @@ class Requests:
         if request.id in self.live or request.id in self._kept:
             raise UnservableRequest(f"request {request.id} is here already")
         request.check(vocab_size)
-        if request.adapter_digest and request.adapter_digest not in self.adapters:
-            raise AdapterMissing(f"the adapter {request.adapter} is not loaded here")
+        self.adapters.require(request)
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self._grammars.matcher(request.sampling.grammar)
 

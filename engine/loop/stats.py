@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.core.adapters import AdapterUse
 from engine.core.waits import WaitReason
 from engine.kv.cache.pages import PageCounts
 from engine.kv.tiers.stats import TierStats
@@ -32,5 +34,6 @@ class EngineStats:
     state_slots: PageCounts | None = None
     """None for models without a recurrent state. CACHED: checkpoints."""
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    adapters: Sequence[AdapterUse] = ()
     retained_blocks: int = 0
     """Blocks that clients have asked to keep, cached or not."""

@@ -1,22 +1,33 @@
-"""The inputs of each step, and new weights, from rank 0, which schedules, to the other ranks of a model."""
+"""The inputs of each step, and new weights and adapters, from rank 0, which schedules, to the other ranks."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeAlias, get_type_hints
 
 import numpy as np
 import torch
 
+from engine.core.adapters import Dropping, Filling, Holding
 from engine.core.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.core.weights import NewWeights
 from engine.errors import RankLost
 from engine.parallel.communicator import Communicator
 
-_WEIGHTS: Final = -1
+_ORDER: Final = -1
 """In place of a step's number of chunks. The next number is the length of what follows."""
+
+Order: TypeAlias = NewWeights | Holding | Dropping | Filling
+"""What all ranks do between two steps."""
+
+
+_ORDERS: Final = {kind.__name__: kind for kind in (NewWeights, Holding, Dropping, Filling)}
+_READ: Final[dict[type, Callable[[Any], Any]]] = {str: str, int: int, Path: Path, bytes: bytes.fromhex}
+"""How the values of their fields are read."""
 
 
 class StepChannel:
@@ -32,18 +43,17 @@ class StepChannel:
             self._communicator.broadcast_host(torch.from_numpy(inputs.header()))
             self._communicator.broadcast_host(torch.from_numpy(inputs.payload()))
 
-    def send_weights(self, new: NewWeights) -> None:
-        """On rank 0: have all other ranks replace their weights. Raises RankLost."""
+    def send_order(self, order: Order) -> None:
+        """On rank 0: have all other ranks do the same. Raises RankLost."""
         if self._sends:
-            encoded = json.dumps([str(new.checkpoint), new.version]).encode()
-            described = np.frombuffer(encoded, np.uint8).astype(np.int64)
+            encoded = np.frombuffer(_encoded(order), np.uint8).astype(np.int64)
             header = torch.zeros(HEADER_INTS, dtype=torch.int64)
-            header[0], header[1] = _WEIGHTS, len(described)
+            header[0], header[1] = _ORDER, len(encoded)
             self._communicator.broadcast_host(header)
-            self._communicator.broadcast_host(torch.from_numpy(described))
+            self._communicator.broadcast_host(torch.from_numpy(encoded))
 
-    def receive(self) -> StepInputs | NewWeights | None:
-        """On other ranks: wait for the next step or for new weights; None once rank 0 has closed.
+    def receive(self) -> StepInputs | Order | None:
+        """On other ranks: wait for the next step or order; None once rank 0 has closed.
 
         Raises RankLost.
         """
@@ -51,11 +61,10 @@ class StepChannel:
         self._communicator.broadcast_host(header)
         if not header[0]:
             return None
-        if header[0] == _WEIGHTS:
-            described = torch.empty(int(header[1]), dtype=torch.int64)
-            self._communicator.broadcast_host(described)
-            checkpoint, version = json.loads(described.to(torch.uint8).numpy().tobytes())
-            return NewWeights(Path(checkpoint), version)
+        if header[0] == _ORDER:
+            encoded = torch.empty(int(header[1]), dtype=torch.int64)
+            self._communicator.broadcast_host(encoded)
+            return _decoded(encoded.to(torch.uint8).numpy().tobytes())
         payload = torch.empty(StepInputs.payload_ints(header.numpy()), dtype=torch.int64)
         self._communicator.broadcast_host(payload)
         return StepInputs.unpack(header.numpy(), payload.numpy())
@@ -65,3 +74,16 @@ class StepChannel:
         if self._sends:
             with suppress(RankLost):  # its loop has ended
                 self._communicator.broadcast_host(torch.zeros(HEADER_INTS, dtype=torch.int64))
+
+
+def _encoded(order: Order) -> bytes:
+    values = [getattr(order, field.name) for field in fields(order)]
+    plain = [value.hex() if isinstance(value, bytes) else value for value in values]
+    return json.dumps([type(order).__name__, *plain], default=str).encode()
+
+
+def _decoded(encoded: bytes) -> Order:
+    name, *values = json.loads(encoded)
+    kind: type[Order] = _ORDERS[name]
+    hints = get_type_hints(kind)
+    return kind(*(_READ[hint](value) for hint, value in zip(hints.values(), values, strict=True)))

@@ -24,6 +24,7 @@ from engine.sched.decodes import RunningDecodes
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.output_lengths import OutputLengths
 from engine.sched.prompts import Prompts
+from engine.sched.queue.adapter_slots import AdapterSlots
 from engine.sched.queue.policy import PolicyRules, rules_for
 from engine.sched.queue.prefix_ranker import PrefixRanker
 from engine.sched.queue.queues import Queues
@@ -53,14 +54,15 @@ class Scheduler:
         max_rows: int | None = None,
         max_edited_drafts: int | None = None,
         drafts: DraftSource | None = None,
+        max_loras: int = 0,
     ) -> None:
         """`context`: largest number of prompt and output tokens of a request. `vocab_size`, `max_rows`,
-        `max_edited_drafts` and `drafts`: see `Speculator`."""
+        `max_edited_drafts` and `drafts`: see `Speculator`. `max_loras`: adapters that a step can have."""
         self.config = config
         self.kv = kv
         self.context = context
         self._rules = rules_for(config, seed)
-        self._queues = Queues(config, kv, self._rules, _waiting_queue(config, kv, self._rules))
+        self._queues = Queues(config, kv, self._rules, _waiting_queue(config, kv, self._rules), max_loras)
         self._lengths = OutputLengths()
         self._chunks = ChunkSizer(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
@@ -97,6 +99,10 @@ class Scheduler:
     def waiting_for_slot(self) -> deque[Request]:
         """Requests that arrived with their KV and wait for a slot. In order of arrival."""
         return self._queues.waiting_for_slot
+
+    @property
+    def adapters(self) -> AdapterSlots:
+        return self._queues.adapters
 
     @property
     def num_active(self) -> int:
@@ -296,6 +302,8 @@ class Scheduler:
             room = self._chunks.largest - len(decodes) - sum(chunk.length for chunk in prompts)
             step.num_drafted = self._decodes.add_drafts(decodes, self.speculator, room, alone=not prompts)
         step.chunks = prompts + decodes
+        if step.chunks:
+            step.fillings = self._queues.adapters.take_fillings()
         if step.num_drafted:  # chunks with several tokens come first
             chunks = step.chunks
             step.chunks = [c for c in chunks if c.length > 1] + [c for c in chunks if c.length == 1]

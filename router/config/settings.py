@@ -20,6 +20,7 @@ from router.config.choices import (
     Routing,
     TransportChoice,
 )
+from router.config.groups.adapters import AdapterSettings
 from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
 from router.config.groups.service import (
@@ -170,6 +171,7 @@ class RouterConfig:
         least=1,
     )
     disable_radix_cache: bool = _memory(False, "disable prefix caching")
+    adapters: AdapterSettings = field(default_factory=AdapterSettings)
 
     chunked_prefill_size: int | None = _batching(
         None,

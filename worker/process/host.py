@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import grpc
@@ -322,6 +322,7 @@ class WorkerHost:
             build=build(),
             predecessor=config.predecessor,
             settings_digest=config.settings_digest,
+            **({} if config.engine.lora is None else asdict(config.engine.lora)),
             shares_prefixes=transfer is not None and engine.kv.cache.enabled,
         )
         log.info(info.settings)

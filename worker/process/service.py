@@ -7,16 +7,20 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
 from common.background import supervised
+from engine.core.adapters import AdapterInfo
+from engine.errors import AdapterRefused
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.session import ROUTER_LATE, ROUTER_METADATA
 from worker.process.engine_loop import EngineDied
 from worker.process.router_watch import RouterWatch
 from worker.request_handler import RequestHandler
+from worker.session.convert import adapter_answer
 from worker.session.inbox import Inbox
 from worker.session.router_session import TURN_S, Lease, RouterLate, RouterSession, SessionBroken
 
@@ -95,16 +99,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Done between two steps."""
         return await self._ask_engine(lambda: self._handler.manage_cache(request), context)
 
-    async def LoadAdapter(  # noqa: N802
-        self, request: worker_pb2.LoadAdapterRequest, context: Context
-    ) -> worker_pb2.AdapterInfo:
-        return await self._ask_engine(lambda: self._handler.load_adapter(request), context)
-
-    async def UnloadAdapter(  # noqa: N802
-        self, request: worker_pb2.UnloadAdapterRequest, context: Context
-    ) -> worker_pb2.AdapterInfo:
-        return await self._ask_engine(lambda: self._handler.unload_adapter(request), context)
-
     async def UpdateWeights(  # noqa: N802
         self, request: worker_pb2.UpdateWeightsRequest, context: Context
     ) -> worker_pb2.WeightsReport:
@@ -120,6 +114,24 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._info.served.CopyFrom(report.weights)
             self._info.weights = await self._ask_engine(self._handler.weights_identity, context)
         return report
+
+    async def LoadAdapter(  # noqa: N802
+        self, request: worker_pb2.LoadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        """The adapter is read while steps go on, and taken between two of them."""
+        try:
+            read = await asyncio.to_thread(self._handler.adapters.read, request.name, Path(request.path))
+        except AdapterRefused as error:
+            return worker_pb2.AdapterInfo(name=request.name, error=str(error))
+        return await self._adapter(lambda: self._handler.adapters.add(read), context)
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: worker_pb2.UnloadAdapterRequest, context: Context
+    ) -> worker_pb2.AdapterInfo:
+        return await self._adapter(lambda: self._handler.adapters.unload(request.digest), context)
+
+    async def _adapter(self, call: Callable[[], AdapterInfo], context: Context) -> worker_pb2.AdapterInfo:
+        return await self._ask_engine(lambda: adapter_answer(call), context)
 
     async def _read(
         self, commands: AsyncIterator[worker_pb2.Command], session: RouterSession, lease: Lease

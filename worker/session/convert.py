@@ -186,6 +186,7 @@ def load_to_proto(stats: EngineStats) -> worker_pb2.Load:
         free_pages=stats.available_pages,
         total_pages=stats.pages.total,
         quarantined_pages=stats.pages.quarantined,
+        adapters=[worker_pb2.AdapterUse(**asdict(use)) for use in stats.adapters],
     )
 
 

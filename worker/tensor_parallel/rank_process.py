@@ -7,8 +7,9 @@ import logging
 import torch
 
 from common.garbage_collection import tune_gc
+from engine.core.batch.step_inputs import StepInputs
 from engine.core.weights import NewWeights
-from engine.errors import RankLost, RefillRefused, WeightsIncomplete
+from engine.errors import AdapterRefused, RankLost, RefillRefused, WeightsIncomplete
 from engine.executor.runner import ModelRunner
 from engine.parallel import Rendezvous, StepChannel, join
 from worker.config import WorkerConfig
@@ -52,5 +53,10 @@ def follow(steps: StepChannel, runner: ModelRunner) -> None:
                 runner.refill(command)
             except (RefillRefused, WeightsIncomplete) as error:  # of rank 0 too, which decides what follows
                 log.error("new weights from %s: %s", command.checkpoint, error)
-        else:
+        elif isinstance(command, StepInputs):
             runner.execute_step(command)
+        elif runner.adapters is not None:
+            try:
+                runner.adapters.follow(command)
+            except AdapterRefused as error:  # by rank 0 too, which reports it
+                log.error("%s", error)

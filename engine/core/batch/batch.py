@@ -73,7 +73,8 @@ class Batch:
 
     rows: torch.Tensor
     """[2 + G, T] int64: `input_ids`, `positions` and the `slot_mapping` of each group, as one tensor, since
-    graphs take them at fixed addresses by one copy."""
+    graphs take them at fixed addresses by one copy. For models that take adapters, one more: the slot of each
+    row's adapter, or -1."""
     num_chunks: int
     """Requests with more than one token; the other R - num_chunks decode."""
     query_indptr: Ints
@@ -149,9 +150,9 @@ class _Placed:
     """G of them, [T]."""
 
     @classmethod
-    def of(cls, memory: torch.Tensor, length: int) -> _Placed:
+    def of(cls, memory: torch.Tensor, length: int, groups: int) -> _Placed:
         rows = memory[:, :length]
-        return cls(memory, memory.view(-1), rows, [*rows[2:]])
+        return cls(memory, memory.view(-1), rows, [*rows[2 : 2 + groups]])
 
 
 class BatchBuilder:
@@ -203,7 +204,10 @@ class BatchBuilder:
             input_ids[pending] = 0
             pending_rows, pending_slots = self._sent(pending, shape)
         slot_mappings = [table[shape.slot_of, block] * self._page_size + offset for table in self._tables]
-        placed = self._placed([input_ids, positions, *slot_mappings], into)
+        adapters = []
+        if len(inputs.adapters):
+            adapters = [inputs.adapters if shape.owner is None else inputs.adapters[shape.owner]]
+        placed = self._placed([input_ids, positions, *slot_mappings, *adapters], into)
         states, verified = StateBatch.of(inputs.states), None
         if states is not None:
             assert (states.saves[inputs.num_chunks :] == NO_SLOT).all(), "single rows save no checkpoints"
@@ -238,11 +242,12 @@ class BatchBuilder:
             row[:length] = array
         table[:2, length:] = 0
         table[2:, length:] = self._scratch * self._page_size
+        table[2 + len(self._groups) :, length:] = -1
         if into is None:
             on_device = host if self._device.type == "cpu" else to_device(host, self._device)
-            return _Placed.of(on_device.view(len(arrays), columns), length)
+            return _Placed.of(on_device.view(len(arrays), columns), length, len(self._groups))
         if self._last is None or self._last.memory is not into or self._last.rows.shape[1] != length:
-            self._last = _Placed.of(into, length)
+            self._last = _Placed.of(into, length, len(self._groups))
         copy(self._last.flat, host)
         return self._last
 

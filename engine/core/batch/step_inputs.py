@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from engine.core.request_state import NO_SLOT, CheckpointSave
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE: Final[Ints] = np.empty(0, dtype=np.int64)
-HEADER_INTS: Final = 5
+HEADER_INTS: Final = 6
 """Length of a packed step's header."""
 
 
@@ -46,6 +46,8 @@ class StepInputs:
     reads, that it writes, and of the checkpoint that it saves, or NO_SLOT; rows until it saves; and the
     rows of one request that follow one another singly: those of a verify chunk at its first one, 0 at its
     others, 1 elsewhere."""
+    adapters: Ints = field(default_factory=lambda: _NONE)
+    """[R], or empty for models that take no adapters: the slot of each chunk's adapter, or -1."""
 
     @property
     def num_chunks(self) -> int:
@@ -53,18 +55,19 @@ class StepInputs:
         return int(np.count_nonzero(self.lengths > 1))
 
     def header(self) -> Ints:
-        """R, T, U, P and the length of `states`. R is never 0."""
+        """R, T, U, P and the lengths of `states` and `adapters`. R is never 0."""
         counts = (
             len(self.slots),
             len(self.input_ids),
             len(self.moved),
             len(self.pages),
             len(self.states),
+            len(self.adapters),
         )
         return np.array(counts, dtype=np.int64)
 
     def payload(self) -> Ints:
-        return np.concatenate([getattr(self, field.name) for field in fields(self)])
+        return np.concatenate([getattr(self, part.name) for part in fields(self)])
 
     @staticmethod
     def payload_ints(header: Ints) -> int:
@@ -78,8 +81,8 @@ class StepInputs:
 
 
 def _lengths(header: Ints) -> list[int]:
-    chunks, tokens, moved, pages, states = header.tolist()
-    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, states]
+    chunks, tokens, moved, pages, states, adapters = header.tolist()
+    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, states, adapters]
 
 
 class _Shape(NamedTuple):
@@ -115,16 +118,19 @@ class _Layout:
     def starts(self, starts: Sequence[int]) -> Ints:
         """[R]: from those of the chunks."""
         begins = _ints(starts)
-        if self.rows_of is None:
-            return begins
-        owners, places = self.rows_of
-        return begins[owners] + places
+        return begins if self.rows_of is None else self.of_rows(begins) + self.rows_of[1]
+
+    def of_rows(self, values: Ints) -> Ints:
+        """[R]: from a value of each chunk."""
+        return values if self.rows_of is None else values[self.rows_of[0]]
 
 
 class StepWriter:
     """Converts plans to arrays. Costs O(requests) of Python and one list comparison per request and step."""
 
-    def __init__(self, max_requests: int) -> None:
+    def __init__(self, max_requests: int, *, adapters: bool = False) -> None:
+        """`adapters`: whether the model takes them."""
+        self._adapters = adapters
         self._pages: list[list[int]] = [[] for _ in range(max_requests)]
         """The pages last written for each slot."""
         self._layout: _Layout | None = None
@@ -160,6 +166,9 @@ class StepWriter:
             states=_NONE
             if requests[0].state is None
             else _ints([number for chunk in chunks for row in states_of(chunk) for number in row]),
+            adapters=layout.of_rows(_ints([request.adapter_slot for request in requests]))
+            if self._adapters
+            else _NONE,
         )
 
 

@@ -55,6 +55,11 @@ class RecurrentAttention(Attention, Protocol):
         ...
 
 
+class AdapterSlotsOfRows(Protocol):
+    def use(self, slots: Tensor) -> None:
+        """`slots` [T], on the device: the slot of each row's adapter, or -1."""
+
+
 class CausalLM(nn.Module, ABC):
     """A decoder-only transformer over a flat batch of tokens from any number of sequences."""
 
@@ -67,6 +72,8 @@ class CausalLM(nn.Module, ABC):
         """The shape of this rank's part."""
         self.embed = Embedding(self.num_embeddings(spec), spec.hidden_size)
         self._live_rows = layers.live_rows
+        self.adapter_rows: AdapterSlotsOfRows | None = None
+        """Told which adapters the rows have; None: the model takes no adapters."""
         self.head = layers.head(self.embed, tied=spec.tied_embeddings)
 
     @staticmethod
@@ -110,6 +117,11 @@ class CausalLM(nn.Module, ABC):
         """
         if self.spec.experts is not None:
             self._live_rows.expect(rows)
+
+    def adapt(self, rows: Tensor) -> None:
+        """Set the adapters of the next forward pass. `rows`: see `Batch`."""
+        if self.adapter_rows is not None:
+            self.adapter_rows.use(rows[-1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].

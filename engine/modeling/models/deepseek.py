@@ -6,7 +6,7 @@ results with the other. So attention runs over the stored rows, as if all heads 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,8 @@ class DeepseekModel(LlamaModel):
 
 class _Expansion(Linear):
     """For each head the matrices from a latent to its keys and to its values, never quantized once loaded."""
+
+    adaptable: ClassVar[bool] = False
 
     def __init__(self, latent: LatentSpec, heads: int, method: LinearMethod) -> None:
         features = heads * (latent.unrotated + latent.value_dim)

@@ -130,6 +130,9 @@ class Admission:
             if self._kv.needs.pages(self._kv.needs.blocks(request.num_tokens)) > usable:
                 self.shut_out.append(request)
                 continue
+            if not queues.adapters.admits(request):
+                passed = passed or WaitReason.ADAPTER
+                continue
             if request in step.preempted:
                 return WaitReason.POLICY  # the decodes of this step may name it already
             whole = Progress(0, request.num_tokens)
@@ -137,7 +140,9 @@ class Admission:
             if room.left > 0 and not is_offered and room.holds_back(whole):
                 continue
             comes = held_back.decide(request)
-            if comes is PromotionStatus.SOON or (comes is PromotionStatus.NO_ROOM and passed is not None):
+            if comes is PromotionStatus.SOON or (
+                comes is PromotionStatus.NO_ROOM and passed is WaitReason.PROMOTION
+            ):
                 passed = WaitReason.PROMOTION
                 if held_back.num_searched > _MOST_SEARCHES:
                     return passed

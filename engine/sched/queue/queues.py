@@ -10,14 +10,21 @@ from engine.core.plan import StepPlan
 from engine.core.request import Request
 from engine.core.waits import WaitClock, WaitReason
 from engine.kv.manager.kv_manager import KVManager
+from engine.sched.queue.adapter_slots import AdapterSlots
 from engine.sched.queue.policy import PolicyRules
 from engine.sched.queue.waiting_queue import WaitingQueue
 
 
 class Queues:
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, rules: PolicyRules, waiting: WaitingQueue
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        rules: PolicyRules,
+        waiting: WaitingQueue,
+        max_loras: int = 0,
     ) -> None:
+        self.adapters = AdapterSlots(max_loras)
         self.waiting = waiting
         self.waiting_for_slot: deque[Request] = deque()
         """Requests that arrived with their KV and wait for a slot. In order of arrival."""
@@ -58,6 +65,7 @@ class Queues:
 
     def start(self, request: Request) -> None:
         request.slot = self._slots.pop()
+        self.adapters.start(request)
         request.admissions += 1
         self.running.append(request)
         if self.is_prompt(request):
@@ -66,10 +74,16 @@ class Queues:
     def start_remote(self) -> None:
         """Start requests that came with their KV while slots last.
 
-        They have their pages and take one token of a step, so they never wait for prompts.
+        They have their pages and take one token of a step, so they never wait for prompts. Call it first in
+        a plan.
         """
-        while self.waiting_for_slot and self._slots:
-            self.start(self.waiting_for_slot.popleft())
+        self.adapters.begin()
+        for request in list(self.waiting_for_slot):
+            if not self._slots:
+                break
+            if self.adapters.admits(request):
+                self.waiting_for_slot.remove(request)
+                self.start(request)
 
     def drop_prefilled(self) -> None:
         """Drop prompts without prefill left. Call after planning chunks or a cache hit."""
@@ -106,4 +120,5 @@ class Queues:
         if request in self.prefilling:
             self.prefilling.remove(request)
         self._slots.append(request.slot)
+        self.adapters.stop(request)
         request.slot = -1

@@ -150,6 +150,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         cuda_graph_max_tokens=graphs.tokens,
         tensor_parallel_size=ranks,
         expert_parallel_size=config.expert_parallel_size,
+        lora=config.adapters.engine,
     )
 
 

@@ -1,4 +1,4 @@
-"""Parses the settings whose text has parts: --autoscale, --worker-env, --cors-origins."""
+"""Parses the settings whose text has parts: --autoscale, --worker-env, --lora-modules, --cors-origins."""
 
 from __future__ import annotations
 
@@ -37,6 +37,27 @@ def bounds_of(setting: str | None) -> dict[str, Bounds]:
             raise WrongBounds(f"{word}: {role} is given twice")
         bounds[role] = Bounds(least, most)
     return bounds
+
+
+class WrongAdapters(ValueError):
+    """The message names the part that is wrong and what it should be."""
+
+
+def adapters_of(setting: str | None) -> dict[str, str]:
+    """Paths by names, from `style=/adapters/style sql=/adapters/sql`. Raises WrongAdapters."""
+    try:
+        words = shlex.split(setting or "")
+    except ValueError as error:
+        raise WrongAdapters(f"{setting}: {error}; quote it as in a shell") from None
+    adapters: dict[str, str] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if not name or not path:
+            raise WrongAdapters(f"{word} is not NAME=PATH")
+        if name in adapters:
+            raise WrongAdapters(f"{word}: {name} is given twice")
+        adapters[name] = path
+    return adapters
 
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

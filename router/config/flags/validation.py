@@ -16,8 +16,10 @@ from engine.kv.tiers.object_url import ObjectUrl
 from router.config.choices import Device, Dtype, Mode, TransportChoice
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (
+    WrongAdapters,
     WrongBounds,
     WrongEnvironment,
+    adapters_of,
     bounds_of,
     environment_of,
     is_origin,
@@ -291,6 +293,17 @@ def _heartbeats(config: RouterConfig) -> Iterator[str]:
         )
 
 
+def _adapters(config: RouterConfig) -> Iterator[str]:
+    adapters = config.adapters
+    try:
+        if adapters_of(adapters.lora_modules) and not adapters.enable_lora:
+            yield "--lora-modules needs --enable-lora"
+    except WrongAdapters as error:
+        yield f"--lora-modules {error}"
+    if adapters.max_cpu_loras < adapters.max_loras:
+        yield f"--max-cpu-loras {adapters.max_cpu_loras}: use --max-loras ({adapters.max_loras}) or more"
+
+
 _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _ranges,
     _model,
@@ -303,6 +316,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _security,
     _memory,
     _tiers,
+    _adapters,
     batching_problems,
     scheduling_problems,
     _handoff,

@@ -25,6 +25,7 @@ from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv.cache.pages import PagePool, PageState
 from engine.sampling.scoring import labelled
+from tests.unit.engine.fake_adapters import FakeAdapters
 from tests.unit.engine.plan_checks import check_plan
 
 VOCAB = 97
@@ -177,6 +178,7 @@ class FakeRunner:
     page_size: int
     num_pages: int
     spec: FakeSpec = field(default_factory=FakeSpec)
+    adapters: FakeAdapters | None = None
     steps: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request id, start, length) of every chunk of every step."""
     fails: set[int] = field(default_factory=set)
@@ -202,6 +204,9 @@ class FakeRunner:
     def prepare(self, plan: StepPlan) -> list[Work]:
         check_plan(plan)
         assert all(0 <= token < VOCAB for chunk in plan.chunks for token in chunk.draft), "an unknown token"
+        if self.adapters is not None:
+            self.adapters.fill(plan.fillings)
+            self.adapters.check(plan)
         rows = plan.rows()
         states = [state for chunk in plan.chunks for state in states_of(chunk)]
         self._check_pages(plan)

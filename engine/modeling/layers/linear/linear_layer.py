@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -198,11 +198,20 @@ class MatrixPerExpert:
 PLAIN: Final = PlainWeight()
 
 
+class Addition(Protocol):
+    """Something that depends on a layer's input and is added to its products."""
+
+    def add(self, product: Tensor, x: Tensor) -> Tensor:
+        """`product` [T, out], which may be overwritten, of `x` [T, in]."""
+
+
 class Linear(Packable):
     """x [T, in] -> [T, out]. Its method says how the weight is stored and multiplied."""
 
     weight: Tensor
     """[out, in], where the method has a plain one."""
+    adaptable: ClassVar[bool] = True
+    """Whether all that uses the weight goes through `product`."""
 
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, method: LinearMethod = PLAIN
@@ -213,6 +222,7 @@ class Linear(Packable):
         self.stored = method
         """How a checkpoint has the weight."""
         self.method = method
+        self.addition: Addition | None = None
         method.create(self, in_features, out_features)
         self.bias = weight(out_features) if bias else None
 
@@ -220,7 +230,8 @@ class Linear(Packable):
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return self.method.apply(self, x, bias)
+        product = self.method.apply(self, x, bias)
+        return product if self.addition is None else self.addition.add(product, x)
 
     def slots(self) -> list[Slot]:
         """The tensors that a checkpoint holds for this layer."""

@@ -1,0 +1,106 @@
+"""What adapters add to the products of a layer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from engine.adapters.peft_folder import LowRankPair
+from engine.modeling.layers.linear.linear_layer import Linear
+
+Pieces: TypeAlias = Mapping[int, LowRankPair]
+"""Pairs of an adapter by the number of the projection that they change, of those that a layer merges."""
+
+
+class AdapterRows:
+    """The adapter of each row of the next forward pass."""
+
+    def __init__(self) -> None:
+        self.slots: Tensor | None = None
+        """[T] int64, on the device; -1: none. None: no row has one."""
+        self.groups: list[tuple[int, Tensor]] = []
+        """On a CPU: the slots in use, with the rows of each."""
+
+    def use(self, slots: Tensor) -> None:
+        self.slots = slots
+        if slots.device.type == "cpu":
+            used = sorted({*slots.tolist()} - {-1})
+            self.groups = [(slot, (slots == slot).nonzero().flatten()) for slot in used]
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLayer:
+    """A layer that adapters change."""
+
+    rows: AdapterRows
+    layer: Linear
+    pieces: tuple[range, ...]
+    """Output features of the projections that it merges."""
+
+
+class SlottedAddition(ABC):
+    """Adapters of a layer in numbered slots. An `Addition`."""
+
+    def __init__(self, place: AdaptedLayer) -> None:
+        self.place = place
+
+    @abstractmethod
+    def fill(self, slot: int, pieces: Pieces) -> None:
+        """Replace what is in a slot. Enqueued on the device."""
+
+    @abstractmethod
+    def add(self, product: Tensor, x: Tensor) -> Tensor:
+        """See `Addition`."""
+
+
+class CpuAddition(SlottedAddition):
+    """Multiplies the rows of one adapter after those of the other, in the ranks that they have."""
+
+    def __init__(self, place: AdaptedLayer) -> None:
+        super().__init__(place)
+        self._slots: dict[int, list[tuple[range, LowRankPair]]] = {}
+
+    def fill(self, slot: int, pieces: Pieces) -> None:
+        self._slots[slot] = [(self.place.pieces[number], pair) for number, pair in pieces.items()]
+
+    def add(self, product: Tensor, x: Tensor) -> Tensor:
+        for slot, rows in self.place.rows.groups:
+            mine = x[rows]
+            for piece, pair in self._slots[slot]:
+                part = product[:, piece.start : piece.stop]
+                part.index_add_(0, rows, mine @ pair.a.t() @ pair.b.t())
+        return product
+
+
+class GpuAddition(SlottedAddition):
+    """All adapters at addresses that captured graphs read, each padded to the largest rank."""
+
+    def __init__(self, place: AdaptedLayer, slots: int, rank: int, like: Tensor) -> None:
+        """`like`: has the dtype and the device."""
+        super().__init__(place)
+        layer, count = place.layer, len(place.pieces)
+        self._rank = rank
+        self._a = torch.zeros(slots, count, rank, layer.in_features, dtype=like.dtype, device=like.device)
+        self._b = torch.zeros(slots, layer.out_features, rank, dtype=like.dtype, device=like.device)
+
+    def fill(self, slot: int, pieces: Pieces) -> None:
+        a, b = self._a[slot], self._b[slot]
+        a.zero_()
+        b.zero_()
+        for number, pair in pieces.items():
+            piece = self.place.pieces[number]
+            a[number, : pair.rank].copy_(pair.a, non_blocking=True)
+            b[piece.start : piece.stop, : pair.rank].copy_(pair.b, non_blocking=True)
+
+    def add(self, product: Tensor, x: Tensor) -> Tensor:
+        from engine.kernels.matmul.adapters import add_low_rank  # Triton ships only with torch's CUDA builds
+
+        slots = self.place.rows.slots
+        if slots is not None:
+            add_low_rank(product, x, self._a, self._b, slots, self.place.pieces)
+        return product

@@ -1,0 +1,151 @@
+"""Reads LoRA adapters as PEFT saves them: adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor
+
+from engine.errors import AdapterRefused
+
+DIGEST_BYTES: Final = 16
+_CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = "adapter_model.safetensors"
+_PREFIX: Final = "base_model.model."
+_TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
+
+_REFUSED: Final[Mapping[str, str]] = {
+    "use_dora": "DoRA",
+    "modules_to_save": "modules_to_save",
+    "trainable_token_indices": "trainable_token_indices",
+    "target_parameters": "target_parameters (experts)",
+    "alora_invocation_tokens": "aLoRA",
+    "lora_bias": "lora_bias",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "arrow_config": "Arrow",
+    "kasa_config": "KaSA",
+    "velora_config": "VeLoRA",
+    "monteclora_config": "MonteCLoRA",
+    "layer_replication": "layer_replication",
+}
+"""Options under which an adapter is more than the pairs of matrices."""
+_PLAIN_STARTS: Final = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base model as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankPair:
+    """Two matrices, whose product is added to a weight [out, in]."""
+
+    a: Tensor
+    """[r, in]"""
+    b: Tensor
+    """[out, r], times the adapter's scale, in float32."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdapter:
+    name: str
+    path: Path
+    digest: bytes
+    """Hash of both files."""
+    pairs: Mapping[str, LowRankPair]
+    """Pairs by modules of the base model."""
+
+    @property
+    def rank(self) -> int:
+        """The largest."""
+        return max(pair.rank for pair in self.pairs.values())
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of modules, without those of their layers."""
+        return tuple(sorted({name.rpartition(".")[2] for name in self.pairs}))
+
+
+def read_adapter(name: str, path: Path) -> StoredAdapter:
+    """Raises AdapterRefused for what is not an adapter, or not one that adds pairs of matrices alone."""
+    try:
+        described, stored = (path / _CONFIG).read_bytes(), (path / _WEIGHTS).read_bytes()
+    except OSError as error:
+        raise AdapterRefused(f"the adapter {name} cannot be read: {error}") from None
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"baton adapter")
+    digest.update(len(described).to_bytes(8, "little") + described + stored)
+    try:
+        config, tensors = json.loads(described), load(stored)
+        pairs = _pairs(config, tensors)
+    except (ValueError, SafetensorError) as error:
+        raise AdapterRefused(f"the adapter {name} in {path} cannot be served: {error}") from None
+    return StoredAdapter(name, path, digest.digest(), pairs)
+
+
+def _pairs(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, LowRankPair]:
+    """Raises ValueError."""
+    _check(config)
+    halves: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise ValueError(f"{name} is no half of a pair of a linear layer (embeddings, DoRA?)")
+        halves.setdefault(match["module"].removeprefix(_PREFIX), {})[match["half"]] = tensor
+    if not halves:
+        raise ValueError("it has no tensors")
+    return {module: _pair(config, module, found) for module, found in sorted(halves.items())}
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"peft_type {config.get('peft_type')} is not supported: only LORA is")
+    for option, what in _REFUSED.items():
+        if config.get(option):
+            raise ValueError(f"{what} is not supported ({option} in {_CONFIG})")
+    if config.get("bias", "none") != "none":
+        raise ValueError(f"trained biases are not supported (bias {config['bias']})")
+    start = config.get("init_lora_weights", True)
+    if start not in _PLAIN_STARTS:
+        raise ValueError(f"init_lora_weights {start} changes the base model; save the adapter as plain LoRA")
+
+
+def _pair(config: Mapping[str, Any], module: str, halves: Mapping[str, Tensor]) -> LowRankPair:
+    if len(halves) < 2:
+        raise ValueError(f"{module} has half a pair: lora_{next(iter(halves))} alone")
+    if not _is_target(config.get("target_modules"), module):
+        raise ValueError(f"{module} has tensors, but target_modules does not name it")
+    a, b = halves["A"], halves["B"]
+    if a.dim() != 2 or b.dim() != 2 or len(a) != b.shape[1]:
+        raise ValueError(f"{module} has matrices of shapes {[*a.shape]} and {[*b.shape]}")
+    rank = _of_pattern(config.get("rank_pattern") or {}, module, config["r"])
+    if rank != len(a):
+        raise ValueError(f"{module} has matrices of rank {len(a)}, but {_CONFIG} says {rank}")
+    if not (a.isfinite().all() and b.isfinite().all()):
+        raise ValueError(f"{module} has numbers that are not finite")
+    alpha = _of_pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])
+    scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+    return LowRankPair(a, b.to(torch.float32) * scale)
+
+
+def _is_target(targets: str | Sequence[str] | None, module: str) -> bool:
+    """A list of ends of names, or a regular expression for whole names."""
+    if isinstance(targets, str):
+        return targets == "all-linear" or re.fullmatch(targets, module) is not None
+    return any(module == target or module.endswith(f".{target}") for target in targets or ())
+
+
+def _of_pattern(pattern: Mapping[str, Any], module: str, default: Any) -> Any:
+    """The value of the first key that matches the end of the name, as in PEFT."""
+    keys = (key for key in pattern if re.match(rf"(.*\.)?({key})$", module))
+    return pattern.get(next(keys, ""), default)

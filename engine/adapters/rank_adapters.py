@@ -1,0 +1,91 @@
+"""The adapters of a model, or of one rank's part of it: in host memory, and in slots on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import torch
+
+from engine.adapters.additions import (
+    AdapterRows,
+    CpuAddition,
+    GpuAddition,
+    Pieces,
+    AdaptedLayer,
+    SlottedAddition,
+)
+from engine.adapters.peft_folder import LowRankPair, StoredAdapter
+from engine.adapters.targets import AdapterTargets
+from engine.config import LoraConfig
+from engine.errors import AdapterRefused
+from engine.modeling.models.base import CausalLM
+
+_LEAST_RANK: Final = 16
+"""Least depth of products on tensor cores."""
+
+_Held: TypeAlias = Mapping[str, Pieces]
+"""Pieces by paths of layers."""
+
+
+class RankAdapters:
+    def __init__(self, model: CausalLM, config: LoraConfig) -> None:
+        """Adapters are added to the layers of `model` from now on, also in graphs captured later."""
+        self._config = config
+        self._like = model.embed.weight
+        self._targets = AdapterTargets(model)
+        self.rows = AdapterRows()
+        self._held: dict[bytes, _Held] = {}
+        pieces: dict[str, set[tuple[int, int]]] = {}
+        for target in self._targets.of.values():
+            pieces.setdefault(target.layer, set()).add((target.rows.start, target.rows.stop))
+        self._additions = {
+            layer: self._addition(model, layer, tuple(range(*piece) for piece in sorted(found)))
+            for layer, found in pieces.items()
+        }
+        if not self._additions:
+            raise AdapterRefused("no layer of this model can take adapters")
+        model.adapter_rows = self.rows
+
+    def check(self, adapter: StoredAdapter) -> None:
+        """Whether the model can take it; from any thread. Raises AdapterRefused."""
+        self._targets.found(adapter, self._config.max_lora_rank)
+
+    def hold(self, adapter: StoredAdapter) -> None:
+        """Keep this rank's part in host memory. Raises AdapterRefused."""
+        held: dict[str, dict[int, LowRankPair]] = {}
+        for target, pair in self._targets.found(adapter, self._config.max_lora_rank).values():
+            number = self._additions[target.layer].place.pieces.index(target.rows)
+            held.setdefault(target.layer, {})[number] = self._stored(target.part(pair))
+        self._held[adapter.digest] = held
+
+    def drop(self, digest: bytes) -> None:
+        self._held.pop(digest, None)
+
+    def fill(self, slot: int, digest: bytes) -> None:
+        """Replace what is in a slot. Enqueued on the device, after the steps before."""
+        held = self._held[digest]
+        for layer, addition in self._additions.items():
+            addition.fill(slot, held.get(layer, {}))
+
+    def _addition(self, model: CausalLM, path: str, pieces: tuple[range, ...]) -> SlottedAddition:
+        layer = model.get_submodule(path)
+        place, config = AdaptedLayer(self.rows, layer, pieces), self._config  # type: ignore[arg-type]
+        if self._like.device.type == "cpu":
+            addition: SlottedAddition = CpuAddition(place)
+        else:
+            rank = max(_LEAST_RANK, 1 << (config.max_lora_rank - 1).bit_length())
+            addition = GpuAddition(place, config.max_loras, rank, self._like)
+        layer.addition = addition  # type: ignore[assignment]
+        return addition
+
+    def _stored(self, pair: LowRankPair) -> LowRankPair:
+        a, b = (half.to(self._like.dtype).contiguous() for half in (pair.a, pair.b))
+        if self._like.device.type == "cuda":
+            a, b = a.pin_memory(), b.pin_memory()
+        return LowRankPair(a, b)
+
+
+def num_bytes(adapter: StoredAdapter, dtype: torch.dtype) -> int:
+    """Host memory of an adapter, over all ranks."""
+    return sum((pair.a.numel() + pair.b.numel()) * dtype.itemsize for pair in adapter.pairs.values())
