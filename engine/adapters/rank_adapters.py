@@ -8,11 +8,11 @@ from typing import Final, TypeAlias
 import torch
 
 from engine.adapters.additions import (
+    AdaptedLayer,
     AdapterRows,
     CpuAddition,
     GpuAddition,
     Pieces,
-    AdaptedLayer,
     SlottedAddition,
 )
 from engine.adapters.peft_folder import LowRankPair, StoredAdapter

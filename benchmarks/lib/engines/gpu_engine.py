@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.lib.load.sampling_flags import sampling_arguments, sampling_of
 from common.garbage_collection import tune_gc
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import EngineConfig, LoraConfig, SchedulerConfig
 from engine.core.request import Request
 from engine.device.defaults import defaults_for
 from engine.executor.build import build_runner
@@ -34,7 +34,7 @@ def engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="FILE.json")
 
 
-def build_engine(options: argparse.Namespace) -> Engine:
+def build_engine(options: argparse.Namespace, lora: LoraConfig | None = None) -> Engine:
     """An engine in bfloat16 on the first GPU, whose pool takes what is left of 90% of its memory.
 
     Warmed up as a worker is: on a new machine a run would measure its compiler otherwise.
@@ -62,6 +62,7 @@ def build_engine(options: argparse.Namespace) -> Engine:
         cuda_graph_max_batch=suited.graph_batch if graphs is None else graphs,
         cuda_graph_max_tokens=suited.graph_tokens if tokens is None else tokens,
         overlap=not options.no_overlap,
+        lora=lora,
     )
     runner, drafts = build_runner(config)
     engine = Engine(config, runner=runner, drafts=drafts)

@@ -1,9 +1,8 @@
 """Products of rows with the low-rank matrices of the adapter that each row has.
 
-A program computes a tile of rows. It multiplies all of them with the matrices of one adapter after the other,
-and keeps each row's own: a chunk of a prompt has one adapter, and the rows of decodes, which may have many,
-read each adapter's matrices once. A row's sum does not depend on the others. Tiles without adapters end at
-once and write nothing.
+A program computes a tile of rows, with one adapter after the other: a chunk of a prompt has one. In small
+steps, of decodes with many adapters, each adapter of a tile has a program of its own. A row's sum does not
+depend on the others. Programs without rows end at once and write nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.pdl import pdl_wait, supports_pdl
+
 _ROWS: Final = 16
 """Fewest rows of a product on tensor cores."""
 _DEPTH: Final = 128
 _FEATURES: Final = 128
 _MOST_SPLITS: Final = 16
+_FEW_TILES: Final = 8
+"""Tiles of a small step."""
+_MOST_PIECES: Final = 3
 _PROGRAMS: Final = 256
 """Programs that keep a large GPU busy."""
 
@@ -40,14 +44,18 @@ def add_low_rank(
     rows, depth = x.shape
     if not rows:
         return
-    count, rank = a.shape[1:3]
+    num_slots, count, rank = a.shape[:3]
+    assert count <= _MOST_PIECES
     tiles, columns = triton.cdiv(rows, _ROWS), count * rank
+    by_slot = tiles <= _FEW_TILES
+    programs = tiles * num_slots if by_slot else tiles
+    use_pdl = x.is_cuda and supports_pdl(x.device)
     splits = max(1, min(_MOST_SPLITS, _PROGRAMS // (tiles * count), depth // (2 * _DEPTH)))
     splits = 1 << (splits.bit_length() - 1)
     inner = torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
     # Products of float32 would lose 13 bits in the format of tensor cores.
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    _shrink[(tiles, count, splits)](
+    _shrink[(programs, count, splits)](
         x,
         a,
         slots,
@@ -60,27 +68,49 @@ def add_low_rank(
         part=triton.cdiv(triton.cdiv(depth, splits), _DEPTH) * _DEPTH,
         tile_rows=_ROWS,
         tile_depth=_DEPTH,
+        num_slots=num_slots,
+        by_slot=by_slot,
         precision=precision,
+        use_pdl=use_pdl,
+        launch_pdl=use_pdl,
     )
-    for number, piece in enumerate(pieces):
-        _expand[(tiles, triton.cdiv(len(piece), _FEATURES))](
-            inner,
-            b,
-            slots,
-            product,
-            rows,
-            product.stride(0),
-            features=b.shape[1],
-            start=piece.start,
-            stop=piece.stop,
-            columns=columns,
-            first=number * rank,
-            rank=rank,
-            splits=splits,
-            tile_rows=_ROWS,
-            tile_features=_FEATURES,
-            precision=precision,
-        )
+    bounds = [*pieces, *[range(0)] * (_MOST_PIECES - count)]
+    _expand[(programs, triton.cdiv(max(map(len, pieces)), _FEATURES), count)](
+        inner,
+        b,
+        slots,
+        product,
+        rows,
+        product.stride(0),
+        features=b.shape[1],
+        start_0=bounds[0].start,
+        start_1=bounds[1].start,
+        start_2=bounds[2].start,
+        stop_0=bounds[0].stop,
+        stop_1=bounds[1].stop,
+        stop_2=bounds[2].stop,
+        columns=columns,
+        rank=rank,
+        splits=splits,
+        tile_rows=_ROWS,
+        tile_features=_FEATURES,
+        num_slots=num_slots,
+        by_slot=by_slot,
+        precision=precision,
+        use_pdl=use_pdl,
+        launch_pdl=use_pdl,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _slots_of(  # type: ignore[no-untyped-def]
+    slots_ptr, row, live, num_slots: tl.constexpr, by_slot: tl.constexpr
+):
+    """The slots of a program's rows; -1: it does not compute the row."""
+    slots = tl.load(slots_ptr + row, mask=live, other=-1)
+    if by_slot:
+        slots = tl.where(slots == tl.program_id(0) % num_slots, slots, -1)
+    return slots
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -97,18 +127,23 @@ def _shrink(  # type: ignore[no-untyped-def]
     part: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_depth: tl.constexpr,
+    num_slots: tl.constexpr,
+    by_slot: tl.constexpr,
     precision: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     """Products with `a`, of one part of the input features and one of the merged projections."""
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    live = row < num_rows
-    left = tl.load(slots_ptr + row, mask=live, other=-1)
-    slot = tl.max(left, axis=0)
+    tile = tl.program_id(0) // num_slots if by_slot else tl.program_id(0)
+    row = tile * tile_rows + tl.arange(0, tile_rows)
+    pdl_wait(use_pdl)
+    slots = _slots_of(slots_ptr, row, row < num_rows, num_slots, by_slot)
+    slot = tl.max(slots, axis=0)
     if slot < 0:
         return
     number, split = tl.program_id(1), tl.program_id(2)
     within = tl.arange(0, rank)
     total = tl.zeros([tile_rows, rank], dtype=tl.float32)
+    left = slots
     while slot >= 0:
         mine = left == slot
         weights = a_ptr + ((slot * count + number) * rank + within) * depth
@@ -125,7 +160,7 @@ def _shrink(  # type: ignore[no-untyped-def]
         left = tl.where(mine, -1, left)
         slot = tl.max(left, axis=0)
     places = (split.to(tl.int64) * num_rows + row) * (count * rank) + number * rank
-    tl.store(inner_ptr + places[:, None] + within[None, :], total, mask=live[:, None])
+    tl.store(inner_ptr + places[:, None] + within[None, :], total, mask=(slots >= 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -137,30 +172,43 @@ def _expand(  # type: ignore[no-untyped-def]
     num_rows,
     product_stride,
     features: tl.constexpr,
-    start: tl.constexpr,
-    stop: tl.constexpr,
+    start_0: tl.constexpr,
+    start_1: tl.constexpr,
+    start_2: tl.constexpr,
+    stop_0: tl.constexpr,
+    stop_1: tl.constexpr,
+    stop_2: tl.constexpr,
     columns: tl.constexpr,
-    first: tl.constexpr,
     rank: tl.constexpr,
     splits: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_features: tl.constexpr,
+    num_slots: tl.constexpr,
+    by_slot: tl.constexpr,
     precision: tl.constexpr,
+    use_pdl: tl.constexpr,
 ):
     """Add the products of the sums of `_shrink` with `b`, in one of the merged projections."""
-    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
-    live = row < num_rows
-    slots = tl.load(slots_ptr + row, mask=live, other=-1)
+    tile = tl.program_id(0) // num_slots if by_slot else tl.program_id(0)
+    row = tile * tile_rows + tl.arange(0, tile_rows)
+    number = tl.program_id(2)
+    start = tl.where(number == 0, start_0, tl.where(number == 1, start_1, start_2))
+    stop = tl.where(number == 0, stop_0, tl.where(number == 1, stop_1, stop_2))
+    first_feature = start + tl.program_id(1) * tile_features
+    pdl_wait(use_pdl)
+    slots = _slots_of(slots_ptr, row, row < num_rows, num_slots, by_slot)
     slot = tl.max(slots, axis=0)
     if slot < 0:
         return
+    if first_feature >= stop:
+        return
     adapted = slots >= 0
-    feature = start + tl.program_id(1) * tile_features + tl.arange(0, tile_features)
+    feature = first_feature + tl.arange(0, tile_features)
     known = feature < stop
     within = tl.arange(0, rank)
     inner = tl.zeros([tile_rows, rank], dtype=tl.float32)
     for split in range(splits):
-        places = (split * num_rows + row).to(tl.int64) * columns + first
+        places = (split * num_rows + row).to(tl.int64) * columns + number * rank
         inner += tl.load(inner_ptr + places[:, None] + within[None, :], mask=adapted[:, None], other=0.0)
     inner = inner.to(b_ptr.dtype.element_ty)
     total = tl.zeros([tile_rows, tile_features], dtype=tl.float32)
