@@ -63,6 +63,8 @@ class GgufArchitecture:
     """Further fields of config.json."""
     pairs_features: bool = False
     """Whether features of queries and keys that rotate together are neighbours."""
+    mxfp4_experts: bool = False
+    """Whether experts are 4-bit floats, as in the original checkpoint; see mxfp4.py."""
     whole_norms: bool = False
     """Whether the weights of norms are factors, where Hugging Face has their difference to 1."""
 
@@ -139,6 +141,19 @@ def _glm4_moe(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    # The file states the factor alone; these are those of all gpt-oss models.
+    yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    return {
+        "num_local_experts": metadata.need("expert_count"),
+        "num_experts_per_tok": metadata.need("expert_used_count"),
+        "intermediate_size": metadata.need("expert_feed_forward_length"),
+        "attention_bias": True,
+        "rope_parameters": rope(metadata, head_dim) | yarn,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
 def num_layers(metadata: Metadata) -> int:
     """Layers of the model, without those that predict further tokens."""
     return int(metadata.need("block_count") - (metadata.model("nextn_predict_layers") or 0))
@@ -193,6 +208,18 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
             "ffn_down_shexp": "mlp.shared_experts.down_proj",
         },
         _glm4_moe,
+    ),
+    "gpt-oss": GgufArchitecture(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        _ATTENTION
+        | {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_sinks": "self_attn.sinks",
+            "ffn_gate_inp": "mlp.router",
+        },
+        _gpt_oss,
+        mxfp4_experts=True,
     ),
 }
 """Keyed by `general.architecture`, which says llama in files of Mistral and SmolLM2 too."""

@@ -33,6 +33,7 @@ from engine.modeling.loader.gguf.architectures import (
 )
 from engine.modeling.loader.gguf.codes import GROUPS, WITH_OFFSETS
 from engine.modeling.loader.gguf.metadata import DIVISORS, Metadata, open_gguf
+from engine.modeling.loader.gguf.mxfp4 import expert_tensors, is_expert
 from engine.modeling.loader.gguf.tokenizer import write_tokenizer
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -96,7 +97,7 @@ def _configs(metadata: Metadata) -> tuple[dict[str, Any], dict[str, Any]]:
         "model_type": architecture.model_type,
         "vocab_size": metadata.shapes["token_embd.weight"][0],
         "hidden_size": hidden,
-        "intermediate_size": metadata.need("feed_forward_length"),
+        "intermediate_size": metadata.model("feed_forward_length"),
         "num_hidden_layers": metadata.need("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.model("attention.head_count_kv") or heads,
@@ -134,7 +135,9 @@ class _Conversion:
         self.tensors = [
             tensor for tensor in tensors if tensor.name not in _IN_CONFIG and _layer(tensor.name) < last
         ]
-        self._coded = _coded(self.tensors) if keep_codes else frozenset()
+        self._by_name = {tensor.name: tensor for tensor in self.tensors}
+        has_codes = keep_codes and not self._architecture.mxfp4_experts
+        self._coded = _coded(self.tensors) if has_codes else frozenset()
         self.size = sum(_stored_bytes(tensor) for tensor in self.tensors)
 
     @property
@@ -157,6 +160,9 @@ class _Conversion:
 
     def stored(self, tensor: ReaderTensor) -> Iterator[tuple[str, Array]]:
         """Name and value of a tensor, or of each expert's part of it. `blocks.py` reads the names."""
+        if self._architecture.mxfp4_experts and is_expert(tensor.name):
+            yield from expert_tensors(tensor, self._by_name)
+            return
         name, (suffix, value) = self._name(tensor.name), _stored(tensor)
         if tensor.name in self._coded:
             name = f"{name.removesuffix('.weight')}.codes"
@@ -175,6 +181,8 @@ class _Conversion:
         match name.split("."):
             case ["blk", layer, "exp_probs_b", "bias"] if "exp_probs_b" in modules:
                 return f"model.layers.{layer}.{modules['exp_probs_b']}_bias"
+            case ["blk", layer, "attn_sinks", "weight"] if "attn_sinks" in modules:
+                return f"model.layers.{layer}.{modules['attn_sinks']}"
             case ["blk", layer, module, kind] if module in modules:
                 return f"model.layers.{layer}.{modules[module]}.{kind}"
             case [module, kind] if module in MODULES:
@@ -218,7 +226,7 @@ def _coded(tensors: Sequence[ReaderTensor]) -> frozenset[str]:
 
 def _stored_bytes(tensor: ReaderTensor) -> int:
     kind = tensor.tensor_type
-    as_in_file = kind in GROUPS or kind in _AS_IN_FILE or kind is _BF16
+    as_in_file = kind in (*GROUPS, *_AS_IN_FILE, _BF16, GGMLQuantizationType.MXFP4)
     return int(tensor.n_bytes) if as_in_file else 2 * int(tensor.n_elements)
 
 
