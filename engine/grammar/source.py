@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
@@ -27,6 +28,10 @@ _JSON: Final[Any] = {
     "json_allowed_escapes": '"\\bfnrt',  # without \\u, with which a property could be spelled in two ways
 }
 _MAX_DIVISOR: Final = 10_000
+_LARK: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|%json\s*')
+"""Comments, texts and regular expressions of Lark, within which `%json` means nothing; and `%json`."""
+_DECODER: Final = json.JSONDecoder()
+_TOKEN_ID: Final = re.compile(r"<\[\d+\]>")
 _OPENING: Final = b"{["
 _MAX_OPENED: Final = 3
 _MAX_REASON: Final = 300
@@ -38,7 +43,7 @@ def check_grammar(grammar: Grammar) -> None:
 
     Takes milliseconds for most, and any time and memory for some: only for processes with limits.
     """
-    source = source_of(grammar)
+    source = _TOKEN_ID.sub("<[0]>", source_of(grammar))  # ids of the model's vocabulary are unknown here
     reason = LLMatcher.validate_grammar(source, limits=LIMITS)
     if reason and not reason.startswith("WARNING"):
         raise rejected(grammar, reason)
@@ -84,7 +89,8 @@ def source_of(grammar: Grammar) -> str:
             case GrammarKind.CHOICE:
                 return LLMatcher.grammar_from_lark(_one_of(grammar.text))
             case GrammarKind.EBNF:
-                return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+                _check_divisors(grammar)
+                return LLMatcher.grammar_from_lark(_with_schemas_rewritten(any_to_lark(grammar.text)))
     except (ValueError, GbnfToLarkError, RecursionError) as error:
         raise rejected(grammar, str(error)) from None
 
@@ -107,7 +113,32 @@ _NAMES: Final = {
 
 def divisors_of(grammar: Grammar) -> Iterator[int]:
     """Numbers for each of whose remainders the lexer has a state, from `multipleOf` in a schema."""
-    return divisors.divisors_of(grammar.text) if grammar.kind is GrammarKind.JSON_SCHEMA else iter(())
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            yield from divisors.divisors_of(grammar.text)
+        case GrammarKind.EBNF:
+            for _, _, schema in _schemas_in(grammar.text):
+                yield from divisors.divisors_of(schema)
+
+
+def _schemas_in(lark: str) -> Iterator[tuple[int, int, str]]:
+    """Begin, end and text of the JSON after each `%json`. Raises ValueError where there is none."""
+    place = 0
+    while found := _LARK.search(lark, place):
+        place = found.end()
+        if found[0].startswith("%json"):
+            _, place = _DECODER.raw_decode(lark, found.end())
+            yield found.end(), place, lark[found.end() : place]
+
+
+def _with_schemas_rewritten(lark: str) -> str:
+    """The grammar with its JSON Schemas in the keywords that the library enforces. Raises ValueError."""
+    pieces, place = [], 0
+    for begin, end, text in _schemas_in(lark):
+        schema = json.loads(rewritten(text))
+        pieces += [lark[place:begin], json.dumps({"x-guidance": _JSON} | schema)]
+        place = end
+    return "".join([*pieces, lark[place:]])
 
 
 def _check_divisors(grammar: Grammar) -> None:

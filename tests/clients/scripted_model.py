@@ -17,10 +17,10 @@ def weather_script(tokenizer: Tokenizer) -> Callable[[Call], list[Delta]]:
     def script(call: Call) -> list[Delta]:
         prompt = tokenizer.decode(call.prompt)
         grammar = call.sampling.grammar.text
-        if grammar:
-            wants_list = json.loads(grammar).get("type") == "array"
-            text = json.dumps([{"name": "weather", "arguments": _BERN}] if wants_list else _BERN)
-        elif "<tools>" in prompt and "<tool_response>" not in prompt:
+        forced = "<tool_call>" in grammar
+        if grammar and not forced:
+            text = json.dumps(_BERN)
+        elif forced or ("<tools>" in prompt and "<tool_response>" not in prompt):
             text = f"<tool_call>\n{json.dumps({'name': 'weather', 'arguments': _BERN})}\n</tool_call>"
         else:
             text = "Sunny."

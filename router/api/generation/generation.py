@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -12,9 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from engine.grammar.grammar import Grammar, GrammarKind
+from engine.grammar.grammar import Grammar
 from router.api.generation.completion import Completion
 from router.api.generation.envelope import check, filled
+from router.api.generation.forced.forced_calls import forced_calls
 from router.api.generation.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
 from router.api.generation.history import History
 from router.api.generation.output.formats import OutputFormats
@@ -29,7 +29,6 @@ from router.api.generation.tenants import CURRENT_TENANT
 from router.api.generation.text.breakpoints import block_end
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.tokenizer import Tokenizer
-from router.api.generation.tools import NO_TOOLS, ToolUse, forced_schema
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.adapters.table import Adapter
 from router.dispatch.interface import Dispatcher
@@ -46,7 +45,8 @@ def _none() -> None:
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
     token_ids: Sequence[int]
-    tool_use: ToolUse
+    grammar: Grammar | None
+    """Grammar of a forced tool call."""
     parser: Callable[[], OutputParser | None]
     """Makes a parser for each answer; None if the text is not parsed."""
     counter: Callable[[], ReasoningCounter | None] = _none
@@ -57,14 +57,15 @@ class PreparedPrompt:
     """Tokens of beginnings that the client asks to retain, and for how many seconds."""
 
     def constrain(self, options: SamplingOptions) -> SamplingOptions:
-        """Add the grammar of a forced tool call, which may be large. Raises InvalidRequest."""
+        """Add the grammar of a forced tool call, if there is one. Raises InvalidRequest."""
+        if self.grammar is None:
+            return options
         if options.constraint is not None:
             raise InvalidRequest(
                 f"{options.constraint.param} and a forced tool call both constrain the output.",
                 param=options.constraint.param,
             )
-        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(forced_schema(self.tool_use)))
-        constrained = replace(options, constraint=Constraint(grammar, "tools"))
+        constrained = replace(options, constraint=Constraint(self.grammar, "tools"))
         constrained.check_ends()
         return constrained
 
@@ -166,9 +167,7 @@ class Generation:
         for prompt in request.prompts:
             await asyncio.sleep(0)  # short prompts are tokenized inline: yield to other tasks between them
             prepared = await self.prepare(prompt)
-            token_ids, options = prepared.token_ids, request.options
-            if prepared.tool_use.forced:
-                options = await asyncio.to_thread(prepared.constrain, options)
+            token_ids, options = prepared.token_ids, prepared.constrain(request.options)
             if options.constraint is not None:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
@@ -257,7 +256,7 @@ class Generation:
         tokenizer = self.tokenizer
         parser: Callable[[], OutputParser | None] = _none
         counter: Callable[[], ReasoningCounter | None] = _none
-        use, visible = NO_TOOLS, tuple[str, ...]()
+        grammar, visible = None, tuple[str, ...]()
         prefixes: Sequence[tuple[int, float]] = ()
         if isinstance(prompt, Chat):
             if not prompt.messages:
@@ -267,6 +266,9 @@ class Generation:
             text = await self.rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
+            if use.forced:
+                forced = await asyncio.to_thread(forced_calls, self.formats, use, text, tokenizer.special_ids)
+                grammar, use = forced.grammar, forced.read_as
             parser, visible = partial(self.formats.parser, use, text), self.formats.markers(use)
             counter = partial(self.formats.counter, use, text)
             parser()  # raises for tools whose calls cannot be parsed
@@ -287,7 +289,7 @@ class Generation:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
         self.check_ids(token_ids, param)
-        return PreparedPrompt(token_ids, use, parser, counter, visible, prefixes)
+        return PreparedPrompt(token_ids, grammar, parser, counter, visible, prefixes)
 
     async def _end(self, point: Breakpoint, prompt: str) -> int:
         """Characters of a prompt up to a breakpoint."""

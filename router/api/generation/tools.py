@@ -16,9 +16,9 @@ class ToolChoice(Enum):
     AUTO = "auto"
     """The model decides; its own format of calls is parsed."""
     REQUIRED = "required"
-    """At least one call, in JSON, enforced by a grammar."""
+    """At least one call, enforced by a grammar (`router.api.generation.forced`)."""
     NAMED = "named"
-    """One call of the only tool in `ToolUse.tools`; the grammar is that of its arguments."""
+    """One call of the only tool in `ToolUse.tools`, enforced by a grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ NO_TOOLS: Final = ToolUse()
 
 
 def forced_schema(use: ToolUse) -> dict[str, Any]:
-    """JSON Schema of the whole output, for a forced choice.
+    """JSON Schema of the whole output of a forced choice, where the model's own format is not enforced.
 
     Named: the arguments. Required: a list of {"name": ..., "arguments": ...}.
     """

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.integration.apis.tool_answers import ASK, BERN, SCHEMA, answer_with
+from tests.integration.apis.tool_answers import ASK, BERN, CALL, SCHEMA, answer_with
 from tests.integration.frontends import Frontends, say
 
 WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA}
@@ -89,7 +89,7 @@ async def test_hints_of_agents_change_nothing_in_a_template_without_them(
 async def test_a_forced_call_wins_over_the_format_of_the_answer(
     frontends: Frontends, http: httpx.AsyncClient, client: openai.AsyncOpenAI
 ) -> None:
-    answer_with(frontends, json.dumps(BERN))
+    answer_with(frontends, CALL)
     tool = {"name": "weather", "input_schema": SCHEMA}
     answer = await respond(
         http, text={"format": FORMAT}, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"}
@@ -103,7 +103,7 @@ async def test_a_forced_call_wins_over_the_format_of_the_answer(
     )
     assert called["content"][0]["input"] == BERN
     for call in frontends.dispatcher.calls:
-        assert json.loads(call.sampling.grammar.text) == SCHEMA
+        assert f"%json {json.dumps(SCHEMA)}" in call.sampling.grammar.text
 
 
 @pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from router.api.generation.output.formats import OutputFormats, ReasoningFormat, ToolFormat
 from rpc.baton.v1 import router_pb2, router_pb2_grpc
 from tests.integration.apis.tool_answers import ASK, BERN, CALL, SCHEMA, TOOL, answer_with, reason
 from tests.integration.frontends import Frontends
@@ -92,22 +93,20 @@ async def test_tool_choice_none_offers_no_tools(frontends: Frontends, client: op
 async def test_a_required_call_is_held_to_the_tools_by_a_grammar(
     frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
-    answer_with(frontends, json.dumps([{"name": "weather", "arguments": BERN}]))
+    answer_with(frontends, CALL)
     answer = await client.chat.completions.create(
         model="small", messages=ASK, tools=[TOOL], tool_choice="required", parallel_tool_calls=False
     )
     assert answer.choices[0].message.tool_calls
-    schema = json.loads(frontends.dispatcher.calls[0].sampling.grammar.text)
-    assert (schema["minItems"], schema["maxItems"]) == (1, 1)
-    [call] = schema["items"]["anyOf"]
-    name = call["properties"]["arguments"]["$ref"].removeprefix("#/$defs/")
-    assert schema["$defs"][name] == SCHEMA
+    grammar = frontends.dispatcher.calls[0].sampling.grammar.text
+    assert f"%json {json.dumps(SCHEMA)}" in grammar
+    assert ")*" not in grammar, "one call"
 
 
 async def test_a_named_call_is_held_to_the_schema_of_its_arguments(
     frontends: Frontends, client: openai.AsyncOpenAI
 ) -> None:
-    answer_with(frontends, json.dumps(BERN))
+    answer_with(frontends, CALL)
     choice: Any = {"type": "function", "function": {"name": "weather"}}
     answer = await client.chat.completions.create(
         model="small", messages=ASK, tools=[TOOL], tool_choice=choice
@@ -115,7 +114,35 @@ async def test_a_named_call_is_held_to_the_schema_of_its_arguments(
     [call] = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
     assert json.loads(call.function.arguments) == BERN
-    assert json.loads(frontends.dispatcher.calls[0].sampling.grammar.text) == SCHEMA
+    assert f"%json {json.dumps(SCHEMA)}" in frontends.dispatcher.calls[0].sampling.grammar.text
+
+
+async def test_a_forced_call_of_an_unknown_format_is_json(
+    frontends: Frontends, client: openai.AsyncOpenAI
+) -> None:
+    frontends.generation.formats = OutputFormats()  # type: ignore[misc]
+    answer_with(frontends, json.dumps([{"name": "weather", "arguments": BERN}]))
+    answer = await client.chat.completions.create(
+        model="small", messages=ASK, tools=[TOOL], tool_choice="required"
+    )
+    assert answer.choices[0].message.tool_calls
+    assert json.loads(frontends.dispatcher.calls[0].sampling.grammar.text)["type"] == "array"
+
+
+async def test_a_forced_call_may_come_after_reasoning(
+    frontends: Frontends, client: openai.AsyncOpenAI
+) -> None:
+    frontends.generation.formats = OutputFormats(ToolFormat.HERMES, ReasoningFormat.THINK)  # type: ignore[misc]
+    answer_with(frontends, f"<think>\nBern it is.\n</think>\n\n{CALL}")
+    answer = await client.chat.completions.create(
+        model="small", messages=ASK, tools=[TOOL], tool_choice="required"
+    )
+    message: Any = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("Bern it is.", None)
+    assert [call.function.name for call in message.tool_calls] == ["weather"]
+    assert answer.usage
+    assert answer.usage.completion_tokens_details
+    assert answer.usage.completion_tokens_details.reasoning_tokens
 
 
 @pytest.mark.parametrize(

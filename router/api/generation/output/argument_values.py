@@ -78,7 +78,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or not depth:
         return _ANY
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(_found(reference, root), root, depth - 1)
+        return _types(found_in(root, reference), root, depth - 1)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
@@ -94,7 +94,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     return _ANY
 
 
-def _found(reference: str, root: Mapping[str, Any]) -> Any:
+def found_in(root: Mapping[str, Any], reference: str) -> Any:
     """What a local reference (`#/$defs/name`) names; None if there is no such place."""
     found: Any = root
     for part in reference.removeprefix("#").split("/")[1:]:

@@ -13,7 +13,7 @@ from typing import Final
 from router.api.generation.output.call_reader import NamedObjectReader, ObjectReader
 from router.api.generation.output.sections import CallFormat, Reads
 from router.api.generation.output.tagged_call import CallTags, TaggedCallReader
-from router.api.generation.output.written_calls import Calls, WrittenCallsReader, gemma_calls, python_calls
+from router.api.generation.output.written_calls import PYTHON, Syntax, WrittenCallsReader, gemma_syntax
 from router.api.generation.tools import Tool
 
 
@@ -52,8 +52,8 @@ def _named(before: str, after: str, named: Callable[[str], str] = str.strip) -> 
     return lambda index, tools: NamedObjectReader(index, before, after, named)
 
 
-def _written(end: str, read: Callable[[str], Calls]) -> Reads:
-    return lambda index, tools: WrittenCallsReader(index, end, read)
+def _written(end: str, syntax: Syntax) -> Reads:
+    return lambda index, tools: WrittenCallsReader(index, end, syntax)
 
 
 def _of_kimi(name: str) -> str:
@@ -136,23 +136,27 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
     ToolFormat.PHI4_MINI: CallFormat("<|tool_call|>", "<|/tool_call|>", "{", _objects),
     ToolFormat.HUNYUAN: CallFormat("<tool_calls>", "</tool_calls>", "{", _objects),
     ToolFormat.LLAMA4_PYTHONIC: CallFormat(
-        "<|python_start|>", "<|python_end|>", "", _written("<|python_end|>", python_calls)
+        "<|python_start|>", "<|python_end|>", "", _written("<|python_end|>", PYTHON)
     ),
     ToolFormat.OLMO3: CallFormat(
-        "<function_calls>", "</function_calls>", "", _written("</function_calls>", python_calls)
+        "<function_calls>", "</function_calls>", "", _written("</function_calls>", PYTHON)
     ),
     ToolFormat.LFM2: CallFormat(
-        "<|tool_call_start|>", "<|tool_call_end|>", "", _written("<|tool_call_end|>", python_calls)
+        "<|tool_call_start|>", "<|tool_call_end|>", "", _written("<|tool_call_end|>", PYTHON)
     ),
     ToolFormat.FUNCTION_GEMMA: CallFormat(
         "<start_function_call>",
         "<end_function_call>",
         "",
-        _written("<end_function_call>", gemma_calls("<escape>")),
+        _written("<end_function_call>", gemma_syntax("<escape>")),
         markers=("<escape>",),
     ),
     ToolFormat.GEMMA4: CallFormat(
-        "<|tool_call>", "<tool_call|>", "", _written("<tool_call|>", gemma_calls('<|"|>')), markers=('<|"|>',)
+        "<|tool_call>",
+        "<tool_call|>",
+        "",
+        _written("<tool_call|>", gemma_syntax('<|"|>')),
+        markers=('<|"|>',),
     ),
 }
 """Formats whose calls stand in marked sections; the others have parsers of their own."""

@@ -1,4 +1,4 @@
-"""Parsers of calls forced by a grammar: the whole output is JSON (router.api.generation.tools)."""
+"""Parsers of forced calls that are not in the model's own format: the whole output is JSON."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from router.api.generation.output.argument_values import dumped
@@ -56,9 +57,19 @@ def _literal(node: ast.expr) -> Any:
                 raise NotCalls(f"the name {name.id}")
             return ast.copy_location(ast.Constant(_JSON_NAMES[name.id]), name)
 
+        def visit_Constant(self, constant: ast.Constant) -> ast.expr:
+            if isinstance(constant.value, float):
+                constant.value = _finite(constant.value)
+            return constant
+
     value = ast.literal_eval(JsonWords().visit(node))
-    dumped(value)  # sets, bytes and infinity are no JSON
+    dumped(value)  # sets and bytes are no JSON
     return value
+
+
+def _finite(number: float) -> float:
+    """A number such as 1e999, which is JSON, as the largest that a float can be."""
+    return max(-sys.float_info.max, min(number, sys.float_info.max))
 
 
 _GEMMA_CALL: Final = re.compile(r"\s*call:([\w.-]+)\s*")
@@ -151,28 +162,49 @@ def _word(text: str) -> Any:
             value = number(text)
         except ValueError:
             continue
-        if math.isfinite(value):
-            return value
+        return _finite(value) if any(char.isdigit() for char in text) else text  # not nan, inf
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """How written calls are read."""
+
+    calls: Callable[[str], Calls]
+    """Raises NotCalls."""
+    ends_in_string: Callable[[str], bool]
+    """Whether a text ends within a string, which may hold the marker of the end of calls."""
+
+
+def gemma_syntax(quote: str) -> Syntax:
+    return Syntax(gemma_calls(quote), lambda text: text.count(quote) % 2 == 1)
+
+
+_STRINGS: Final = re.compile(r"""\"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""")
+PYTHON: Final = Syntax(python_calls, lambda text: bool(re.search("[\"']", _STRINGS.sub("", text))))
 
 
 class WrittenCallsReader:
     """Reads up to `end`, or to the end of the answer, and then all calls at once."""
 
-    def __init__(self, index: int, end: str, read: Callable[[str], Calls]) -> None:
+    def __init__(self, index: int, end: str, syntax: Syntax) -> None:
         self._index: Final = index
         self._end: Final = end
-        self._read: Final = read
+        self._syntax: Final = syntax
+        self._searched = 0
+        """Where the search for `end` goes on."""
         self.text = ""
         self.done = False
         self.broken = False
         self.begun = False
 
     def feed(self, text: str) -> tuple[list[Part], str]:
-        start = max(0, len(self.text) - len(self._end))
         self.text += text
-        place = self.text.find(self._end, start)
+        place = self.text.find(self._end, self._searched)
+        while place >= 0 and place <= _LONGEST and self._syntax.ends_in_string(self.text[:place]):
+            place = self.text.find(self._end, place + 1)
         if place < 0:
+            self._searched = max(0, len(self.text) - len(self._end))
             self.broken = len(self.text) > _LONGEST + len(self._end)
             return [], ""
         self.text, rest = self.text[:place], self.text[place:]  # the marker is the section's
@@ -183,7 +215,7 @@ class WrittenCallsReader:
 
     def _parts(self, text: str) -> list[Part]:
         try:
-            calls = self._read(text) if len(text) <= _LONGEST else []
+            calls = self._syntax.calls(text) if len(text) <= _LONGEST else []
         except NotCalls:
             calls = []
         if not calls:
@@ -216,6 +248,6 @@ class PythonicParser:
     def finish(self) -> list[Part]:
         if self._held is None:
             return []
-        reader = WrittenCallsReader(0, "", python_calls)
+        reader = WrittenCallsReader(0, "", PYTHON)
         reader.text = self._held
         return reader.finish() or content(self._held)

@@ -168,10 +168,15 @@ class Tokenizer:
         return OutputFormats.of_template(template.source, takes_tools=template.takes_tools)
 
     @cached_property
+    def special_ids(self) -> Mapping[str, int]:
+        """Ids of the tokens that are not part of a text unless they are asked for."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: token_id for token_id, token in added if token.special}
+
+    @cached_property
     def special_tokens(self) -> tuple[str, ...]:
-        """Tokens that are not part of a text unless they are asked for."""
-        added = self._backend.get_added_tokens_decoder().values()
-        return tuple(token.content for token in added if token.special)
+        """The tokens of `special_ids`."""
+        return tuple(self.special_ids)
 
     def render(
         self,

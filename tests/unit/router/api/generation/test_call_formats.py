@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -260,7 +261,6 @@ def test_any_string_arrives_as_it_was_written(format: ToolFormat, text: str) -> 
         (ToolFormat.LFM2, "[f(a=1 + 2)]"),
         (ToolFormat.LFM2, "[f(a={1, 2})]"),
         (ToolFormat.LFM2, "[f(a=b'x')]"),
-        (ToolFormat.LFM2, "[f(a=1e999)]"),
         (ToolFormat.LFM2, "[f(a=g())]"),
         (ToolFormat.LFM2, "[f(1)]"),
         (ToolFormat.LFM2, f"[f(a={'-' * 900}1)]"),
@@ -275,11 +275,31 @@ def test_what_is_no_call_is_content(format: ToolFormat, call: str) -> None:
     assert parsed(format, text) == parsed(format, *text) == [Content(text)]
 
 
-def test_numbers_that_json_does_not_have_stay_words() -> None:
+def test_numbers_that_json_does_not_have_stay_words_and_those_beyond_floats_are_the_largest() -> None:
+    largest = sys.float_info.max
     text = "<|tool_call>call:f{a:inf,b:nan,c:1e999,d:-2.5}<tool_call|>"
     assert calls(parsed(ToolFormat.GEMMA4, text)) == [
-        ("f", {"a": "inf", "b": "nan", "c": "1e999", "d": -2.5})
+        ("f", {"a": "inf", "b": "nan", "c": largest, "d": -2.5})
     ]
+    assert calls(parsed(ToolFormat.PYTHONIC, "[f(a=-1e999)]")) == [("f", {"a": -largest})]
+
+
+@pytest.mark.parametrize(
+    ("format", "argument"),
+    [
+        (ToolFormat.LLAMA4_PYTHONIC, "'a]<|python_end|>\\''"),
+        (ToolFormat.LFM2, '"it\'s <|tool_call_end|>"'),
+        (ToolFormat.GEMMA4, '<|"|>a<tool_call|><|"|>'),
+    ],
+    ids=lambda value: value.value if isinstance(value, ToolFormat) else "",
+)
+def test_a_written_string_may_hold_the_end_of_calls(format: ToolFormat, argument: str) -> None:
+    before, text, after = PUBLISHED[format].replace("'", '"').partition('"Bern"')
+    if format is ToolFormat.GEMMA4:
+        before, text, after = PUBLISHED[format].partition('<|"|>Bern<|"|>')
+    assert text
+    [(_, arguments), _] = calls(parsed(format, *f"{before}{argument}{after}"))
+    assert CALL_FORMATS[format].end in arguments["city"]
 
 
 def test_strings_are_passed_on_while_they_are_written() -> None:
