@@ -48,14 +48,16 @@ class WorkerWeights:
         folder = Path(wanted.folder) if wanted.folder else self._engine.config.model_path
         if not is_idle():
             return None
+        before, self._served = self._served, None  # also after an error that is not expected
         try:
             self._engine.refill(NewWeights(folder, wanted.version))
         except EngineBusy:
+            self._served = before
             return None
         except RefillRefused as error:
-            return worker_pb2.WeightsReport(weights=self._served, refused=str(error))
+            self._served = before
+            return worker_pb2.WeightsReport(weights=before, refused=str(error))
         except WeightsIncomplete as error:
-            self._served = None
             return worker_pb2.WeightsReport(refused=str(error), incomplete=True)
         served = worker_pb2.ServedWeights(
             tag=wanted.tag,

@@ -82,6 +82,13 @@ def test_a_refused_update_changes_nothing() -> None:
     assert accepted(weights) == [""]
 
 
+def test_no_request_is_accepted_after_an_error_that_may_have_left_any_weights() -> None:
+    weights = weights_of(ScriptedEngine(RuntimeError("out of memory")))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        weights.update(NEW, lambda: True)
+    assert accepted(weights) == []
+
+
 def test_no_request_is_accepted_between_an_update_that_failed_half_way_and_the_next_one() -> None:
     weights = weights_of(ScriptedEngine(WeightsIncomplete("torn"), None))
     report = weights.update(NEW, lambda: True)
