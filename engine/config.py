@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from engine.model_config.model_impl import ModelImpl
+from engine.model_config.pooling_spec import PoolingSpec
 from engine.speculation.kinds import DrafterKind
 
 PATIENCE: Final = 64.0
@@ -291,6 +292,8 @@ class EngineConfig:
     radix_cache: bool = True
     retained_kv_share: float = 0.0
     """Share of the pool and its tiers that requests of one tenant may retain."""
+    pooling: PoolingSpec | None = None
+    """How prompts become vectors; None: tokens are generated."""
     overlap: bool = False
     """Plan step N+1 while step N runs on the device."""
     tensor_parallel_size: int = 1

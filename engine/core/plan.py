@@ -68,8 +68,8 @@ class Chunk(NamedTuple):
 
     @property
     def is_read(self) -> bool:
-        """Whether its last row is the one that its request reads."""
-        return self.request.read is not None and self.num_scored > 0
+        """Whether it ends a prompt that is read."""
+        return self.request.read is not None and self.end == len(self.request.prompt)
 
     @property
     def scored(self) -> range:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from common.origin import NO_NAMESPACE, Namespace, are_keys_of
 from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
-from engine.core.read import MAX_LABELS, Read
+from engine.core.read import MAX_LABELS, Pooled, Read
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
 from engine.core.sampling_params import FinishReason, SamplingParams
@@ -79,7 +79,9 @@ class Request:
     namespace: Namespace = NO_NAMESPACE
     """Requests of different ones share no KV; see `common.origin`."""
     read: Read | None = None
-    """It ends with numbers from the last row of its prompt, without a token."""
+    """It ends with numbers from its prompt, without a token."""
+    pooled: Pooled | None = None
+    """The part of the vector that it reads of rows that are computed."""
     adapter: str = ""
     """Name of its adapter, for metrics and logs."""
     adapter_digest: bytes = b""
@@ -163,6 +165,8 @@ class Request:
     @property
     def num_reusable(self) -> int:
         """Leading tokens whose KV may come from a cache; the others are computed for their logits."""
+        if self.read is not None and self.read.needs_all_rows:
+            return 0
         return self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
 
     @property

@@ -16,7 +16,7 @@ from engine.device.staging import Readback
 from engine.errors import EngineError, NotFinite
 from engine.executor.base import StepResult
 from engine.sampling.logprobs import LogprobTensors
-from engine.sampling.scoring import SCORE_TENSORS, Scored
+from engine.sampling.scoring import Scored
 
 
 class Pause(Enum):
@@ -76,7 +76,7 @@ class DeviceStep:
         read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
         scores: list[Output | None] = []
         if self._scored:
-            scores, read = self._scored.results(read[:SCORE_TENSORS]), read[SCORE_TENSORS:]
+            scores, read = self._scored.split(read)
         if not self._plan.sampling():
             return StepResult([], [], scores=scores)
         tokens, finite, *logprobs = read

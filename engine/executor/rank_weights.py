@@ -84,6 +84,8 @@ class RankWeights:
 
     def _checked(self, model: CausalLM, folder: Path) -> Refill:
         config, spec = self._config, ModelSpec.from_folder(folder, self._config.model_impl)
+        if config.pooling is not None:
+            spec = spec.without_vocabulary()
         spec = as_loaded(spec, config.quantization, config.max_model_len, config.expert_parallel_size)
         refill = Refill(model, folder, spec)
         if self._fp8_kv is not None and self._fp8_kv != _fp8_kv(folder, spec):

@@ -29,6 +29,7 @@ from engine.executor.forward import Eager, Forward, busy
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.piecewise_graphs import PiecewiseGraphs
+from engine.executor.pooler import Pooler
 from engine.executor.rank_weights import RankWeights
 from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
@@ -84,6 +85,8 @@ class ModelRunner:
         self._step_channel = StepChannel(communicator)
         self._threads: ComputeThreads | None = compute_threads() if self._device.type == "cpu" else None
         described = ModelSpec.from_folder(config.model_path, config.model_impl) if spec is None else spec
+        if spec is None and config.pooling is not None:
+            described = spec = described.without_vocabulary()
         self._weights = RankWeights(config, communicator)
         with (
             kernels_ahead(config, described, self._device, progress),
@@ -102,6 +105,9 @@ class ModelRunner:
                 communicator=communicator,
                 spec=described,
             )
+        self._pooler: Pooler | None = None
+        if config.pooling is not None:
+            self._pooler = Pooler.load(config.pooling, self._model, config.model_path, config.load_format)
         self.adapters: RunnerAdapters | None = None
         if config.lora is not None:
             self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
@@ -215,7 +221,9 @@ class ModelRunner:
         batch = step.batch
         hidden = self._shown(batch, (yield from busy(step.forward.run(batch))))
         scores: list[torch.Tensor] = []
-        if step.scored:
+        if step.scored and self._pooler is not None:
+            scores = [self._pooler(hidden, batch.scored_rows, step.scored.chunks)]
+        elif step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
             scores = score(blocks, *step.scored.targets(self._device), step.scored.num_top).tensors()
         sampling = step.plan.sampling()  # only now: the device is busy meanwhile
@@ -235,6 +243,8 @@ class ModelRunner:
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
         forward, batch = self._prepared(inputs)
         hidden = yield from forward.run(batch)
+        if self._pooler is not None:
+            return
         for _ in logit_blocks(self._model.logits, hidden, batch.scored_rows):
             pass
         if not len(batch.sample_rows):
@@ -345,6 +355,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _warm_up_sampler(self, rows: int) -> None:
+        if self._pooler is not None:
+            return
         weight = self._model.embed.weight
         hidden = torch.zeros(rows, self.spec.hidden_size, dtype=weight.dtype, device=weight.device)
         self._sampler.profile_run(self._model.logits(hidden))
@@ -356,7 +368,8 @@ class ModelRunner:
         self._model.expect(batch.num_rows)
         hidden = self._model(batch.input_ids, batch.positions, attention)
         final = hidden[:rows, : self.spec.hidden_size].contiguous()
-        self._sampler.profile_run(self._model.logits(final))
+        if self._pooler is None:
+            self._sampler.profile_run(self._model.logits(final))
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()

@@ -126,6 +126,11 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises InvalidRequest, QueueFull, or DeadlineUnreachable (a QueueFull)."""
+        pools = request.read is not None and bool(request.read.pooling)
+        if pools != (self.config.pooling is not None):
+            raise UnservableRequest(
+                "this model computes vectors" if not pools else "this model generates text"
+            )
         self._requests.check_new(request, self.runner.spec.vocab_size)
         request.arrival = self._clock()
         self.kv.scores.look_up(request)

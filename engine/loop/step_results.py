@@ -7,6 +7,7 @@ import math
 from engine.core.events import StepOutput, TokenOut, Verified
 from engine.core.output import Output
 from engine.core.plan import Chunk, ChunkKind, StepPlan
+from engine.core.read import Pooled
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import NotFinite
@@ -99,8 +100,13 @@ class StepResults:
         if scores is None:
             self._requests.fail(request, NotFinite(), output)
             return
-        if chunk.is_read:
-            if request.finish is None:
+        if request.read is not None:
+            if isinstance(scores, Pooled):
+                # From its beginning: for the first time, or again after a preemption.
+                if chunk.start and request.pooled is not None:
+                    scores = scores.plus(request.pooled)
+                request.pooled = scores
+            if chunk.is_read and request.finish is None:
                 output.outputs.append((request, scores))
             return
         scores = self._scheduler.kv.scores.computed(request, scores)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from engine.config import EngineConfig, SpeculationConfig
 from engine.core.draft_source import DraftSource
+from engine.core.read import Read
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
@@ -142,6 +143,10 @@ def _submit(
     hints: DraftHints = NO_HINTS,
 ) -> None:
     prompt = [0] * min(length, engine.max_tokens - 1)
+    if (pooling := engine.config.pooling) is not None:
+        read = Read(pooling=pooling.pooling)
+        engine.submit(Request(-1 - id, prompt, SamplingParams(max_tokens=0), read=read))
+        return
     sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True, **asks)
     # Ids that no served request has: penalties keep state per slot, keyed by request id.
     engine.submit(Request(-1 - id, prompt, sampling, hints=hints))

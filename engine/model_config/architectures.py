@@ -9,7 +9,8 @@ from typing import Any, Final
 from engine.model_config.config_fields import Config, llama
 from engine.model_config.eagle_spec import EAGLE3, eagle3, is_eagle3
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.families import delta, dense, experts, gemma4, latent
+from engine.model_config.families import delta, dense, encoders, experts, gemma4, latent
+from engine.model_config.parts.layer_options import Head
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,9 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
+    "BertModel": Architecture("bert", encoders.bert),
+    "RobertaModel": Architecture("roberta", encoders.roberta),
+    "XLMRobertaModel": Architecture("xlm-roberta", encoders.roberta),
     EAGLE3: Architecture("eagle3", eagle3),
 }
 """Architectures by the class name in config.json."""
@@ -107,19 +111,50 @@ _MISSING: Final[Mapping[str, Callable[[Config], bool]]] = {
 """Features that Baton lacks, and how config.json shows them."""
 
 
-def architecture_of(config: Config) -> str:
-    """The first architecture of config.json that Baton runs. Raises UnsupportedModel."""
+_OTHER_HEADS: Final = {
+    "Gemma3TextModel": ("Gemma3ForCausalLM", Head.NONE),
+    "Gemma3TextForSequenceClassification": ("Gemma3ForCausalLM", Head.LABELS),
+}
+_ENDINGS: Final = {
+    "Model": Head.NONE,
+    "ForMaskedLM": Head.NONE,
+    "ForSequenceClassification": Head.LABELS,
+}
+"""Endings of class names with another head than that of `ARCHITECTURES`."""
+
+
+def _with_head(name: str) -> tuple[str, Head] | None:
+    """The architecture and the head of a class of transformers, if Baton runs it."""
+    if name in ARCHITECTURES:
+        return name, Head.NONE if name.endswith("Model") and not name.endswith(
+            "LMHeadModel"
+        ) else Head.VOCABULARY
+    if name in _OTHER_HEADS:
+        return _OTHER_HEADS[name]
+    for ending, head in _ENDINGS.items():
+        stem = name.removesuffix(ending)
+        for base in (f"{stem}ForCausalLM", f"{stem}Model"):
+            if stem != name and base in ARCHITECTURES:
+                return base, head
+    return None
+
+
+def architecture_of(config: Config) -> tuple[str, Head]:
+    """The first architecture of config.json that Baton runs, and its head. Raises UnsupportedModel."""
     if is_eagle3(config):
-        return EAGLE3
+        return EAGLE3, Head.VOCABULARY
     by_type = {architecture.model_type: name for name, architecture in ARCHITECTURES.items()}
     named = config.get("architectures") or [by_type.get(config.get("model_type", ""))]
     for name in named:
-        if name in ARCHITECTURES:
-            _check_text(name, config)
-            return str(name)
+        if name and (found := _with_head(name)) is not None:
+            _check_text(found[0], config)
+            return found
     language = (config.get("text_config") or {}).get("model_type", "")
     if known := by_type.get(_TEXT_TYPES.get(language, language)):
-        return known  # a wrapper that Baton does not know, around a language model that it does
+        return (
+            known,
+            Head.VOCABULARY,
+        )  # a wrapper that Baton does not know, around a language model that it does
     what = ", ".join(filter(None, named)) or f"model_type {config.get('model_type')!r}"
     missing = ", ".join(feature for feature, needed in _MISSING.items() if needed(config))
     needs = f": it needs {missing}" if missing else ""

@@ -17,10 +17,11 @@ from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.encoder_spec import EncoderSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.general_spec import GeneralSpec
 from engine.model_config.parts.latent_spec import LatentSpec
-from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
+from engine.model_config.parts.layer_options import Activation, Head, Norms, QKNorm
 from engine.model_config.parts.per_layer_spec import PerLayerSpec
 from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
@@ -32,7 +33,7 @@ _MODELOPT: Final = "hf_quant_config.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shape and options of one decoder-only transformer."""
+    """Shape and options of one transformer: a decoder without cross-attention, or an encoder."""
 
     architecture: str
     """The Hugging Face class name, such as "LlamaForCausalLM"."""
@@ -96,6 +97,11 @@ class ModelSpec:
     """Whether this is the shape of that head, which is no model by itself."""
     general: GeneralSpec | None = None
     """Served by transformers' modules, which have shown this; None: by a family of Baton's."""
+    encoder: EncoderSpec | None = None
+    """BERT's embeddings of positions and kinds of tokens."""
+    head: Head = Head.VOCABULARY
+    labels: tuple[str, ...] = ()
+    """Names of what a head for labels scores."""
     quantization: Quantization | None = None
     """Format of the linear layers' weights; None: they are stored in `dtype`."""
     eos_token_ids: tuple[int, ...] = ()
@@ -122,6 +128,12 @@ class ModelSpec:
         return ModelImpl.BATON if self.general is None else ModelImpl.TRANSFORMERS
 
     @property
+    def words_of_kinds(self) -> int | None:
+        """Ids of each kind of tokens; None: there is one kind."""
+        kinds = 1 if self.encoder is None else self.encoder.token_types
+        return None if kinds == 1 else self.vocab_size // kinds
+
+    @property
     def q_size(self) -> int:
         """Features of all query heads."""
         return self.num_heads * self.head_dim
@@ -137,7 +149,9 @@ class ModelSpec:
         layers, other = self.kv_layers, self.attention.other_heads
         heads = [] if other is None else [self.kv_heads(layer) for layer in layers]
         widths = [] if other is None else [other.widths[layer in other.layers] for layer in layers]
-        groups = group_layers([self.window(layer) for layer in layers], self.max_position, heads, widths)
+        every = self.attention.bidirectional  # all pages are read while a prompt is computed
+        windows = [None if every else self.window(layer) for layer in layers]
+        groups = group_layers(windows, self.max_position, heads, widths)
         return tuple(replace(group, latent=self.latent is not None) for group in groups)
 
     def kv_heads(self, layer: int) -> KVHeads:
@@ -205,6 +219,10 @@ class ModelSpec:
                 f"--quantization fp8 needs unquantized weights, but these are {stored} already; leave it out"
             )
         return replace(self, quantization=ONLINE_FP8)
+
+    def without_vocabulary(self) -> ModelSpec:
+        """This model for embeddings, which need no language-model head."""
+        return self if self.head is not Head.VOCABULARY else replace(self, head=Head.NONE)
 
     def with_expert_parallel(self, groups: int) -> ModelSpec:
         """This model with experts that are distributed over groups of ranks. Raises UnsupportedModel."""
@@ -360,17 +378,19 @@ class ModelSpec:
 
     @classmethod
     def _from_reader(cls, config: Config, generation: Config) -> ModelSpec:
-        architecture = architecture_of(config)
+        architecture, head = architecture_of(config)
         known = ARCHITECTURES[architecture]
         shape = TextFields({**known.defaults, **of_the_text(config)})
         try:
+            fields = {"vocab_size": shape["vocab_size"], **known.read(shape)}
+            if head is not Head.VOCABULARY:
+                fields |= {"head": head, "labels": _labels(config) if head is Head.LABELS else ()}
             return cls(
                 architecture=architecture,
-                vocab_size=shape["vocab_size"],
                 eos_token_ids=eos_token_ids(shape, generation),
                 dtype=dtype_of(shape),
                 quantization=read_quantization({**config, **shape}),
-                **known.read(shape),
+                **fields,
             )
         except KeyError as field:
             raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
@@ -395,3 +415,10 @@ class ModelSpec:
             attention=AttentionSpec(windows=windows if any(windows) else ()),
             **fields,
         )
+
+
+def _labels(config: Config) -> tuple[str, ...]:
+    """In the order of a classifier's scores."""
+    names = config.get("id2label") or {}
+    count = len(names) or int(config.get("num_labels", 2))
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))

@@ -18,7 +18,7 @@ import torch
 from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.output import Output
 from engine.core.plan import Chunk
-from engine.core.read import LabelLogprobs
+from engine.core.read import LabelLogprobs, Pooled
 from engine.core.sampling_params import PromptLogprobs
 from engine.device.staging import send
 from engine.sampling.gumbel_sample import all_finite
@@ -80,6 +80,26 @@ class Scored:
             row += len(chunk.scored)
         on_device = send([targets, labels.reshape(-1)], device)
         return on_device[0], on_device[1].view(labels.shape)
+
+    def split(self, tensors: list[torch.Tensor]) -> tuple[list[Output | None], list[torch.Tensor]]:
+        """Result of each chunk, from the first `tensors` of a step on the host, and the others."""
+        if self.pooled:
+            return self._pooled(tensors[0]), tensors[1:]
+        return self.results(tensors[:SCORE_TENSORS]), tensors[SCORE_TENSORS:]
+
+    @property
+    def pooled(self) -> bool:
+        """Whether vectors are wanted, and no scores of tokens: an engine computes either."""
+        read = self.chunks[0].request.read if self.chunks else None
+        return read is not None and bool(read.pooling)
+
+    def _pooled(self, vectors: torch.Tensor) -> list[Output | None]:
+        values = vectors.numpy().astype("<f4", copy=False)
+        finite = np.isfinite(values).all(axis=1)
+        return [
+            Pooled(len(chunk.request.prompt), row.tobytes()) if good else None
+            for chunk, row, good in zip(self.chunks, values, finite, strict=True)
+        ]
 
     def results(self, tensors: Sequence[torch.Tensor]) -> list[Output | None]:
         """Result of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""

@@ -78,7 +78,7 @@ class Prompts:
         request.num_computed += length
         output_index = None
         if request.read is not None:
-            scored = int(request.num_pending == 0)
+            scored = request.read.num_rows(length, ends=request.num_pending == 0)
             return Chunk(request, request.slot, start, length, None, scored, request.admissions, kind)
         if request.num_pending == 0:
             output_index = len(request.output)

@@ -167,7 +167,7 @@ class Scheduler:
         DeadlineUnreachable if requests ahead of it take until its deadline. Costs O(waiting) for a request
         with a deadline.
         """
-        if request.num_tokens >= self.context:
+        if request.num_tokens + (request.read is None) > self.context:
             raise UnservableRequest(
                 f"{request.num_tokens} tokens leave no room for an answer: the context holds {self.context}"
             )

@@ -7,13 +7,14 @@ from typing import Final
 from router.api.adapters import ADAPTERS
 from router.api.anthropic.api import ANTHROPIC
 from router.api.decisions.api import DECISIONS
+from router.api.embeddings.api import EMBEDDINGS
 from router.api.endpoints.record import Api
 from router.api.openai.api import OPENAI
 from router.api.openai.responses_api.api import RESPONSES
 from router.api.operations import OPERATIONS
 from router.api.weights.routes import WEIGHTS
 
-APIS: Final = (OPENAI, RESPONSES, DECISIONS, ANTHROPIC, OPERATIONS, WEIGHTS, ADAPTERS)
+APIS: Final = (OPENAI, RESPONSES, DECISIONS, EMBEDDINGS, ANTHROPIC, OPERATIONS, WEIGHTS, ADAPTERS)
 
 
 def api_of(path: str) -> Api:

@@ -140,7 +140,13 @@ class ModelStart:
         template = config.frontend.chat_template
         check_text_files(checkpoint.path, template)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
-        load = partial(Tokenizer.load, checkpoint.path, vocab_size=spec.vocab_size, template=template)
+        load = partial(
+            Tokenizer.load,
+            checkpoint.path,
+            vocab_size=spec.vocab_size,
+            template=template,
+            words=spec.words_of_kinds,
+        )
         tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()
@@ -169,6 +175,7 @@ class ModelStart:
             eos_token_ids=spec.eos_token_ids,
             has_states=spec.delta is not None,
             sampling_defaults=defaults,
+            pooling=plans[0].config.engine.pooling,
         )
         tokenizer = await tokenizing
         if config.uses_handoffs and not cluster.found_workers:

@@ -5,6 +5,14 @@ from __future__ import annotations
 from enum import Enum
 
 
+class RunnerChoice(Enum):
+    """What a model computes, by vLLM's names."""
+
+    AUTO = "auto"
+    GENERATE = "generate"
+    POOLING = "pooling"
+
+
 class Mode(Enum):
     MIXED = "mixed"
     """Every worker prefills in chunks and decodes."""

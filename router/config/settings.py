@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.model_config.model_impl import ModelImpl
+from engine.model_config.pooling_spec import Convert
 from router.config.choices import (
     Device,
     Dtype,
@@ -18,6 +19,7 @@ from router.config.choices import (
     Mode,
     QuantizationChoice,
     Routing,
+    RunnerChoice,
     TransportChoice,
 )
 from router.config.groups.adapters import AdapterSettings
@@ -47,13 +49,29 @@ class RouterConfig:
 
     model: str = _model(
         "",
-        "model to serve: an alias (smollm2), a Hugging Face folder, a .gguf file, or a hub id"
+        "model to serve: an alias (smollm2, minilm), a Hugging Face folder, a .gguf file, or a hub id"
         " (OWNER/NAME:Q4_K_M for a GGUF file on the hub); several as NAME=MODEL each",
         "MODEL",
         aliases=("--model-path",),
     )
     served_model_name: str | None = _model(
         None, "model name in API requests and responses (default: the model's own)", "NAME"
+    )
+    runner: RunnerChoice = _model(
+        RunnerChoice.AUTO,
+        "generate: text; pooling: embeddings, or scores of a classifier or reward model;"
+        " auto: what the model's folder says",
+    )
+    convert: Convert = _model(
+        Convert.AUTO,
+        "embed: serve embeddings, also of a model that generates text; classify: serve a classifier's"
+        " scores; auto: what the model's folder says",
+    )
+    pooler_config: str | None = _model(
+        None,
+        'JSON that overrides how the folder says that prompts are pooled, such as {"pooling_type": "MEAN"}',
+        "JSON",
+        aliases=("--override-pooler-config",),
     )
     mode: Mode = _model(
         Mode.MIXED,
@@ -266,6 +284,15 @@ class RouterConfig:
     operation: OperationSettings = field(default_factory=OperationSettings)
     scheduling: SchedulingSettings = field(default_factory=SchedulingSettings)
     roles: RoleSettings = field(default_factory=RoleSettings)
+
+    @property
+    def effective_convert(self) -> Convert:
+        """What `--runner` and `--convert` say together."""
+        if self.convert is not Convert.AUTO:
+            return self.convert
+        return {RunnerChoice.GENERATE: Convert.NONE, RunnerChoice.POOLING: Convert.POOL}.get(
+            self.runner, Convert.AUTO
+        )
 
     @property
     def effective_admin_port(self) -> int:

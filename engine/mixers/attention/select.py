@@ -41,7 +41,7 @@ def attention_for(
     if name not in ("auto", "torch", "cpu", "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
     if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
-        without = pool.tensor.is_cuda or pool.fp8 or _latent(layers)
+        without = pool.tensor.is_cuda or pool.fp8 or _latent(layers) or not layers[0].causal
         kernels = None if without else cpu_kernels(pool.dtype)
         if kernels is not None:
             return CpuAttention(pool, num_heads, layers, kernels)
@@ -49,6 +49,7 @@ def attention_for(
             raise UnsupportedBackend(
                 f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
                 + (" with latent attention" if _latent(layers) else "")
+                + ("" if layers[0].causal else " with bidirectional attention")
             )
     obstacle = _obstacle_to_flashinfer(pool, layers)
     if name == "flashinfer" and obstacle:
@@ -93,6 +94,8 @@ def _latent(layers: Sequence[LayerAttention]) -> bool:
 def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> str | None:
     if not pool.tensor.is_cuda:
         return f"it needs a GPU, not {pool.tensor.device}"
+    if not layers[0].causal:
+        return "Baton calls it for causal attention only"
     if pool.dtype not in (torch.bfloat16, torch.float16):
         return f"it computes in 16 bits, not in {pool.dtype}"
     obstacle = _obstacle_of_heads(pool, layers)

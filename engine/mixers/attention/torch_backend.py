@@ -117,15 +117,16 @@ class TorchAttention:
 
     def forward(self, layer: int, qkv: torch.Tensor, rotation: Rotation | None) -> torch.Tensor:
         rule = self._rules[layer]
+        plan = self._plans[self._keys[layer]]
         if rule.source is not None:
             q = qkv if rotation is None else rotation.turn(qkv)
             k, v = self._new[rule.source]
         else:
             q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
-            k, v = self._store(layer, k, v)
+            if rule.causal or plan.decodes:  # no later step reads those of an encoder's prompt
+                k, v = self._store(layer, k, v)
             if layer in self._read_again:
                 self._new[layer] = (k, v)
-        plan = self._plans[self._keys[layer]]
         if not plan.chunks and len(plan.decodes) == 1:
             return self._attend_decodes(layer, plan.decodes[0], q)
         out = q.new_empty(*q.shape[:2], rule.latent_rank or q.shape[2])
@@ -290,6 +291,10 @@ class TorchAttention:
             keys, values = _whole(keys, values, rule.latent_rank)
         keys, values = (heads.unsqueeze(1).expand(-1, group, -1, -1) for heads in (keys, values))
         num_rows = q.shape[2]
+        if not rule.causal:
+            mask = None if rule.window is None else self._near(num_rows, rule.window)
+            out[:] = _attend(q, keys, values, mask, rule, (kv_heads, group, 1, 1))
+            return
         for begin in range(0, num_rows, QUERY_BLOCK):
             end = min(begin + QUERY_BLOCK, num_rows)
             visible = chunk.context_len - num_rows + end
@@ -302,6 +307,16 @@ class TorchAttention:
                 rule,
                 (kv_heads, group, 1, 1),
             )
+
+    def _near(self, rows: int, window: int) -> torch.Tensor | None:
+        """The mask [rows, rows] in which a row sees those less than `window` away; None: all of them."""
+        if rows <= window:
+            return None
+        place = torch.arange(rows, device=self._device)
+        far = (place[:, None] - place).abs() >= window
+        return torch.zeros(rows, rows, dtype=self._pool.dtype, device=far.device).masked_fill_(
+            far, -torch.inf
+        )
 
     def _causal_mask(self, rows: int, columns: int, window: int | None) -> torch.Tensor:
         """The mask [rows, columns] in which the last row sees the last columns and each earlier row one less.

@@ -68,12 +68,16 @@ def gemma2(config: Config) -> dict[str, Any]:
 
 
 def gemma3(config: Config) -> dict[str, Any]:
-    require(config, "use_bidirectional_attention", False)
+    """EmbeddingGemma is bidirectional, and its window is the number of tokens of both sides."""
+    bidirectional = bool(config.get("use_bidirectional_attention"))
+    if bidirectional and config.get("sliding_window"):
+        config = {**config, "sliding_window": config["sliding_window"] // 2 + 1}
     every = config.get("sliding_window_pattern", 6)
     local = {"rope_theta": config.get("rope_local_base_freq", 10000.0)}
     nested = {"rope_parameters": config["rope_parameters"]} if config.get("rope_parameters") else {}
     uncapped = {"attn_logit_softcapping": None} | dict(config)
     fields = _gemma(uncapped, windows(config, lambda layer: bool((layer + 1) % every)))
+    fields["attention"] = replace(fields["attention"], bidirectional=bidirectional)
     rope: RopeSpec = RopeSpec.from_config(config, layer_type="full_attention", theta=1_000_000.0)
     return fields | {
         "rope": rope,

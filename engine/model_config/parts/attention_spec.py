@@ -23,7 +23,8 @@ class OtherHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec:
-    """Attention of token i with window w covers tokens i - w + 1 to i of its request."""
+    """Attention of token i with window w covers tokens i - w + 1 to i of its request; if it is bidirectional,
+    to i + w - 1."""
 
     windows: tuple[int | None, ...] = ()
     """For each layer, how many tokens a token attends to, itself included; None: all. Empty: no layer has a
@@ -39,6 +40,8 @@ class AttentionSpec:
     """None: the heads of all layers have the same size."""
     reads: tuple[int | None, ...] = ()
     """For each layer, the earlier one whose keys and values it reads; None: its own. Empty: all have some."""
+    bidirectional: bool = False
+    """Whether a token attends to those after it too: an encoder, whose prompts are computed whole."""
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

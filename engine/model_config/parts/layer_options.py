@@ -1,8 +1,8 @@
-"""What the layers of decoder-only transformers differ in."""
+"""What the layers of transformers differ in, and what is after the last."""
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 
 class QKNorm(Enum):
@@ -22,6 +22,25 @@ class Activation(Enum):
     """In the tanh approximation (Gemma)."""
     CLAMPED = "silu(gate) * (up + 1), clamped"
     """`gate` at most 7, `up` between -7 and 7, and the sigmoid of 1.702 * gate (gpt-oss)."""
+
+
+class Head(Enum):
+    """What the final hidden states are multiplied with."""
+
+    VOCABULARY = "vocabulary"
+    """Scores of the next token."""
+    LABELS = "labels"
+    """Scores of a classifier's labels, or a reward."""
+    NONE = "none"
+
+
+class Pooling(StrEnum):
+    """How the final hidden states of a prompt become one vector."""
+
+    LAST = "last"
+    CLS = "cls"
+    """The first."""
+    MEAN = "mean"
 
 
 class Norms(Enum):

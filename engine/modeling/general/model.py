@@ -98,6 +98,7 @@ class GeneralModel(CausalLM):
         table.weight = self.embed.weight
         bias = None if head.bias is None else weight(len(head.bias))
         tied = self.spec.tied_embeddings
+        assert isinstance(self.head, Linear)
         if not tied:
             self.head.bias = bias
         _replace(top, self._paths.head, _Head(self.head, bias if tied else None))

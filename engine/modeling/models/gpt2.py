@@ -46,9 +46,9 @@ class GPT2Model(CausalLM):
             "mlp.c_proj": ParamSlice("down", transposed=True, cut=shard.columns(whole.intermediate_size)),
         }
         table = {"wte": ParamSlice("embed"), "wpe": ParamSlice("embed_position"), "ln_f": ParamSlice("norm")}
-        if not self.spec.tied_embeddings:
-            table["lm_head"] = self.head_param()
-        return table | dict(per_layer([layer] * whole.num_layers, "h.{}.", "layers.{}."))
+        return {**table, **self.head_table()} | dict(
+            per_layer([layer] * whole.num_layers, "h.{}.", "layers.{}.")
+        )
 
     def source_name(self, name: str) -> str:
         # The original release has names without this prefix; later checkpoints have it.

@@ -124,9 +124,7 @@ class LlamaModel(CausalLM):
 
     def weight_table(self) -> WeightTable:
         table = {"model.embed_tokens": ParamSlice("embed"), "model.norm": ParamSlice("norm")}
-        if not self.spec.tied_embeddings:
-            table["lm_head"] = self.head_param()
-        return {**table, **self.layer_tables()}
+        return {**table, **self.head_table(), **self.layer_tables()}
 
     @property
     def layer_name(self) -> str:

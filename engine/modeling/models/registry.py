@@ -9,6 +9,7 @@ from engine.model_config.eagle_spec import EAGLE3
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.layers.factory import Layers
 from engine.modeling.models.base import CausalLM
+from engine.modeling.models.bert import BertModel
 from engine.modeling.models.deepseek import DeepseekModel
 from engine.modeling.models.eagle3 import Eagle3Head
 from engine.modeling.models.gemma4 import Gemma4Model
@@ -45,6 +46,9 @@ _MODELS: Final[dict[str, _Build]] = {
     "Gemma4ForCausalLM": Gemma4Model,
     "Gemma4ForConditionalGeneration": Gemma4Model,
     "GPT2LMHeadModel": GPT2Model,
+    "BertModel": BertModel,
+    "RobertaModel": BertModel,
+    "XLMRobertaModel": BertModel,
     EAGLE3: Eagle3Head,
 }
 """Where it is not that of Llama."""

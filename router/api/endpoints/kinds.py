@@ -101,7 +101,8 @@ def reads(
 
 
 def json_response(value: Any) -> Response:
-    return Response(orjson.dumps(value), media_type=_JSON)
+    """`value` as JSON, or bytes that are JSON already."""
+    return Response(value if isinstance(value, bytes) else orjson.dumps(value), media_type=_JSON)
 
 
 async def _read(

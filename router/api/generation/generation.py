@@ -147,6 +147,7 @@ class Generation:
         Raises InvalidRequest or Overloaded.
         """
         model, options = self.model, request.options
+        self._check_kind(request.work)
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
@@ -171,7 +172,7 @@ class Generation:
             if options.constraint is not None:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
-            room = model.max_model_len - len(token_ids)
+            room = model.max_model_len - len(token_ids) + (model.pooling is not None)
             prototype = filled(request.work, token_ids, prepared.prefixes, self.limits)
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
@@ -306,6 +307,10 @@ class Generation:
             raise InvalidRequest(f"There are {count} messages; at most {MAX_MESSAGES} fit.", param="messages")
         self._check_length(count, "messages", "at least ")
 
+    def check_text(self, text: str, param: str) -> None:
+        """Raise InvalidRequest for a text that has more tokens than fit, before it is encoded."""
+        self._check_length(self.tokenizer.fewest_tokens(text), param, "at least ")
+
     def check_ids(self, token_ids: Sequence[int], param: str, noun: str = "prompt") -> None:
         """Raise InvalidRequest unless these are token ids, and at least one. `noun`: what they are ids of."""
         if not token_ids:
@@ -322,7 +327,9 @@ class Generation:
         limit, context = self.limits.max_prompt_tokens, self.model.max_model_len
         if limit is not None and tokens > limit:
             why = f"this server takes at most {limit}"
-        elif tokens >= context:
+        elif self.model.pooling is not None and tokens > context:
+            why = f"the model takes at most {context}"
+        elif self.model.pooling is None and tokens >= context:
             why = f"the context holds {context}, and at least one is for the answer"
         else:
             return
@@ -331,6 +338,24 @@ class Generation:
             param=param,
             code="context_length_exceeded",
         )
+
+    def _check_kind(self, work: worker_pb2.Work) -> None:
+        """Raise InvalidRequest for text of a model of embeddings, and the other way round."""
+        pooling, name = self.model.pooling, self.model.name
+        if pooling is not None and not work.read.pooling:
+            kind = "scores" if pooling.classifies else "embeddings"
+            raise InvalidRequest(
+                f"The model {name!r} computes {kind} and generates no text.",
+                param="model",
+                code="wrong_model",
+            )
+        if pooling is None and work.read.pooling:
+            raise InvalidRequest(
+                f"The model {name!r} generates text; its server must be started with --convert embed to"
+                " compute embeddings.",
+                param="model",
+                code="wrong_model",
+            )
 
     def _check_counts(self, request: GenerationRequest) -> None:
         limits = self.limits

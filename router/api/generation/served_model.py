@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.model_config.model_impl import ModelImpl
+from engine.model_config.pooling_spec import PoolingSpec
 from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
 
 
@@ -26,3 +27,5 @@ class ServedModel:
     has_states: bool = False
     """Whether layers have recurrent states, which requests that start together cannot share."""
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    pooling: PoolingSpec | None = None
+    """How prompts become vectors; None: the model generates text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NoReturn
+from typing import Final
 
 from starlette.requests import Request
 
@@ -18,10 +18,6 @@ from router.api.openai.answers.completion_writer import CompletionWriter
 from router.api.openai.errors import error_body
 from router.api.openai.requests import ChatCompletionBody, CompletionBody
 from router.api.openai.tokenize import DetokenizeBody, TokenizeBody
-from router.errors import NotImplementedHere
-
-_OTHER_KINDS: Final = ("/v1/embeddings", "/v1/rerank", "/rerank", "/score", "/pooling", "/classify")
-"""Routes for models that do not generate text."""
 
 
 async def _tokenize(model: Generation, prompt: Prompt) -> schemas.Tokenized:
@@ -74,13 +70,6 @@ def _card(generation: Generation) -> schemas.Model:
         "model_impl": generation.model.impl.value,
         "default_sampling_params": generation.model.sampling_defaults.of_its_own(),
     }
-
-
-def _other_kinds(backend: Backend, request: Request) -> NoReturn:
-    names = backend.models.names
-    raise NotImplementedHere(
-        f"{request.url.path} needs another kind of model; this server has {names}, for text."
-    )
 
 
 OPENAI: Final[Api] = Api(
@@ -143,6 +132,5 @@ OPENAI: Final[Api] = Api(
         ),
         reads("/v1/models", _models, schemas.Models, "The served model, as a list."),
         reads("/v1/models/{name:path}", _model, schemas.Model, "The served model.", "404"),
-        *(reads(path, _other_kinds, method="POST") for path in _OTHER_KINDS),
     ),
 )

@@ -47,14 +47,14 @@ _DEFAULT_COMPLETION_TOKENS: Final = 16
 
 _Text: TypeAlias = Annotated[str, Field(min_length=1)]
 _Stop: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)] | StopStrings | None
-_Prompt: TypeAlias = (
+TextsOrIds: TypeAlias = (
     _Text
     | Annotated[list[_Text], Field(min_length=1)]
     | Annotated[list[TokenId], Field(min_length=1)]
     | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
 )
 
-_Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
+Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
 
 
 def _several(value: Any) -> Any:
@@ -66,7 +66,7 @@ def _several(value: Any) -> Any:
     return value if value is None else tuple(value)
 
 
-def _prompts(value: Any) -> list[Prompt]:
+def texts_or_ids(value: Any) -> list[Prompt]:
     """A text, token ids, or a list of either. Checks long lists without a Python loop."""
     if isinstance(value, str):
         return [value]
@@ -137,11 +137,11 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     speculative: bool | None = None
     """False: draft no tokens for this request, whatever --speculative says."""
 
-    metadata: _Bookkeeping = None
-    safety_identifier: _Bookkeeping = None
-    service_tier: _Bookkeeping = None
+    metadata: Bookkeeping = None
+    safety_identifier: Bookkeeping = None
+    service_tier: Bookkeeping = None
     store: Annotated[Any, WithoutEffect("nothing is stored")] = None
-    user: _Bookkeeping = None
+    user: Bookkeeping = None
     prompt_cache_options: Annotated[Any, WithoutEffect("prefixes are cached without options")] = None
 
     @model_validator(mode="after")
@@ -192,7 +192,7 @@ _SAME: Final = (OPTIONS & GenerationBody.model_fields.keys()) | {"constraint"}
 class CompletionBody(GenerationBody, ForeignCompletionFields):
     """POST /v1/completions."""
 
-    prompt: Annotated[Any, BeforeValidator(_prompts, json_schema_input_type=_Prompt)]
+    prompt: Annotated[Any, BeforeValidator(texts_or_ids, json_schema_input_type=TextsOrIds)]
     """Text, token ids, or a list of either."""
     echo: bool | None = None
     """Begin the answer with the prompt, and `logprobs` with those of its tokens."""

@@ -10,6 +10,7 @@ from common.kv_groups import RequestPages
 from engine.config import SchedulerConfig
 from engine.kv.cache.slot_count import wanted_slots
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.layer_options import Head
 from engine.modeling.loader.checkpoint import Checkpoint
 from router.cluster.worker_config.machine import Machine, PlanError
 from router.config.choices import Dtype, KVCacheDtype
@@ -64,7 +65,9 @@ def dtype_of(config: RouterConfig, spec: ModelSpec, machine: Machine) -> str:
     if config.dtype is not Dtype.AUTO:
         return str(config.dtype.value)
     if machine.device == "cpu":
-        return machine.cpu_dtype
+        # Vectors are compared with those that others have computed.
+        exact = spec.head is not Head.VOCABULARY and spec.dtype == "float32"
+        return "float32" if exact else machine.cpu_dtype
     return spec.dtype if spec.dtype in ("bfloat16", "float16") else "bfloat16"
 
 

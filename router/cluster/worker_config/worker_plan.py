@@ -14,6 +14,7 @@ from engine.model_config.balanced_context import balanced_context
 from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.pooling_spec import PoolingSpec, pooling_of
 from engine.model_config.shard import Shard
 from engine.modeling.loader.checkpoint import Checkpoint, resolve
 from engine.modeling.loader.vocabulary import same_vocabulary
@@ -125,6 +126,13 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
+    pooling = pooling_for(config, checkpoint)
+    encodes = spec.attention.bidirectional
+    if pooling is not None:
+        longest = min(longest, pooling.max_length or longest)
+        scheduler = replace(scheduler, speculation=None)
+    if encodes:
+        scheduler = _for_whole_prompts(scheduler, longest)
     on_gpu = machine.device == "cuda"
     graphs = _graphs(config, machine, spec, ranks)
     # A GPU worker measures what its largest step leaves; `pool` is an estimate, to fail early.
@@ -143,7 +151,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         kv_memory_fraction=config.kv_memory_fraction or GPU_MEMORY_FRACTION,
         max_model_len=longest,
         scheduler=scheduler,
-        radix_cache=not config.disable_radix_cache,
+        radix_cache=not (config.disable_radix_cache or encodes),
+        pooling=pooling,
         retained_kv_share=config.retained_kv_share,
         overlap=on_gpu,
         cuda_graph_max_batch=graphs.batch,
@@ -151,6 +160,28 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         tensor_parallel_size=ranks,
         expert_parallel_size=config.expert_parallel_size,
         lora=config.adapters.engine,
+    )
+
+
+def pooling_for(config: RouterConfig, checkpoint: Checkpoint) -> PoolingSpec | None:
+    """How prompts become vectors; None: the model generates text. Raises PlanError, UnsupportedModel."""
+    try:
+        return pooling_of(checkpoint.path, checkpoint.spec(), config.effective_convert, config.pooler_config)
+    except UnsupportedModel as error:
+        raise PlanError(f"{checkpoint.name}: {error}") from None
+
+
+def _for_whole_prompts(scheduler: SchedulerConfig, longest: int) -> SchedulerConfig:
+    """An encoder's steps hold whole prompts, and have no decodes beside them."""
+    return replace(
+        scheduler.without_step_targets(),
+        chunk_budget=None,
+        chunked_prefill=False,
+        max_prefill_tokens=max(scheduler.chunk_budget or 0, longest),
+        long_prefill_token_threshold=None,
+        max_long_partial_prefills=None,
+        fair_partial_prefills=False,
+        max_partial_prefills=None,
     )
 
 
@@ -230,6 +261,8 @@ def _spec(config: RouterConfig, checkpoint: Checkpoint) -> ModelSpec:
         spec = spec.with_expert_parallel(config.expert_parallel_size)
     except UnsupportedModel as error:
         raise PlanError(f"{checkpoint.name}: {error}") from None
+    if pooling_for(config, checkpoint) is not None:
+        spec = spec.without_vocabulary()
     if spec.eagle is not None:
         raise PlanError(f"{checkpoint.name} is an EAGLE-3 head; use it as --speculative-model of its model")
     return spec

@@ -133,3 +133,11 @@ class LabelLogprobs(_message.Message):
     logprobs: _containers.RepeatedScalarFieldContainer[float]
     mass: float
     def __init__(self, position: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., mass: _Optional[float] = ...) -> None: ...
+
+class Pooled(_message.Message):
+    __slots__ = ("position", "values")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    values: bytes
+    def __init__(self, position: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...

@@ -241,10 +241,12 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., prompt_keys: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Read(_message.Message):
-    __slots__ = ("label_ids",)
+    __slots__ = ("label_ids", "pooling")
     LABEL_IDS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     label_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, label_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    pooling: str
+    def __init__(self, label_ids: _Optional[_Iterable[int]] = ..., pooling: _Optional[str] = ...) -> None: ...
 
 class Retention(_message.Message):
     __slots__ = ("key", "seconds", "prefixes")
@@ -446,16 +448,18 @@ class Wanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("request_id", "tokens", "prompt_logprobs", "label_logprobs")
+    __slots__ = ("request_id", "tokens", "prompt_logprobs", "label_logprobs", "pooled")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LABEL_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    POOLED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     tokens: Tokens
     prompt_logprobs: _sampling_pb2.PromptLogprobs
     label_logprobs: _sampling_pb2.LabelLogprobs
-    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ...) -> None: ...
+    pooled: _sampling_pb2.Pooled
+    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[_sampling_pb2.Pooled, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
@@ -68,17 +69,33 @@ def _template_of(folder: Path, chosen: str | None) -> ChatTemplate | None:
         raise TokenizerError(f"{source} cannot be used: {error}") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    tokens: int
+    left: bool = False
+    """Whether the beginning is left out, and not the end."""
+
+
 class Tokenizer:
     """For use from one event loop. The library releases the interpreter lock while it encodes."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, *, vocab_size: int, chat_template: ChatTemplate | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        vocab_size: int,
+        chat_template: ChatTemplate | None = None,
+        words: int | None = None,
     ) -> None:
-        """`vocab_size` is that of the model, which may exceed the tokenizer's because of padding."""
+        """`vocab_size` is that of the model, which may exceed the tokenizer's because of padding.
+
+        `words`: of a model with several kinds of tokens, the number of ids of each kind.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend: Final = backend
         self._chat_template: Final = chat_template
+        self._words: Final = words
         spec = json.loads(backend.to_str())
         self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
         self._bound: Final = TokenBound.of(spec)
@@ -86,7 +103,9 @@ class Tokenizer:
         self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int, template: str | None = None) -> Tokenizer:
+    def load(
+        cls, folder: Path, *, vocab_size: int, template: str | None = None, words: int | None = None
+    ) -> Tokenizer:
         """Read tokenizer.json and the chat template. Blocking; 0.1 to 1 s. Raises TokenizerError.
 
         `template`: the file of a chat template to use instead of the model's own.
@@ -96,7 +115,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no error class
             raise TokenizerError(f"{path} cannot be read: {error}") from error
-        return cls(backend, vocab_size=vocab_size, chat_template=_template_of(folder, template))
+        template_of = _template_of(folder, template)
+        return cls(backend, vocab_size=vocab_size, chat_template=template_of, words=words)
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without encoding it; 0 if the vocabulary has none."""
@@ -158,6 +178,42 @@ class Tokenizer:
                 self._after.clear()
             self._after[text, words] = known
         return known
+
+    def encode_inputs(
+        self, inputs: Sequence[str | tuple[str, str]], cut: Truncation | None = None
+    ) -> list[list[int]]:
+        """Ids of texts, or of pairs of texts, with the model's special tokens; on all cores. Blocks.
+
+        Token i of the second kind has the id i + words, as encoders take it. `cut`: of longer inputs, the
+        ends are left out, and special tokens stay.
+        """
+        encodings = self._backend.encode_batch_fast(list(inputs), add_special_tokens=True)
+        found = [self._kinds(encoding.ids, encoding.type_ids) for encoding in encodings]
+        if cut is not None:
+            for index, ids in enumerate(found):
+                if len(ids) > cut.tokens:
+                    found[index] = self._cut(inputs[index], cut)
+        return found
+
+    def _cut(self, text: str | tuple[str, str], cut: Truncation) -> list[int]:
+        [encoding] = self._backend.encode_batch([text], add_special_tokens=True)
+        last = int(isinstance(text, tuple))
+        own = [at for at, of in enumerate(encoding.sequence_ids) if of == last]
+        over = len(encoding.ids) - cut.tokens
+        if over >= len(own):
+            raise InvalidRequest(
+                f"The input cannot be truncated to {cut.tokens} tokens: the rest of it has more.",
+                code="context_length_exceeded",
+            )
+        gone = set(own[:over] if cut.left else own[-over:])
+        ids = self._kinds(encoding.ids, encoding.type_ids)
+        return [token for at, token in enumerate(ids) if at not in gone]
+
+    def _kinds(self, ids: list[int], kinds: list[int]) -> list[int]:
+        words = self._words
+        if words is None or not any(kinds):
+            return ids
+        return [token + words * kind for token, kind in zip(ids, kinds, strict=True)]
 
     @property
     def output_formats(self) -> OutputFormats:

@@ -172,8 +172,8 @@ def test_ministral_3_scales_queries_beyond_the_context_before_yarn() -> None:
     ("change", "named"),
     [
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"architectures": None, "model_type": "bert"}, "'bert'"),
+        ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
+        ({"architectures": None, "model_type": "electra"}, "'electra'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, "'axial'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),

@@ -1,0 +1,1 @@
+"""Vectors of prompts: embeddings, scores of pairs, classes and rewards."""
