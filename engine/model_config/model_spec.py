@@ -201,8 +201,8 @@ class ModelSpec:
     def bytes_per_dense_weight(self, value_bytes: int) -> float:
         """Bytes per weight of the layers' other matrices."""
         attention = f"model.layers.{self.attention_layers[-1]}.self_attn.o_proj"
-        left_out = self.quantization is not None and not self.quantization.covers(attention)
-        return value_bytes if left_out else self.bytes_per_weight(value_bytes)
+        format = None if self.quantization is None else self.quantization.of(attention)
+        return format.bytes_per_weight if format is not None and format.stays_on_gpus else value_bytes
 
     def quantized(self, quantization: str | None) -> ModelSpec:
         """This model with weights that are quantized at load: "fp8", or None to take them as they are.

@@ -67,9 +67,14 @@ class Nvfp4Names(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """One format for all linear layers of a model, except those that are left out and embeddings."""
+    """The format of all linear layers of a model, except those that are left out, those that `others` name,
+    and embeddings."""
 
     format: WeightFormat
+    others: tuple[Quantization, ...] = ()
+    """Formats of modules with one of their own, which each lists in its `targets`."""
+    weights_only: bool = False
+    """FP8_ROWS: whether activations are not quantized, and so weights are dequantized at load."""
     scale: str = "weight_scale"
     """Name of the scales' tensor in a checkpoint's module."""
     per_tensor: bool = False
@@ -118,15 +123,19 @@ class Quantization:
         """Whether GPUs multiply weights as they are stored; if not, weights are dequantized at load."""
         if self.format is WeightFormat.INTEGERS:
             return self.bits == 4
-        return self.format is not WeightFormat.GGUF
+        return self.format is not WeightFormat.GGUF and not self.weights_only
 
     def read_as(self, name: str) -> str:
         """The name under which the checkpoint's tensor `name` is read."""
         module, _, tensor = name.rpartition(".")
         return next((f"{module}.{read}" for spelling, read in self.spellings if spelling == tensor), name)
 
+    def of(self, module: str) -> Quantization | None:
+        """The format of the checkpoint's linear layer `module`; None: it is not quantized."""
+        return next((each for each in (*self.others, self) if each.covers(module)), None)
+
     def covers(self, module: str) -> bool:
-        """Whether the checkpoint's linear layer `module` is quantized."""
+        """Whether the checkpoint's linear layer `module` has this format, if no other has it."""
         spellings = list(_spellings(module))
 
         def listed(patterns: tuple[str, ...]) -> bool:

@@ -6,7 +6,8 @@ A field that changes values is honoured, or refused with its value and those tha
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from engine.model_config.errors import UnsupportedModel
@@ -23,6 +24,10 @@ from engine.model_config.quantization import (
 Config = Mapping[str, Any]
 
 _COMPRESSED: Final = "compressed-tensors"
+_ALGORITHMS: Final = ("FP8", "NVFP4", "W4A16_NVFP4")
+"""Algorithms of Model Optimizer. The last two have the same weights, and activations stay in 16 or 32 bits:
+products of 4-bit floats need a later GPU than Hopper."""
+_MIXED: Final = "MIXED_PRECISION"
 _PRODUCERS: Final = {"modelopt": "modelopt"}
 """Methods by the tool that wrote a configuration without one."""
 _FP8_SPELLINGS: Final = (
@@ -91,12 +96,14 @@ def _compressed_tensors(fields: Config) -> Quantization | None:
     groups = fields.get("config_groups") or {}
     if scheme and not groups:
         return None
-    if len(groups) != 1:
+    if not groups:
         raise UnsupportedModel(
-            f"{_COMPRESSED} with config_groups {', '.join(groups) or '{}'} is not supported; use a checkpoint"
-            " with one group, that is one format of all quantized layers"
+            f"{_COMPRESSED} with config_groups {{}} is not supported; use one with a group"
         )
-    (group,) = groups.values()
+    return _of_all([_compressed_group(group, fields) for group in groups.values()])
+
+
+def _compressed_group(group: Config, fields: Config) -> Quantization:
     targets = tuple(group.get("targets") or ())
     if not targets:
         raise UnsupportedModel(f"{_COMPRESSED} with targets={targets!r} is not supported; use ['Linear']")
@@ -107,11 +114,25 @@ def _compressed_tensors(fields: Config) -> Quantization | None:
     )
 
 
+def _of_all(formats: Sequence[Quantization]) -> Quantization:
+    """One description of formats by module. One of them may be that of all modules that no other names.
+
+    Raises UnsupportedModel.
+    """
+    named = sorted(formats, key=lambda each: bool(each.targets))
+    if len(named) > 1 and not named[1].targets:
+        raise UnsupportedModel(
+            "two formats of all linear layers are not supported; use a checkpoint with one"
+        )
+    unused = tuple(dict.fromkeys(name for each in formats for name in each.unused))
+    return replace(named[0], others=tuple(named[1:]), unused=unused)
+
+
 def _compressed_weights(group: Config, packing: str | None, modules: Config) -> Quantization:
     """`modules`: those that are quantized, as arguments of `Quantization`."""
     weights, activations = group["weights"], group.get("input_activations")
     kind = (weights.get("num_bits"), weights.get("type"))
-    if kind == (8, "float") and activations is not None:
+    if kind == (8, "float") and packing != "mxfp8-quantized":
         return _compressed_fp8(weights, activations, modules)
     if kind in ((4, "int"), (8, "int")) and activations is None and packing == "pack-quantized":
         return _compressed_integers(weights, modules)
@@ -127,8 +148,12 @@ def _compressed_weights(group: Config, packing: str | None, modules: Config) -> 
     )
 
 
-def _compressed_fp8(weights: Config, activations: Config, modules: Config) -> Quantization:
+def _compressed_fp8(weights: Config, activations: Config | None, modules: Config) -> Quantization:
     _require(weights, _COMPRESSED, "symmetric", True)
+    if activations is None:
+        strategy = _choice(weights, f"{_COMPRESSED} fp8 of weights alone", "strategy", "tensor", "channel")
+        rows = WeightFormat.FP8_ROWS
+        return Quantization(format=rows, per_tensor=strategy == "tensor", weights_only=True, **modules)
     strategy = _choice(weights, f"{_COMPRESSED} fp8", "strategy", "tensor", "channel", "block")
     of_activations = f"{_COMPRESSED} with input_activations"
     if strategy == "block":
@@ -183,17 +208,35 @@ def _compressed_nvfp4(weights: Config, modules: Config) -> Quantization:
 
 
 def _modelopt(fields: Config) -> Quantization:
-    """Formats of NVIDIA's Model Optimizer: FP8 per tensor with static activations, or NVFP4."""
+    """Formats of NVIDIA's Model Optimizer: FP8 per tensor with static activations, NVFP4, or by module."""
     patterns = fields.get("ignore") or fields.get("exclude_modules") or ()
-    left_out = ("lm_head", *(f"re:{fnmatch.translate(name)}" if "*" in name else name for name in patterns))
-    if _choice(fields, "modelopt", "quant_algo", "FP8", "NVFP4") == "FP8":
-        return Quantization(
-            format=WeightFormat.FP8_ROWS, per_tensor=True, unused=_static_scales(True), left_out=left_out
+    left_out = tuple(f"re:{fnmatch.translate(name)}" if "*" in name else name for name in patterns)
+    if _choice(fields, "modelopt", "quant_algo", *_ALGORITHMS, _MIXED) != _MIXED:
+        return _modelopt_format(fields, left_out=("lm_head", *left_out))
+    modules: dict[str, list[str]] = {}
+    for module, of_module in (fields.get("quantized_layers") or {}).items():
+        _modelopt_format(of_module)
+        modules.setdefault(of_module["quant_algo"], []).append(module)
+    if not modules:
+        raise UnsupportedModel(
+            f"modelopt with quant_algo={_MIXED!r} has no quantized_layers; use one with them"
         )
-    _require(fields, "modelopt", "group_size", NVFP4_BLOCK)
-    return Quantization(
-        format=WeightFormat.NVFP4, nvfp4=Nvfp4Names.MODELOPT, unused=("input_scale",), left_out=left_out
+    return _of_all(
+        [
+            _modelopt_format({"quant_algo": algorithm}, targets=tuple(named), left_out=left_out)
+            for algorithm, named in sorted(modules.items(), reverse=True)
+        ]
     )
+
+
+def _modelopt_format(fields: Config, **modules: Any) -> Quantization:
+    """`modules`: as arguments of `Quantization`."""
+    if _choice(fields, "modelopt", "quant_algo", *_ALGORITHMS) == "FP8":
+        unused = _static_scales(True)
+        return Quantization(format=WeightFormat.FP8_ROWS, per_tensor=True, unused=unused, **modules)
+    _require(fields, "modelopt", "group_size", NVFP4_BLOCK)
+    unused = ("input_scale",)
+    return Quantization(format=WeightFormat.NVFP4, nvfp4=Nvfp4Names.MODELOPT, unused=unused, **modules)
 
 
 def _awq(fields: Config) -> Quantization:
@@ -229,6 +272,24 @@ def _gptq(fields: Config) -> Quantization:
         targets=tuple(_flat(fields.get("modules_in_block_to_quantize") or ())),
         left_out=(*(fields.get("modules_to_not_convert") or ()), *_skipped(fields), "lm_head"),
     )
+
+
+def _auto_round(fields: Config) -> Quantization:
+    """AutoRound's own configuration of weights that it packs as GPTQ or AWQ do."""
+    packing = _choice(fields, "auto-round", "packing_format", *_AUTO_ROUND)
+    _require(fields, "auto-round", "data_type", "int")
+    kept = []
+    for module, settings in (fields.get("extra_config") or {}).items():
+        if settings.get("bits", 16) < 16:
+            raise UnsupportedModel(
+                f"auto-round with extra_config[{module!r}]={settings!r} is not supported; use a checkpoint"
+                " with the same settings for all quantized layers"
+            )
+        kept.append(module)
+    blocks = fields.get("block_name_to_quantize") or ()
+    plain = {"desc_act": False, "zero_point": True, "modules_to_not_convert": kept}
+    read = _AUTO_ROUND[packing]({**fields, **plain})
+    return replace(read, targets=tuple(blocks.split(",") if isinstance(blocks, str) else _flat(blocks)))
 
 
 def _flat(modules: Iterable[str | Iterable[str]]) -> Iterable[str]:
@@ -268,7 +329,10 @@ def _group(fields: Config) -> int | None:
     return None if size == -1 else size
 
 
+_AUTO_ROUND: Final = {"auto_round:auto_gptq": _gptq, "auto_round:auto_awq": _awq}
+"""Readers by AutoRound's names of how weights are packed."""
 _READERS: Final = {
+    "auto-round": _auto_round,
     "awq": _awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,

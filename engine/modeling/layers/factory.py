@@ -87,16 +87,20 @@ class Layers:
         """
         if self.quantization is None:
             return PLAIN
-        covered = {source: self.quantization.covers(self.prefix + source) for source in sources}
-        if len(set(covered.values())) > 1:
-            plain = ", ".join(self.prefix + source for source in sources if not covered[source])
+        formats = {self.prefix + source: self.quantization.of(self.prefix + source) for source in sources}
+        first, *others = dict.fromkeys(formats.values())
+        if None in formats.values() and others:
+            plain = ", ".join(module for module, format in formats.items() if format is None)
             raise UnsupportedModel(
                 f"{plain} is not quantized, but the projections merged with it are; use a checkpoint that"
                 " leaves out all of them or none"
             )
-        if not all(covered.values()):
-            return PLAIN
-        return method_of(self.quantization, shares, rearranged=rearranged)
+        if others:
+            raise UnsupportedModel(
+                f"{', '.join(formats)} are merged here, but have different formats; use a checkpoint that has"
+                " one format for all of them"
+            )
+        return PLAIN if first is None else method_of(first, shares, rearranged=rearranged)
 
     def stored_method(self, source: str) -> LinearMethod:
         """The format in which the checkpoint has `source`, which is not quantized at load."""
@@ -175,7 +179,7 @@ class Layers:
         """The language-model head: hidden [S, d] -> logits [S, vocab] on rank 0; shares `embed` if tied."""
         vocab, features = embed.weight.shape
         stored = None if self.quantization is None or self.quantization.online else self.quantization
-        if not tied and stored is not None and stored.covers("lm_head"):
+        if not tied and stored is not None and stored.of("lm_head") is not None:
             raise UnsupportedModel(
                 "a quantized lm_head is not supported; use a checkpoint whose quantization_config ignores it"
             )

@@ -24,7 +24,12 @@ def method_of(quantization: Quantization, shares: int = 1, *, rearranged: bool =
     dtype = torch.get_default_dtype()
     match quantization.format:
         case WeightFormat.FP8_ROWS:
-            return Fp8Rows(dtype, per_tensor=quantization.per_tensor, online=quantization.online)
+            return Fp8Rows(
+                dtype,
+                per_tensor=quantization.per_tensor,
+                online=quantization.online,
+                weights_only=quantization.weights_only,
+            )
         case WeightFormat.FP8_BLOCKS:
             return Fp8Blocks(dtype, scale=quantization.scale, rearranged=rearranged)
         case WeightFormat.INTEGERS:

@@ -41,6 +41,8 @@ class Fp8Rows(QuantizedWeight):
     """Whether the checkpoint has one scale for a whole projection."""
     online: bool = False
     """Whether the checkpoint's weight is not quantized yet."""
+    weights_only: bool = False
+    """Whether activations are not quantized."""
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
@@ -64,7 +66,7 @@ class Fp8Rows(QuantizedWeight):
 
     def on_device(self, stored: Mapping[str, Tensor]) -> LinearMethod | None:
         weight, scale = stored["weight"], stored["weight_scale"]
-        if not has_kernels(weight) or self.dtype == torch.float32:
+        if self.weights_only or not has_kernels(weight) or self.dtype == torch.float32:
             return None
         from engine.modeling.layers.formats.fp8_gpu import (
             Fp8RowsOnGpu,  # Triton ships only with torch's CUDA builds
@@ -74,7 +76,7 @@ class Fp8Rows(QuantizedWeight):
 
     def grouped_on_device(self, stored: Mapping[str, Tensor]) -> GroupedProduct | None:
         weight, scale = stored["weight"], stored["weight_scale"]
-        if not has_kernels(weight) or self.dtype == torch.float32:
+        if self.weights_only or not has_kernels(weight) or self.dtype == torch.float32:
             return None
         from engine.kernels.matmul.grouped_matmul import ProductScaling
         from engine.modeling.layers.formats.fp8_gpu import GroupedFp8

@@ -274,6 +274,37 @@ ACCEPTED: Final = [
         },
         experts("nvfp4 modelopt") | {LAYER_1 + "self_attn.o_proj": "plain"},
     ),
+    Accepted(
+        "nvidia/Qwen3.6-27B-NVFP4, by module",
+        QWEN3_5_9B,
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                f"model.language_model.layers.3.{name}_proj": algorithm
+                for algorithm, names in (
+                    ({"quant_algo": "FP8"}, [f"self_attn.{part}" for part in "qkvo"]),
+                    ({"quant_algo": "W4A16_NVFP4", "group_size": 16}, ["mlp.gate", "mlp.up", "mlp.down"]),
+                )
+                for name in names
+            },
+        },
+        of_attention("fp8", 3)
+        | {"model.layers.3.mlp.up_proj": "nvfp4 modelopt", "model.layers.2.mlp.up_proj": "plain"},
+        ("model.layers.3.mlp.up_proj.input_scale", "model.layers.3.self_attn.q_proj.input_scale"),
+    ),
+    Accepted(
+        "Intel/…-int4-AutoRound",
+        LLAMA_8B,
+        {
+            "bits": 4,
+            "group_size": 128,
+            "packing_format": "auto_round:auto_gptq",
+            "quant_method": "auto-round",
+            "sym": True,
+        },
+        dense("gptq"),
+    ),
     Accepted("Qwen/Qwen3-8B-AWQ", QWEN3_8B, AWQ, dense("awq")),
     Accepted("hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", LLAMA_8B, AWQ, dense("awq")),
     Accepted(

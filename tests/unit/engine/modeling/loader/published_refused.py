@@ -46,11 +46,6 @@ REFUSED: Final = [
         {"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"], "quant_method": "fbgemm_fp8"},
         ("quant_method='fbgemm_fp8'", "compressed-tensors"),
     ),
-    Refused(
-        "Intel/…-int4-AutoRound",
-        {"bits": 4, "packing_format": "auto_round:auto_gptq", "quant_method": "auto-round", "sym": True},
-        ("quant_method='auto-round'", "gptq"),
-    ),
     Refused("AWQ for single rows", AWQ | {"version": "gemv"}, ("awq", "version='gemv'", "'gemm'")),
     Refused("AWQ without zero points", AWQ | {"zero_point": False}, ("awq", "zero_point=False", "True")),
     Refused("GPTQ in 3 bits", GPTQ | {"bits": 3}, ("gptq", "bits=3", "4 or 8")),
@@ -76,10 +71,15 @@ REFUSED: Final = [
     ),
     Refused("FP8 in e5m2", BLOCKS | {"fmt": "e5m2"}, ("fmt='e5m2'", "'e4m3'")),
     Refused(
-        "two formats in one checkpoint",
+        "two formats of the same modules",
         compressed("mixed-precision", W4A16)
-        | {"config_groups": {"group_0": {"targets": ["re:.*mlp.*"]}, "group_1": {"targets": ["Linear"]}}},
-        ("config_groups group_0, group_1", "one group"),
+        | {
+            "config_groups": {
+                f"group_{n}": {"targets": ["Linear"], "weights": W4A16, "format": "pack-quantized"}
+                for n in range(2)
+            }
+        },
+        ("two formats of all linear layers",),
     ),
     Refused(
         "2:4 sparsity",
@@ -97,9 +97,24 @@ REFUSED: Final = [
         ("format='marlin-24'", "4-bit int", "W4A16"),
     ),
     Refused(
-        "FP8 of weights alone",
-        compressed("float-quantized", FP8_DYNAMIC[0]),
-        ("8-bit float", "unquantized activations", "FP8_DYNAMIC"),
+        "FP8 of weights alone, in blocks",
+        compressed("float-quantized", FP8_DYNAMIC[0] | {"strategy": "block"}),
+        ("weights alone", "strategy='block'", "'tensor' or 'channel'"),
+    ),
+    Refused(
+        "MXFP8 of compressed-tensors",
+        compressed("mxfp8-quantized", FP8_DYNAMIC[0] | {"strategy": "group", "group_size": 32}),
+        ("format='mxfp8-quantized'", "8-bit float", "FP8_DYNAMIC"),
+    ),
+    Refused(
+        "MXFP8 of modelopt",
+        MODELOPT_NVFP4 | {"quant_algo": "MXFP8"},
+        ("modelopt", "quant_algo='MXFP8'", "'FP8'"),
+    ),
+    Refused(
+        "AutoRound in a packing of its own",
+        {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllamav2"},
+        ("packing_format='auto_round:exllamav2'", "'auto_round:auto_gptq' or 'auto_round:auto_awq'"),
     ),
     Refused(
         "a quantized head",
@@ -112,9 +127,27 @@ REFUSED: Final = [
         ("kv_cache_scheme", "strategy='attn_head'", "'tensor'"),
     ),
     Refused(
-        "NVIDIA's mixed precision",
+        "NVIDIA's mixed precision without a list",
         MODELOPT_NVFP4 | {"quant_algo": "MIXED_PRECISION"},
-        ("modelopt", "quant_algo='MIXED_PRECISION'", "'FP8' or 'NVFP4'"),
+        ("modelopt", "quant_algo='MIXED_PRECISION'", "quantized_layers"),
+    ),
+    Refused(
+        "NVIDIA's mixed precision with a quantized head",
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16}},
+        },
+        ("lm_head",),
+    ),
+    Refused(
+        "NVIDIA's mixed precision with an unknown format",
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "MXFP8"}},
+        },
+        ("quant_algo='MXFP8'", "'FP8' or 'NVFP4'"),
     ),
     Refused(
         "NVIDIA's scales of KV alone",

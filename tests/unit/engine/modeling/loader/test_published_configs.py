@@ -16,6 +16,7 @@ from engine.modeling.models import registry
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK
 from tests.unit.engine.modeling.loader.published_accepted import ACCEPTED, Accepted
+from tests.unit.engine.modeling.loader.published_gemma4 import GEMMA4
 from tests.unit.engine.modeling.loader.published_refused import REFUSED, Refused
 
 TENSORS: Final = {
@@ -45,7 +46,7 @@ def built(config: dict[str, Any]) -> CausalLM:
         return registry.build(spec, Layers(ops, SINGLE_RANK, spec.quantization))
 
 
-@pytest.mark.parametrize("checkpoint", ACCEPTED, ids=lambda checkpoint: checkpoint.name)
+@pytest.mark.parametrize("checkpoint", ACCEPTED + GEMMA4, ids=lambda checkpoint: checkpoint.name)
 def test_a_published_config_asks_for_the_tensors_that_are_published_with_it(checkpoint: Accepted) -> None:
     model = built(checkpoint.config)
     wanted = set(places_of(model))
