@@ -183,10 +183,15 @@ _SIGNS: Final[tuple[tuple[str, ToolFormat], ...]] = (
 """What a chat template contains, and the format that it teaches; the first that is found counts."""
 
 
-def taught_by(template: str) -> ToolFormat | None:
-    """The format of calls that a chat template teaches; None: an unknown one, or none."""
+def taught_by(template: str, *, takes_tools: bool = True) -> ToolFormat | None:
+    """The format of calls that a chat template teaches; None: an unknown one, or none.
+
+    A template that does not put tools into the prompt has DeepSeek's calls, or this server describes Hermes'.
+    """
     if "<｜tool▁calls▁begin｜>" in template:
         return ToolFormat.DEEPSEEK_V3 if "```json" in template else ToolFormat.DEEPSEEK_V31
+    if not takes_tools:
+        return ToolFormat.HERMES
     if '"parameters"' in template and "ipython" in template:
         return ToolFormat.LLAMA_JSON
     return next((format for sign, format in _SIGNS if sign in template), None)

@@ -38,11 +38,11 @@ class OutputFormats:
     def of_template(cls, source: str, *, takes_tools: bool) -> OutputFormats:
         """The formats that a template implies. `takes_tools`: whether it puts tools into the prompt.
 
-        If it does not, this server describes them in Hermes' format.
+        If it does not, this server describes them (`router.api.generation.text.described_tools`).
         """
         if "<|channel|>" in source:
             return cls(ToolFormat.HARMONY, ReasoningFormat.HARMONY)
-        return cls(taught_by(source) if takes_tools else ToolFormat.HERMES, reasoning_of(source))
+        return cls(taught_by(source, takes_tools=takes_tools), reasoning_of(source))
 
     def chosen(self, tools: str, reasoning: str) -> OutputFormats:
         """The formats that flags choose: values of the enums, "auto" for those of the template, "none"."""

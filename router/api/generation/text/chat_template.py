@@ -14,55 +14,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from router.api.generation.output.call_formats import taught_by
+from router.api.generation.text.described_tools import with_calls_as_text, with_tools_described
 from router.api.generation.text.system_messages import Message, arrangements, is_system, lost, marked
 from router.api.generation.tools import Tool
 from router.errors import InvalidRequest
-
-_INSTRUCTIONS: Final = """\
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> \
-XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
-
-def with_tools_described(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
-) -> Sequence[Mapping[str, Any]]:
-    """Add `tools` and the format of calls to the system message."""
-    if not tools:
-        return messages
-    signatures = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
-    instructions = _INSTRUCTIONS.format(tools=signatures)
-    if messages and messages[0]["role"] in ("system", "developer"):
-        first = messages[0]
-        return [{**first, "content": f"{first['content']}\n\n{instructions}"}, *messages[1:]]
-    return [{"role": "system", "content": instructions}, *messages]
-
-
-def with_calls_as_text(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Append calls to the assistant's message, and turn their results into user messages."""
-    return [_plain(message) for message in messages]
-
-
-def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    if not message.get("tool_calls"):
-        return message
-    calls = [
-        f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>"
-        for call in message["tool_calls"]
-    ]
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**rest, "content": "\n".join([*filter(None, [message["content"]]), *calls])}
 
 
 def _spoken(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -170,7 +126,7 @@ class ChatTemplate:
         if not self._takes_calls:
             messages = with_calls_as_text(messages)
         if not self.takes_tools:
-            messages = with_tools_described(messages, tools)
+            messages = with_tools_described(messages, tools, taught_by(self.source, takes_tools=False))
         options = {**options, "tools": [tool.for_template() for tool in tools] or None}
         refusal: InvalidRequest | None = None
         ways = zip(_spoken(messages), _spoken(marked(messages)), strict=True)
