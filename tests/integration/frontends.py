@@ -195,9 +195,9 @@ async def _no_status() -> dict[str, object]:
 
 
 @cache
-def load_tokenizer(folder: Path) -> Tokenizer:
+def load_tokenizer(folder: Path, template: str | None = None) -> Tokenizer:
     """Kept from test to test: it has no state."""
-    return Tokenizer.load(folder, vocab_size=49152)
+    return Tokenizer.load(folder, vocab_size=49152, template=template)
 
 
 @asynccontextmanager
@@ -205,6 +205,7 @@ async def open_frontends(
     folder: Path,
     *,
     max_model_len: int = 256,
+    template: str | None = None,
     limits: RequestLimits = RequestLimits(),  # noqa: B008
     keys: ApiKeys | None = None,
     tls: TlsFiles | None = None,
@@ -215,7 +216,7 @@ async def open_frontends(
     keep_alive_s: float = 120.0,
 ) -> AsyncIterator[Frontends]:
     """Serve the tokenizer in `folder` as model "small"."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, template)
     dispatcher = ScriptedDispatcher(say(tokenizer, "Hello, wörld! 你好 👋🏽 and goodbye."))
     model = ServedModel(
         name="small",
