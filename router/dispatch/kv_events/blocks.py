@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from common.block_hash import BlockHash, block_hashes, root_hash
-from common.origin import NO_NAMESPACE, Namespace
+from common.origin import NO_NAMESPACE, Namespace, namespace_of
 from common.token_array import token_array
 
 _UNSTORED_BLOCKS: Final = 100_000
@@ -34,7 +34,17 @@ class NamedBlocks:
     keys: Sequence[int] = ()
     """Keys of the prompt's positions; empty: the tokens."""
     adapter: str = ""
+    adapter_digest: bytes = b""
     cache_salt: str = ""
+
+    @property
+    def _separation(self) -> str:
+        """What separates it from requests with the same adapter: a salt, or a digest of all there is."""
+        adapter, salt = self.adapter_digest, self.cache_salt
+        if self.namespace == namespace_of(adapter=adapter):
+            return ""
+        salted = namespace_of(adapter=adapter, cache_salt=salt)
+        return salt if self.namespace == salted else self.namespace.hex()
 
     def hashes(self, tokens: Sequence[int], page_size: int) -> list[BlockHash]:
         """Hashes of the full blocks of prompt and answer."""
@@ -47,8 +57,8 @@ class NamedBlocks:
             return ()
         extra: list[int | str] = [self.adapter] if self.adapter else []
         extra += (key for key, token in zip(self.keys[start:], tokens, strict=False) if key != token)
-        if not start and self.namespace and (self.cache_salt or not self.adapter):
-            extra.append(self.cache_salt or self.namespace.hex())
+        if not start and (separation := self._separation):
+            extra.append(separation)
         return tuple(extra)
 
 

@@ -88,7 +88,11 @@ def _changed(blocks: CachedBlocks, worker_id: str, stored: bool, changed: Sequen
 
 def _named(work: worker_pb2.Work) -> NamedBlocks:
     return NamedBlocks(
-        namespace=work.namespace, keys=work.prompt_keys, adapter=work.adapter, cache_salt=work.cache_salt
+        namespace=work.namespace,
+        keys=work.prompt_keys,
+        adapter=work.adapter,
+        adapter_digest=work.adapter_digest,
+        cache_salt=work.cache_salt,
     )
 
 

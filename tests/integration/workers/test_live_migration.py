@@ -41,8 +41,9 @@ class Move:
             assert self.answer.setdefault(position, token) == token, "two workers disagree"
 
     async def reserve(self, room: int = 64) -> worker_pb2.Ticket:
-        self.there = work(self.here.prompt)
-        self.there.sampling.CopyFrom(self.here.sampling)
+        new_id = work(self.here.prompt).request_id
+        self.there.CopyFrom(self.here)
+        self.there.request_id = new_id
         self.there.output.extend(self.answer[i] for i in range(len(self.answer)))
         info = await self.source.stub.Describe(worker_pb2.DescribeRequest())
         await self.target.send(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from common.kv_groups import ONE_GROUP, KVGroup
+from engine.config import LoraConfig
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.kv.manager.reservations import Reservation
 from engine.loop.engine import Engine
 from engine.loop.hooks import NO_HOOKS
 from tests.engine_config import engine_config
+from tests.unit.engine.fake_adapters import FakeAdapters
 from tests.unit.engine.fake_runner import FakeRunner, FakeSpec, begin, extend, reference
 
 
@@ -20,8 +23,12 @@ def make_engine(
     hooks: Any = NO_HOOKS,
     groups: tuple[KVGroup, ...] = ONE_GROUP,
     clock: Callable[[], float] = time.monotonic,
+    adapters: Sequence[str] = (),
     **settings: Any,
 ) -> Engine:
+    """`adapters`: contents of adapters that are loaded; a step can compute with one of them."""
+    if adapters:
+        settings["lora"] = LoraConfig(max_loras=1)
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
     config = engine_config(**settings)
     runner: Any = FakeRunner(
@@ -29,8 +36,11 @@ def make_engine(
         config.num_pages,
         FakeSpec(kv_groups=groups),
         num_state_slots=config.num_state_slots or 0,
+        adapters=FakeAdapters() if adapters else None,
     )
     engine = Engine(config, hooks=hooks, runner=runner, clock=clock)
+    for content in adapters:
+        engine.adapters.add(engine.adapters.read(content, Path(content)))
     runner.pool = engine.kv.pool
     return engine
 

@@ -24,7 +24,7 @@ from router.placement.account.cached_prefixes import CachedPrefixes
 from tests.unit.engine.engines import make_engine, run
 from tests.unit.engine.fake_runner import VOCAB
 from tests.unit.engine.kv.tiers.tiered import Tiered
-from tests.unit.whole_cluster.questions import Question
+from tests.unit.whole_cluster.questions import ADAPTERS, Question
 from tests.unit.whole_cluster.test_cluster_machine import ClusterMachine
 from tests.unit.whole_cluster.whole_worker import PAGE, Kind
 from worker import job_starter
@@ -37,18 +37,20 @@ def ask(
     prompt: Sequence[int],
     image: bytes = b"",
     salt: str = "",
+    adapter: str = "",
     *,
     places: Sequence[int] = (0, 0, 0, 0),
     pulled: int = 0,
     length: int = 1,
 ) -> Question:
     """`places`, `pulled`: see `Client`. With a `length` of 1, only the KV of the prompt is computed."""
-    return Question(list(prompt), image, salt, length, list(places), 0, pulled, 0.0, 1)
+    more = {"adapter": adapter}
+    return Question(list(prompt), image, salt, length, list(places), 0, pulled, 0.0, 1, **more)
 
 
 def shared(first: Question, second: Question) -> int:
     """Pages of the second one that have the origin of those of the first one, and need not be computed."""
-    if first.salt != second.salt:
+    if (first.salt, first.adapter) != (second.salt, second.adapter):
         return 0
     pairs = zip(first.keys, second.keys, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -86,7 +88,7 @@ def leading(found: Sequence[bool], second: Question) -> int:
 
 
 def in_pool(first: Question, second: Question, **settings: Any) -> int:
-    engine = make_engine(page_size=PAGE, **settings)
+    engine = make_engine(page_size=PAGE, adapters=ADAPTERS, **settings)
     computed(engine, first)
     expected = engine.kv.cached_tokens(request_of(second)) // PAGE
     found = hits(computed(engine, second))
@@ -104,7 +106,7 @@ def in_states(first: Question, second: Question) -> int:
 
 def computed_together(first: Question, second: Question) -> int:
     """The second one catches up with pages that the first one computes."""
-    engine = make_engine(page_size=PAGE, chunk_budget=PAGE)
+    engine = make_engine(page_size=PAGE, adapters=ADAPTERS, chunk_budget=PAGE)
     requests = [request_of(question) for question in (first, second)]
     run(engine, *requests)
     for question, request in zip((first, second), requests, strict=True):
@@ -116,7 +118,7 @@ def computed_together(first: Question, second: Question) -> int:
 
 def in_flight(first: Question, second: Question) -> int:
     """Pages that the second one would wait for."""
-    kv = make_engine(page_size=PAGE).kv
+    kv = make_engine(page_size=PAGE, adapters=ADAPTERS).kv
     one, two = request_of(first), request_of(second)
     assert kv.admit(one, lambda _: 0)
     assert kv.admit(two, lambda _: 0)
@@ -130,7 +132,7 @@ def in_flight(first: Question, second: Question) -> int:
 
 
 def ranked(first: Question, second: Question) -> int:
-    engine = make_engine(page_size=PAGE)
+    engine = make_engine(page_size=PAGE, adapters=ADAPTERS)
     computed(engine, first)
     ranker, request = PrefixRanker(engine.kv.cache, depth_first=False), request_of(second)
     ranker.order([request], lambda each: each)
@@ -139,7 +141,7 @@ def ranked(first: Question, second: Question) -> int:
 
 def forgotten(first: Question, second: Question) -> int:
     """Pages of the first one that are dropped when those of the second one are not trusted."""
-    engine = make_engine(page_size=PAGE)
+    engine = make_engine(page_size=PAGE, adapters=ADAPTERS)
     computed(engine, first)
     before = engine.kv.cache.num_pages
     engine.kv.forget(request_of(second))
@@ -148,7 +150,7 @@ def forgotten(first: Question, second: Question) -> int:
 
 
 def retained(first: Question, second: Question) -> int:
-    engine = make_engine(page_size=PAGE, retained_kv_share=0.5)
+    engine = make_engine(page_size=PAGE, adapters=ADAPTERS, retained_kv_share=0.5)
     engine.kv.cache.keep_journal()
     computed(engine, first, Retention("k", 60.0))
     blocks = second.sequence()[0].blocks(PAGE)
@@ -159,7 +161,7 @@ def retained(first: Question, second: Question) -> int:
 
 
 def on_tiers(first: Question, second: Question) -> int:
-    tiered = Tiered()
+    tiered = Tiered(adapters=ADAPTERS)
     tiered.answer(request_of(first))
     tiered.engine.kv.clear(None)
     request = request_of(second)
@@ -168,7 +170,7 @@ def on_tiers(first: Question, second: Question) -> int:
 
 
 def kept_of_a_failed_handoff(first: Question, second: Question) -> int:
-    kv = make_engine(page_size=PAGE).kv
+    kv = make_engine(page_size=PAGE, adapters=ADAPTERS).kv
     reservation = kv.reserve(request_of(first), 0)
     assert reservation is not None
     kv.free_reservation(reservation, verified=len(reservation.incoming))
@@ -232,7 +234,7 @@ def moved(first: Question, second: Question) -> int:
 
 
 def in_the_routers_index(first: Question, second: Question) -> int:
-    engine, known = make_engine(page_size=PAGE), CachedPrefixes(PAGE)
+    engine, known = make_engine(page_size=PAGE, adapters=ADAPTERS), CachedPrefixes(PAGE)
     engine.kv.cache.keep_journal()
     computed(engine, first)
     for change in engine.kv.take_changes():
@@ -263,7 +265,7 @@ def in_events(first: Question, second: Question) -> int:
 
 
 def in_a_draft_models_pool(first: Question, second: Question) -> int:
-    kv = make_engine(page_size=PAGE).kv
+    kv = make_engine(page_size=PAGE, adapters=ADAPTERS).kv
     model = DraftModel.__new__(DraftModel)
     model._kv, model._vocab_size = kv, VOCAB
     found = 0
@@ -288,7 +290,7 @@ def in_earlier_answers(first: Question, second: Question) -> int:
     """Earlier answers are kept for a namespace, whatever the prompts were."""
     speculator = Speculator(SpeculationConfig(), context=64, vocab_size=VOCAB)
     kept = speculator._answers_of(request_of(first))
-    same = ask(second.prompt, second.image, first.salt)
+    same = ask(second.prompt, second.image, first.salt, first.adapter)
     return shared(first, same) if speculator._answers_of(request_of(second)) is kept else 0
 
 

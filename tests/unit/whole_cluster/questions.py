@@ -11,9 +11,12 @@ from engine.core.sampling_params import PromptLogprobs
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.unit.engine.fake_adapters import digest_of
 from tests.unit.engine.fake_runner import reference, reference_scores
 
 WORKERS = 3
+ADAPTERS = ("style", "sql")
+"""Adapters that all workers have loaded, one of which a step can compute with."""
 IMAGE = 0
 
 PROMPTS = st.builds(
@@ -38,10 +41,19 @@ class Question:
     answers: int
     scored: int | None = None
     """`prompt_logprobs`."""
+    adapter: str = ""
 
     @property
-    def origin(self) -> tuple[list[int], bytes, str]:
-        return self.prompt, self.image, self.salt
+    def origin(self) -> tuple[list[int], bytes, str, str]:
+        return self.prompt, self.image, self.salt, self.adapter
+
+    @property
+    def digest(self) -> bytes:
+        return digest_of(self.adapter) if self.adapter else b""
+
+    @property
+    def namespace(self) -> bytes:
+        return namespace_of(adapter=self.digest, cache_salt=self.salt)
 
     @property
     def keys(self) -> list[int]:
@@ -53,8 +65,7 @@ class Question:
     @property
     def scores(self) -> PromptLogprobs | None:
         """The only right log-probabilities, if they are wanted."""
-        namespace = namespace_of(cache_salt=self.salt)
-        return None if self.scored is None else reference_scores(self.keys, self.scored, namespace)
+        return None if self.scored is None else reference_scores(self.keys, self.scored, self.namespace)
 
     def sequence(self) -> tuple[SequenceState, list[int]]:
         """And its only right answer."""
@@ -64,16 +75,17 @@ class Question:
         if self.scored is not None:
             sampling.prompt_logprobs = self.scored
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
-        namespace = namespace_of(cache_salt=self.salt)
         request = worker_pb2.Work(
             prompt=self.prompt,
             prompt_keys=self.keys if self.image else (),
-            namespace=namespace,
+            namespace=self.namespace,
+            adapter=self.adapter,
+            adapter_digest=self.digest,
             sampling=sampling,
             priority=self.priority,
             retention=kept,
         )
-        right = reference(self.keys, self.length, ignore_eos=True, namespace=namespace)
+        right = reference(self.keys, self.length, ignore_eos=True, namespace=self.namespace)
         return SequenceState(request, Waterfall(0.0)), right
 
 
@@ -89,4 +101,5 @@ QUESTIONS = st.builds(
     kept_s=st.sampled_from([0.0, 3.0]),
     answers=st.sampled_from([1, 1, 2]),
     scored=st.sampled_from([None, None, 0, 1, 2]),
+    adapter=st.sampled_from(["", "", *ADAPTERS]),
 )

@@ -33,7 +33,7 @@ from router.dispatch.kv_events import feed
 from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import worker_pb2
 from tests.unit.whole_cluster.origin_places import PLACES, ask, shared
-from tests.unit.whole_cluster.questions import Question
+from tests.unit.whole_cluster.questions import ADAPTERS, Question
 from worker import job_starter, request_handler
 from worker.session import convert
 from worker.session.jobs import Job
@@ -45,7 +45,9 @@ PROMPTS = st.builds(
     st.lists(st.sampled_from([[0] * 4, [1] * 4, [1, 0, 0, 1]]), min_size=1, max_size=4),
     st.lists(st.integers(0, 1), min_size=1, max_size=4),
 )
-ORIGINS = st.tuples(st.sampled_from([b"", b"red", b"blue"]), st.sampled_from(["", "a", "b"]))
+ORIGINS = st.tuples(
+    st.sampled_from([b"", b"red", b"blue"]), st.sampled_from(["", "a", "b"]), st.sampled_from(["", *ADAPTERS])
+)
 
 
 @st.composite
@@ -71,7 +73,7 @@ def test_each_place_shares_what_has_the_same_origin_and_nothing_else(
 def of_message(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
-    for name in ("namespace", "keys", "prompt_keys", "cache_salt", "adapter"):
+    for name in ("namespace", "keys", "prompt_keys", "cache_salt", "adapter", "adapter_digest"):
         if name in message.DESCRIPTOR.fields_by_name:
             copy.ClearField(name)
     return copy

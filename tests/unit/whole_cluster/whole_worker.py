@@ -35,6 +35,7 @@ from tests.unit.engine.engines import make_engine
 from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
+from tests.unit.whole_cluster.questions import ADAPTERS
 from tests.unit.worker.handlers import Stream, handled
 from worker.session.convert import peer_to_proto
 
@@ -106,6 +107,7 @@ class WholeWorker(FakeSession):
             "groups": groups,
             "num_state_slots": states,
             "clock": lambda: clock() + next(ticks) * 1e-6,
+            "adapters": ADAPTERS,
         }
         self.engine = make_engine(page_size=PAGE, max_running_requests=4, **engine)
         runner: Any = self.engine.runner

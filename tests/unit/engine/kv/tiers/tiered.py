@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from common.block_key import root_key
@@ -26,6 +27,7 @@ class Tiered:
         num_pages: int = 8,
         groups: tuple[KVGroup, ...] = ONE_GROUP,
         num_state_slots: int = 0,
+        adapters: Sequence[str] = (),
         **limits: Any,
     ) -> None:
         sizes: dict[str, Any] = {"host_slots": 64} | limits
@@ -34,6 +36,7 @@ class Tiered:
             num_pages=num_pages,
             groups=groups,
             num_state_slots=num_state_slots,
+            adapters=adapters,
             max_running_requests=4,
         )
         if clock is not None:

@@ -133,7 +133,10 @@ def test_events_name_salt_adapter_and_media() -> None:
     image = media_keys(b"red", range(3))
     salted = NamedBlocks(namespace=namespace_of(cache_salt="s"), cache_salt="s")
     adapted = NamedBlocks(
-        namespace=namespace_of(adapter=b"digest", cache_salt="s"), adapter="sql", cache_salt="s"
+        namespace=namespace_of(adapter=b"digest", cache_salt="s"),
+        adapter="sql",
+        adapter_digest=b"digest",
+        cache_salt="s",
     )
     separate = NamedBlocks(namespace=namespace_of(tenant="t"))
     seen = NamedBlocks(keys=(1, *image, 5, 6))
