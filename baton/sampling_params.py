@@ -27,6 +27,7 @@ class SamplingParams(SamplingOptions):
 
     cut_max_tokens: bool = field(default=True, init=False)
     prompt_logprobs: None = field(default=None, init=False)
+    logprob_token_ids: tuple[int, ...] = field(default=(), init=False)
     skip_special_tokens: bool = field(default=True, init=False)
     constraint: None = field(default=None, init=False)
 

@@ -13,6 +13,8 @@ from engine.grammar.grammar import Grammar
 
 MAX_LOGPROBS: Final = 20
 """Largest number of top log-probabilities per position."""
+MAX_LOGPROB_IDS: Final = 128
+"""Largest number of tokens whose log-probabilities a request names, as in vLLM."""
 MAX_LOGIT_BIASES: Final = 1024
 
 
@@ -71,6 +73,8 @@ class SharedParams:
     """Alternatives reported for each token; 0: the token's own alone; None: none."""
     prompt_logprobs: int | None = None
     """The same for each token of the prompt."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens reported in place of the most likely ones, with `logprobs` 0."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: IgnoreEos = False
 

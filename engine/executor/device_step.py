@@ -95,6 +95,7 @@ class DeviceStep:
         sampling = self._plan.sampling()
         if not tensors:
             return [None] * len(sampling)
-        wanted = [chunk.request.sampling.logprobs for chunk in sampling]
-        measured = iter(LogprobTensors(*tensors).to_tokens([k for k in wanted if k is not None]))
-        return [None if k is None else next(measured) for k in wanted]
+        each = [chunk.request.sampling for chunk in sampling]
+        wanted = [params for params in each if params.logprobs is not None]
+        measured = iter(LogprobTensors(*tensors).to_tokens(wanted))
+        return [None if params.logprobs is None else next(measured) for params in each]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from engine.core.sampling_params import TokenLogprobs
+from engine.core.sampling_params import SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,25 @@ class LogprobTensors:
     """[L, k] float32, most likely first."""
     top_ids: torch.Tensor
     """[L, k] int64."""
+    named: torch.Tensor | None = None
+    """[L, n] float32: of the tokens that requests name; any after those of a row. None: no request does."""
 
     def tensors(self) -> list[torch.Tensor]:
-        return [self.chosen, self.rank, self.top, self.top_ids]
+        found = [self.chosen, self.rank, self.top, self.top_ids]
+        return found if self.named is None else [*found, self.named]
 
-    def to_tokens(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
-        """Convert tensors on the host: row i with its first `wanted[i]` alternatives."""
+    def to_tokens(self, wanted: Sequence[SamplingParams]) -> list[TokenLogprobs]:
+        """Convert tensors on the host: row i with the alternatives that `wanted[i]` asks for."""
+        found = self._alternatives([params.logprobs or 0 for params in wanted])
+        if self.named is None:
+            return found
+        return [
+            replace(each, top=tuple(zip(ids, row[: len(ids)].tolist(), strict=True))) if ids else each
+            for each, row, ids in zip(found, self.named, (p.logprob_token_ids for p in wanted), strict=True)
+        ]
+
+    def _alternatives(self, wanted: Sequence[int]) -> list[TokenLogprobs]:
+        """Row i with its first `wanted[i]` alternatives."""
         rows = zip(
             self.chosen.tolist(),
             self.rank.tolist(),

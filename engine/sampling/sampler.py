@@ -17,9 +17,11 @@ import torch
 from engine.core.plan import Chunk, ChunkKind
 from engine.core.request import Request
 from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
+from engine.device.staging import send
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.sampling.cpu import TorchSampling
 from engine.sampling.gumbel_sample import greedy_sample
+from engine.sampling.logprobs import of_tokens
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_masks import TokenMasks
 
@@ -86,7 +88,11 @@ class Sampler:
         """
         if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
             return Sampled(*greedy_sample(logits), None)
-        return self._backend.sample(logits, chunks, masks)
+        named = _named_logprobs(logits, chunks)
+        sampled = self._backend.sample(logits, chunks, masks)
+        if named is None or sampled.logprobs is None:
+            return sampled
+        return replace(sampled, logprobs=replace(sampled.logprobs, named=named))
 
     def profile_run(self, logits: torch.Tensor) -> None:
         """Run every operation once on rows like `logits`: compiles all kernels and allocates their memory.
@@ -108,3 +114,19 @@ class Sampler:
             request = Request(-1 - self._max_requests, [0], everything, slot=0)
             chunk = Chunk(request, 0, 0, 2, 0, kind=ChunkKind.VERIFY, draft=(0,))
             self.sample(logits[:2], chunk.rows(), TokenMasks([0, 1], words[:2]))
+
+
+def _named_logprobs(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor | None:
+    """Log-probabilities of the tokens that requests name, for the rows that are measured; see
+    `LogprobTensors.named`.
+    """
+    most = max(len(chunk.request.sampling.logprob_token_ids) for chunk in chunks)
+    if not most:
+        return None
+    rows = [row for row, chunk in enumerate(chunks) if chunk.request.sampling.logprobs is not None]
+    tokens = np.zeros((len(rows), most), dtype=np.int64)
+    for place, row in enumerate(rows):
+        ids = chunks[row].request.sampling.logprob_token_ids
+        tokens[place, : len(ids)] = ids
+    measured, flat = send([np.array(rows, dtype=np.int64), tokens.reshape(-1)], logits.device)
+    return of_tokens(logits[measured], flat.view(tokens.shape))

@@ -67,14 +67,14 @@ def test_a_gpu_draws_what_a_cpu_draws(vocab: int, spread: float, dtype: torch.dt
         assert bool(got.finite.all())
         assert got.logprobs is not None
         assert expected.logprobs is not None
-        asked = [c.request.sampling.logprobs for c in chunks if c.request.sampling.logprobs is not None]
-        for mine, theirs, k in zip(
+        asked = [c.request.sampling for c in chunks if c.request.sampling.logprobs is not None]
+        for mine, theirs, params in zip(
             got.logprobs.to_tokens(asked), expected.logprobs.to_tokens(asked), asked, strict=True
         ):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert mine.rank == theirs.rank
             assert [value for _, value in mine.top] == pytest.approx([v for _, v in theirs.top], abs=1e-4)
-            assert len(dict(mine.top)) == k
+            assert len(dict(mine.top)) == params.logprobs
         rng.shuffle(chunks)
         chunks = say_pending(chunks)
     assert different == 0

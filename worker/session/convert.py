@@ -43,6 +43,7 @@ _KINDS: Final = {
 _UINT64: Final = (1 << 64) - 1
 
 _SCALARS: Final = {field.name for field in fields(SamplingParams)} - {
+    "logprob_token_ids",
     "stop_token_ids",
     "logit_bias",
     "grammar",
@@ -62,6 +63,7 @@ def sampling_from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     scalars = {name: given[name] for name in given.keys() & _SCALARS}
     return SamplingParams(
         **scalars | {"max_tokens": message.max_tokens, "seed": message.seed & _UINT64},
+        logprob_token_ids=tuple(message.logprob_token_ids),
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=tuple(sorted(message.logit_bias.items())),
         grammar=_grammar_from_proto(message.grammar) if message.HasField("grammar") else None,

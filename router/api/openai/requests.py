@@ -20,6 +20,7 @@ from router.api.generation.params.bounds import (
     Completions,
     LogitBiases,
     Logprobs,
+    LogprobTokenIds,
     MaxTokens,
     ModelName,
     Seed,
@@ -128,6 +129,8 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
     lora_path: Annotated[str, Field(min_length=1)] | None = None
     """SGLang's: name of the adapter, unless `model` has one."""
+    logprob_token_ids: LogprobTokenIds | None = None
+    """vLLM's: report the log-probabilities of these tokens, in place of the most likely ones."""
     return_token_ids: bool | None = None
     """vLLM's: report the token ids of prompts and answers."""
     timings: bool | None = None
@@ -174,6 +177,8 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
         n = 1 if self.n is None else self.n
         if self.timings and len(prompts) * n != 1:
             raise InvalidRequest("timings is only for one prompt and n = 1.", param="timings")
+        if self.logprob_token_ids and options["logprobs"] is None:
+            options["logprobs"] = 0
         return self._request(
             request_id,
             prompts,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/sampling.proto\x12\x08\x62\x61ton.v1\"\xff\x05\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x02H\t\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\x0c\x88\x01\x01\x12;\n\nlogit_bias\x18\x17 \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\"\n\x07grammar\x18\x15 \x01(\x0b\x32\x11.baton.v1.Grammar\x12$\n\x06\x64rafts\x18\x18 \x01(\x0b\x32\x14.baton.v1.DraftHints\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_ignore_eos\"-\n\nDraftHints\x12\x12\n\nprediction\x18\x01 \x03(\r\x12\x0b\n\x03off\x18\x02 \x01(\x08\"<\n\x07Grammar\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.baton.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"U\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"{\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07num_top\x18\x04 \x01(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"N\n\rLabelLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04mass\x18\x04 \x01(\x02\"*\n\x06Pooled\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x01(\x0c*\x91\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x03\x12\x15\n\x11GRAMMAR_KIND_EBNF\x10\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x62\x61ton/v1/sampling.proto\x12\x08\x62\x61ton.v1\"\x9a\x06\n\x0eSamplingParams\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x11\n\x04seed\x18\x07 \x01(\x03H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\t \x01(\x02H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\n \x01(\x02H\t\x88\x01\x01\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\n\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12\x19\n\x11logprob_token_ids\x18\x10 \x03(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0c\n\x04stop\x18\r \x03(\t\x12\x17\n\nignore_eos\x18\x0e \x01(\x08H\x0c\x88\x01\x01\x12;\n\nlogit_bias\x18\x17 \x03(\x0b\x32\'.baton.v1.SamplingParams.LogitBiasEntry\x12\"\n\x07grammar\x18\x15 \x01(\x0b\x32\x11.baton.v1.Grammar\x12$\n\x06\x64rafts\x18\x18 \x01(\x0b\x32\x14.baton.v1.DraftHints\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\r\n\x0b_ignore_eos\"-\n\nDraftHints\x12\x12\n\nprediction\x18\x01 \x03(\r\x12\x0b\n\x03off\x18\x02 \x01(\x08\"<\n\x07Grammar\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.baton.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"U\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"{\n\x0ePromptLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x10\n\x08logprobs\x18\x02 \x03(\x02\x12\r\n\x05ranks\x18\x03 \x03(\r\x12\x0f\n\x07num_top\x18\x04 \x01(\r\x12\x0f\n\x07top_ids\x18\x05 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x06 \x03(\x02\"N\n\rLabelLogprobs\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x0c\n\x04mass\x18\x04 \x01(\x02\"*\n\x06Pooled\x12\x10\n\x08position\x18\x01 \x01(\r\x12\x0e\n\x06values\x18\x02 \x01(\x0c*\x91\x01\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x17\n\x13GRAMMAR_KIND_CHOICE\x10\x03\x12\x15\n\x11GRAMMAR_KIND_EBNF\x10\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +33,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_GRAMMARKIND']._serialized_start=1253
-  _globals['_GRAMMARKIND']._serialized_end=1398
-  _globals['_FINISHREASON']._serialized_start=1400
-  _globals['_FINISHREASON']._serialized_end=1520
+  _globals['_GRAMMARKIND']._serialized_start=1280
+  _globals['_GRAMMARKIND']._serialized_end=1425
+  _globals['_FINISHREASON']._serialized_start=1427
+  _globals['_FINISHREASON']._serialized_end=1547
   _globals['_SAMPLINGPARAMS']._serialized_start=38
-  _globals['_SAMPLINGPARAMS']._serialized_end=805
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=558
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=606
-  _globals['_DRAFTHINTS']._serialized_start=807
-  _globals['_DRAFTHINTS']._serialized_end=852
-  _globals['_GRAMMAR']._serialized_start=854
-  _globals['_GRAMMAR']._serialized_end=914
-  _globals['_TOKENLOGPROBS']._serialized_start=916
-  _globals['_TOKENLOGPROBS']._serialized_end=1001
-  _globals['_PROMPTLOGPROBS']._serialized_start=1003
-  _globals['_PROMPTLOGPROBS']._serialized_end=1126
-  _globals['_LABELLOGPROBS']._serialized_start=1128
-  _globals['_LABELLOGPROBS']._serialized_end=1206
-  _globals['_POOLED']._serialized_start=1208
-  _globals['_POOLED']._serialized_end=1250
+  _globals['_SAMPLINGPARAMS']._serialized_end=832
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=585
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=633
+  _globals['_DRAFTHINTS']._serialized_start=834
+  _globals['_DRAFTHINTS']._serialized_end=879
+  _globals['_GRAMMAR']._serialized_start=881
+  _globals['_GRAMMAR']._serialized_end=941
+  _globals['_TOKENLOGPROBS']._serialized_start=943
+  _globals['_TOKENLOGPROBS']._serialized_end=1028
+  _globals['_PROMPTLOGPROBS']._serialized_start=1030
+  _globals['_PROMPTLOGPROBS']._serialized_end=1153
+  _globals['_LABELLOGPROBS']._serialized_start=1155
+  _globals['_LABELLOGPROBS']._serialized_end=1233
+  _globals['_POOLED']._serialized_start=1235
+  _globals['_POOLED']._serialized_end=1277
 # @@protoc_insertion_point(module_scope)

@@ -231,3 +231,41 @@ async def test_what_cannot_be_asked_is_refused(
 ) -> None:
     answer = await post(cluster, "/v1/decisions", {"input": "x", "questions": [question]}, 400)
     assert says in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_log_probabilities_of_named_tokens_with_each_generated_one(
+    cluster: LocalCluster, small: SmallModel, temperature: float
+) -> None:
+    """128 of them, whatever --max-logprobs is; in every mode, beside requests without any."""
+    prompt, ids = list(small.question(3, length=30, max_tokens=1).prompt), list(range(3, 131))
+    body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, "temperature": temperature, "seed": 7}
+    named, plain = await asyncio.gather(
+        post(cluster, "/v1/completions", body | {"logprob_token_ids": ids, "return_token_ids": True}),
+        post(cluster, "/v1/completions", body | {"logprobs": 2, "return_token_ids": True}),
+    )
+    [choice], [other] = named["choices"], plain["choices"]
+    assert choice["token_ids"] == other["token_ids"]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(
+        other["logprobs"]["token_logprobs"], abs=1e-4
+    )
+    with torch.inference_mode():
+        rows = small.model(torch.tensor([[*prompt, *choice["token_ids"]]])).logits[0].log_softmax(-1)
+    for place, found in enumerate(choice["logprobs"]["top_logprobs"]):
+        expected = rows[len(prompt) - 1 + place]
+        names = {small.tokenizer.token_bytes(token): float(expected[token]) for token in ids}
+        assert len(found) >= len(set(names))
+        values = sorted(found.values())
+        wanted = {*names.values(), float(expected[choice["token_ids"][place]])}
+        assert values == pytest.approx(sorted(wanted), abs=1e-4)
+
+
+async def test_named_tokens_of_a_chat(cluster: LocalCluster) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "logprob_token_ids": [5, 4]}
+    answer = await post(cluster, "/v1/chat/completions", body)
+    for token in answer["choices"][0]["logprobs"]["content"]:
+        assert len(token["top_logprobs"]) == 2
+    refused = await post(cluster, "/v1/chat/completions", body | {"logprob_token_ids": [5] * 129}, 400)
+    assert refused["error"]["param"].startswith("logprob_token_ids")
+    both = body | {"logprobs": True, "top_logprobs": 2}
+    assert (await post(cluster, "/v1/chat/completions", both, 400))["error"]["param"] == "logprob_token_ids"

@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from engine.core.sampling_params import MAX_LOGIT_BIASES
+from engine.core.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROB_IDS
 from router.api.generation.served_model import ServedModel
 from router.request_limits import LOGPROBS_LIMIT, MAX_PRIORITY, RequestLimits
 
@@ -122,6 +122,8 @@ StopStrings: TypeAlias = Annotated[
     Field(max_length=MAX_STOPS, fail_fast=True),
 ]
 StopTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
+
+LogprobTokenIds: TypeAlias = Annotated[tuple[TokenId, ...], Field(max_length=MAX_LOGPROB_IDS, fail_fast=True)]
 
 
 def at_most(count: int) -> BeforeValidator:

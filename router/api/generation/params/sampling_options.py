@@ -12,6 +12,7 @@ from engine.core.sampling_params import MinP, RepetitionPenalty, SharedParams, T
 from router.api.generation.params.bounds import (
     LogitBiases,
     Logprobs,
+    LogprobTokenIds,
     MaxTokens,
     Seed,
     ServedBounds,
@@ -51,6 +52,7 @@ class SamplingOptions(SharedParams):
     logit_bias: LogitBiases = field(default_factory=dict)
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
+    logprob_token_ids: LogprobTokenIds = ()
     stop: StopStrings = ()
     stop_token_ids: StopTokenIds = ()
     skip_special_tokens: bool = True
@@ -61,7 +63,8 @@ class SamplingOptions(SharedParams):
     def num_reported(self, prompt_tokens: int, completion_tokens: int) -> int:
         """Tokens in an answer, alternatives to them included."""
         scored = 0 if self.prompt_logprobs is None else prompt_tokens
-        return (completion_tokens + scored) * (1 + max(self.logprobs or 0, self.prompt_logprobs or 0))
+        alternatives = max(self.logprobs or 0, self.prompt_logprobs or 0, len(self.logprob_token_ids))
+        return (completion_tokens + scored) * (1 + alternatives)
 
     def check(self, bounds: ServedBounds) -> None:
         """Raise InvalidRequest if a value is out of bounds, whatever the prompt is."""
@@ -74,6 +77,11 @@ class SamplingOptions(SharedParams):
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, {self.max_tokens}.",
                 param="min_tokens",
+            )
+        if self.logprobs and self.logprob_token_ids:
+            raise InvalidRequest(
+                "logprob_token_ids are reported in place of the most likely tokens: leave out their number.",
+                param="logprob_token_ids",
             )
         self.check_ends()
 
@@ -129,6 +137,7 @@ class SamplingOptions(SharedParams):
             "top_p": top_p,
             "top_k": 0 if top_k >= vocab_size else max(top_k, 0),
             "seed": seed,
+            "logprobs": 0 if self.logprob_token_ids else values.get("logprobs"),
             "grammar": None if self.constraint is None else grammar_to_proto(self.constraint.grammar),
         }
         return sampling_pb2.SamplingParams(**(values | resolved))

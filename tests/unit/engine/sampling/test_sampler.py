@@ -264,7 +264,7 @@ def test_logprobs_are_of_the_untouched_distribution(temperature: float) -> None:
     ]
     sampled = make_sampler().sample(logits.clone(), chunks)
     assert sampled.logprobs is not None
-    first, last = sampled.logprobs.to_tokens([0, 4])
+    first, last = sampled.logprobs.to_tokens([SamplingParams(max_tokens=1, logprobs=k) for k in (0, 4)])
     for row, got in ((0, first), (2, last)):
         token = int(sampled.tokens[row])
         assert got.logprob == pytest.approx(float(expected[row, token]), abs=1e-5)
