@@ -11,8 +11,12 @@ from baton.lora import LoRARequest
 from baton.outputs import CompletionOutput, Logprob
 from common.origin import namespace_of
 from engine.core.events import TokenOut
+from engine.core.read import LabelLogprobs, Read
 from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
+from engine.errors import UnservableRequest
 from engine.loop.engine import Engine
+from router.api.decisions.reading import common_prefix
 from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.text.tokenizer import Tokenizer
 from router.dispatch.token_stream import Delta
@@ -78,6 +82,43 @@ class OfflineRunner:
             adapter_digest=digest,
             namespace=namespace_of(adapter=digest),
         )
+
+    def read(self, prompts: Sequence[Sequence[int]], labels: Sequence[int]) -> list[dict[int, float]]:
+        """Log-probabilities of `labels` as the next token after each prompt, by token id.
+
+        Raises ValueError for a prompt or a label that cannot be, EngineError for one that fails.
+        """
+        shared = common_prefix(prompts) if len(prompts) > 1 and self._engine.kv.states.used else ()
+        if shared:  # its recurrent states, for all
+            self._read([shared], ())
+        return self._read(prompts, tuple(labels))
+
+    def _read(self, prompts: Sequence[Sequence[int]], labels: tuple[int, ...]) -> list[dict[int, float]]:
+        requests = [
+            Request(next(self._ids), prompt, SamplingParams(max_tokens=0), read=Read(labels))
+            for prompt in prompts
+        ]
+        found: dict[int, dict[int, float]] = {}
+        left = {request.id for request in requests}
+        try:
+            for request in requests:
+                self._engine.submit(request)
+            while left:
+                output = self._engine.step()
+                for request, numbers in output.outputs:
+                    assert isinstance(numbers, LabelLogprobs)
+                    found[request.id] = dict(zip(numbers.ids, numbers.logprobs, strict=True))
+                left -= {request.id for request in output.read}
+                for _, error in output.failed:
+                    raise error
+        except UnservableRequest as error:
+            raise ValueError(str(error)) from None
+        finally:
+            for request in requests:
+                self._engine.abort(request.id)
+            while self._engine.has_work:  # a step in flight
+                self._engine.step()
+        return [found[request.id] for request in requests]
 
     def _step(self, active: dict[int, OfflineSequence], on_end: Callable[[OfflineSequence], object]) -> None:
         output = self._engine.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final, Self, TypeAlias, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton import reads
 from baton.generation import OfflineRunner, OfflineSequence
 from baton.lora import Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
@@ -125,6 +127,41 @@ class LLM:
             raise ValueError(str(error)) from None
         token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return self._answer(texts, token_ids, sampling_params, lora_request, progress)
+
+    def decide(
+        self,
+        input: str | Sequence[Message],
+        questions: Sequence[Mapping[str, Any]],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Answers to questions about a text or a conversation, by probabilities, without generated text.
+
+        Questions and answers are those of `/v1/decisions`. Raises ValueError.
+        """
+        body = json.dumps({"input": input, "questions": list(questions)}).encode()
+        return reads.decide(self._runner, self._tokenizer, body, chat_template_kwargs or {})
+
+    def score(
+        self,
+        query: str | Sequence[int],
+        items: Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int],
+        *,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> list[list[float]]:
+        """Probabilities of the labels after the query and each item, as `/v1/score` has them.
+
+        `apply_softmax`: among the labels; otherwise among all tokens. Raises ValueError.
+        """
+        pairs = [(item, query) if item_first else (query, item) for item in items]
+        texts = [a + b for a, b in pairs if isinstance(a, str) and isinstance(b, str)]
+        if texts and len(texts) < len(pairs):
+            raise ValueError("query and items must both be texts, or both token ids.")
+        ids = [[*a, *b] for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
+        prompts = self._tokenizer.encode_batch(texts) if texts else ids
+        return reads.score(self._runner, prompts, label_token_ids, among_labels=apply_softmax)
 
     def close(self) -> None:
         """Frees the model. Nothing may be asked of it afterwards."""

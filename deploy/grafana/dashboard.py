@@ -22,7 +22,7 @@ VARIABLES = {"model": "model_name", "role": "role"}
 CLUSTER = 'baton_cluster=~"$cluster"'
 """One cluster at a time. Prometheus' configuration gives the label; without it the variable is empty."""
 _OF_ROUTER = re.compile(
-    r"baton_(router|cluster|link|handoff|stage|moved|requests?|pauses?|no_first_token|ttft|itl|tpot|e2e|prompt|output)_"
+    r"baton_(router|cluster|link|handoff|stage|moved|requests?|pauses?|no_first_token|read|ttft|itl|tpot|e2e|prompt|output)_"
 )
 """Metrics of the router about no role of worker."""
 _METRIC = re.compile(r"\b((?:baton|process)_\w+)(?:\{([^}]*)\})?")

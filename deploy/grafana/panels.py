@@ -52,6 +52,12 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             ),
             Panel("End to end", "s", quantiles("baton_e2e_seconds")),
             Panel(
+                "Reads",
+                "s",
+                quantiles("baton_read_seconds"),
+                help="Prompts without an answer: decisions, scores.",
+            ),
+            Panel(
                 "Pauses of answers, by cause",
                 "suffix: pauses/s",
                 rate("baton_pauses_total", "cause"),

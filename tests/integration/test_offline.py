@@ -150,3 +150,43 @@ def test_settings_under_other_names_change_the_plan_and_not_the_tokens(
 def test_settings_that_are_wrong_name_the_flag() -> None:
     with pytest.raises(ValueError, match="--page-size"):
         LLM("smollm2", page_size=0)
+
+
+def test_decisions_are_those_of_transformers(llm: LLM, small: SmallModel) -> None:
+    question = {
+        "type": "choice",
+        "instructions": "Which?",
+        "choices": [{"value": "red"}, {"value": "blue", "description": "as the sky"}],
+    }
+    level = {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]}
+    state = "one two three\n" * 40
+    choice, score = llm.decide(state, [question, level])
+    prompt = (
+        f"user: {state.rstrip()}\n\nWhich?\nA. red\nB. blue: as the sky\n"
+        "Answer with the letter of one option alone.\nassistant:"
+    )
+    [ids] = small.tokenizer.encode_batch([prompt], add_special_tokens=False)
+    names = (" A", " B") if None not in small.tokenizer.tokens_after(prompt, (" A", " B")) else ("A", "B")
+    labels = small.tokenizer.tokens_after(prompt, names)
+    with torch.inference_mode():
+        row = small.model(torch.tensor([ids])).logits[0, -1].softmax(-1)[list(labels)]
+    assert choice["x_label_mass"] == pytest.approx(float(row.sum()), rel=1e-4)
+    shares = [each["probability"] for each in choice["probabilities"]]
+    assert shares == pytest.approx((row / row.sum()).tolist(), rel=1e-4)
+    assert score["score"] == pytest.approx(score["probabilities"][1]["probability"])
+    assert llm.decide([{"role": "user", "content": state}], [question]) == [choice]
+    with pytest.raises(ValueError, match="questions"):
+        llm.decide(state, [])
+
+
+def test_scores_are_those_of_transformers(llm: LLM, small: SmallModel) -> None:
+    found = llm.score([5, 6, 7], [[8, 9], [10]], [11, 12])
+    for item, scores in zip([[8, 9], [10]], found, strict=True):
+        with torch.inference_mode():
+            row = small.model(torch.tensor([[5, 6, 7, *item]])).logits[0, -1].softmax(-1)
+        assert scores == pytest.approx(row[[11, 12]].tolist(), rel=1e-4)
+    [[one, other]] = llm.score("one two", ["three"], [11, 12], apply_softmax=True, item_first=True)
+    assert one + other == pytest.approx(1.0)
+    for labels in ([], [small.model.config.vocab_size]):
+        with pytest.raises(ValueError, match="label"):
+            llm.score([5], [[6]], labels)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NotRequired, TypeAlias
 
 from router.api.decisions.asking import Asked, decide
@@ -181,13 +182,18 @@ def _answer(question: QuestionBody, shares: OptionShares) -> DecisionAnswer:
     }
 
 
+def answers_of(questions: Sequence[QuestionBody], shares: Sequence[OptionShares]) -> list[DecisionAnswer]:
+    """Answers of OpenAI's API."""
+    return [_answer(question, each) for question, each in zip(questions, shares, strict=True)]
+
+
 async def decisions(model: Generation, asked: tuple[DecisionBody, Asked]) -> DecisionObject:
     body, questions = asked
-    shares_of, reading = await decide(model, questions)
+    shares, reading = await decide(model, questions)
     answer: DecisionObject = {
         "id": questions.id,
         "model": model.model.name,
-        "answers": [_answer(q, v) for q, v in zip(body.questions, shares_of, strict=True)],
+        "answers": answers_of(body.questions, shares),
         "usage": _usage(reading),
     }
     return answer | {"timings": reading.timings} if body.timings else answer
@@ -217,13 +223,13 @@ def _named_answer(question: NamedQuestionBody, shares: OptionShares) -> dict[str
 
 async def system_one(model: Generation, asked: tuple[SystemOneBody, Asked]) -> NamedAnswers:
     body, questions = asked
-    shares_of, reading = await decide(model, questions)
+    found, reading = await decide(model, questions)
     answer: NamedAnswers = {
         "id": questions.id,
         "model": model.model.name,
         "answers": {
             name: _named_answer(question, shares)
-            for (name, question), shares in zip(body.questions.items(), shares_of, strict=True)
+            for (name, question), shares in zip(body.questions.items(), found, strict=True)
         },
         "usage": _usage(reading),
     }
@@ -236,14 +242,16 @@ async def _label_scores(
     """Scores of the labels after each item, their mass. `by_default`: of `apply_softmax`."""
     prompts = await _score_prompts(model, body)
     reading = await read(model, request_id, prompts, list(dict.fromkeys(body.label_token_ids)), body.work)
-    scores, masses = list[list[float]](), list[float]()
-    for row in reading.rows:
-        _, mass = softmax([row[token] for token in dict.fromkeys(body.label_token_ids)])
-        shares, all_mass = softmax([row[token] for token in body.label_token_ids])
-        among_all = body.apply_softmax is False or not (body.apply_softmax or by_default)
-        scores.append([share * all_mass for share in shares] if among_all else list(shares))
-        masses.append(mass)
+    among_labels = by_default if body.apply_softmax is None else body.apply_softmax
+    scores = [scores_in(row, body.label_token_ids, among_labels=among_labels) for row in reading.rows]
+    masses = [softmax(list(row.values()))[1] for row in reading.rows]
     return scores, masses, reading
+
+
+def scores_in(row: Mapping[int, float], labels: Sequence[int], *, among_labels: bool) -> list[float]:
+    """Probabilities of these tokens, among themselves or among all."""
+    logprobs = [row[token] for token in labels]
+    return list(softmax(logprobs)[0]) if among_labels else [math.exp(logprob) for logprob in logprobs]
 
 
 async def _score_prompts(model: Generation, body: LabelScoreBody) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from router.api.decisions.questions import LETTERS, PAIRS, YES_NO, OptionShares, Question, QuestionKind
 from router.api.decisions.reading import Reading, read, softmax
@@ -12,6 +12,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.generation_request import Chat
 from router.api.generation.output.formats import OutputFormats
 from router.api.generation.output.reasoning import TAGS, THINK, ReasoningFormat
+from router.api.generation.text.tokenizer import Tokenizer
 from router.errors import InvalidRequest
 from rpc.baton.v1 import worker_pb2
 
@@ -37,32 +38,82 @@ class Asked:
 
 async def decide(model: Generation, asked: Asked) -> tuple[list[OptionShares], Reading]:
     """Answer each question by the probabilities of its options' labels. Raises RouterError."""
-    before, end = await _rendered(model, asked)
-    labels = [_labels(model, end, question) for question in asked.questions]
-    texts = [q.asked(tuple(names)) + end for q, names in zip(asked.questions, labels, strict=True)]
-    prompts = await model.tokenizer.encode_with_shared(before, texts)
-    ids = list(dict.fromkeys(token for names in labels for token in names.values()))
-    reading = await read(model, asked.id, prompts, ids, asked.work, timings=asked.timings)
-    shares_of = []
-    for names, row in zip(labels, reading.rows, strict=True):
-        shares_of.append(OptionShares(*softmax([row[token] for token in names.values()])))
-    return shares_of, reading
-
-
-async def _rendered(model: Generation, asked: Asked) -> tuple[str, str]:
-    """The prompt before a question, and after it up to where the answer begins, without reasoning."""
-    *others, last = asked.messages
-    messages: list[Mapping[str, Any]] = list(asked.messages)
-    if last["role"] == "user":
-        messages = [*others, {**last, "content": f"{last['content'].rstrip()}\n\n{_HERE}"}]
-    else:
-        messages.append({"role": "user", "content": _HERE})
+    messages = with_question(asked.messages)
     model.check_messages(len(messages))
     text = await model.rendered(Chat(messages, NO_THINKING | dict(asked.template_options)))
-    before, mark, end = text.partition(_HERE)
-    if not mark or _HERE in end:
-        raise InvalidRequest("The model's chat template does not show the last message once.", param="input")
-    return before, end + _closing(end, model.formats)
+    form = QuestionForm.of(text, model.tokenizer, model.formats)
+    labels = [form.labels(question) for question in asked.questions]
+    rests = [form.rest(q, names) for q, names in zip(asked.questions, labels, strict=True)]
+    prompts = await model.tokenizer.encode_with_shared(form.before, rests)
+    reading = await read(model, asked.id, prompts, all_ids(labels), asked.work, timings=asked.timings)
+    return shares_of(labels, reading.rows), reading
+
+
+Labels: TypeAlias = Mapping[str, int]
+"""A token for each option of a question, by the label that it is."""
+
+
+def with_question(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The conversation with a place for a question, at the end of the last message if that is the user's."""
+    *others, last = messages
+    if last["role"] == "user":
+        return [*others, {**last, "content": f"{last['content'].rstrip()}\n\n{_HERE}"}]
+    return [*messages, {"role": "user", "content": _HERE}]
+
+
+def all_ids(labels: Sequence[Labels]) -> list[int]:
+    """Tokens of all labels, each once."""
+    return list(dict.fromkeys(token for names in labels for token in names.values()))
+
+
+def shares_of(labels: Sequence[Labels], rows: Sequence[Mapping[int, float]]) -> list[OptionShares]:
+    """Answers to questions, from the log-probabilities that were read for each."""
+    pairs = zip(labels, rows, strict=True)
+    return [OptionShares(*softmax([row[token] for token in names.values()])) for names, row in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionForm:
+    """A rendered conversation, and how a question about it is put into it."""
+
+    before: str
+    """Text before a question."""
+    end: str
+    """Text after it, up to where the answer begins, without reasoning."""
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, rendered: str, tokenizer: Tokenizer, formats: OutputFormats) -> QuestionForm:
+        """`rendered`: a conversation `with_question`. Raises InvalidRequest."""
+        before, mark, end = rendered.partition(_HERE)
+        if not mark or _HERE in end:
+            raise InvalidRequest(
+                "The model's chat template does not show the last message once.", param="input"
+            )
+        return cls(before, end + _closing(end, formats), tokenizer)
+
+    def rest(self, question: Question, labels: Labels) -> str:
+        """Text after `before` if this question is asked."""
+        return question.asked(tuple(labels)) + self.end
+
+    def labels(self, question: Question) -> Labels:
+        """Labels of its options. Raises InvalidRequest if there are too few that are single tokens."""
+        number, end = len(question.options), self.end
+        if question.kind is QuestionKind.PREDICATE:
+            sets = [YES_NO, LETTERS]
+        else:
+            sets = [LETTERS] if number <= len(LETTERS) else [PAIRS]
+        for words in sets:
+            for space in ("", " ") if end[-1:].isspace() or end.endswith(">") else (" ", ""):
+                found = self.tokenizer.tokens_after(end, tuple(space + word for word in words))
+                named = {w: t for w, t in zip(words, found, strict=True) if t is not None}
+                if len(set(named.values())) == len(named) >= number:
+                    return dict(list(named.items())[:number])
+        raise InvalidRequest(
+            f"This model has no {number} labels that are single tokens after its prompt; ask fewer options.",
+            param="questions",
+            code="unsupported_parameter",
+        )
 
 
 def _closing(end: str, formats: OutputFormats) -> str:
@@ -71,23 +122,3 @@ def _closing(end: str, formats: OutputFormats) -> str:
         return "<|channel|>final<|message|>"
     tags = TAGS.get(formats.reasoning, THINK) if formats.reasoning else THINK
     return f"\n{tags.closing}\n\n" if end.rstrip().endswith(tags.opening) else ""
-
-
-def _labels(model: Generation, end: str, question: Question) -> dict[str, int]:
-    """A token for each option of a question, by the label that it is."""
-    number = len(question.options)
-    if question.kind is QuestionKind.PREDICATE:
-        sets = [YES_NO, LETTERS]
-    else:
-        sets = [LETTERS] if number <= len(LETTERS) else [PAIRS]
-    for words in sets:
-        for space in ("", " ") if end[-1:].isspace() or end.endswith(">") else (" ", ""):
-            found = model.tokenizer.tokens_after(end, tuple(space + word for word in words))
-            named = {w: t for w, t in zip(words, found, strict=True) if t is not None}
-            if len(set(named.values())) == len(named) >= number:
-                return dict(list(named.items())[:number])
-    raise InvalidRequest(
-        f"This model has no {number} labels that are single tokens after its prompt; ask for fewer options.",
-        param="questions",
-        code="unsupported_parameter",
-    )

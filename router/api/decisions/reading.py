@@ -56,7 +56,7 @@ async def read(
     request = GenerationRequest(
         id=request_id, prompts=prompts, options=SamplingOptions(), work=own, timings=timings
     )
-    if model.model.has_states and len(prompts) > 1 and (shared := _common(prompts)):
+    if model.model.has_states and len(prompts) > 1 and (shared := common_prefix(prompts)):
         ahead = worker_pb2.Work()
         ahead.CopyFrom(work)
         ahead.read.SetInParent()
@@ -81,7 +81,7 @@ def _row(chunk: OutputChunk) -> Mapping[int, float]:
     raise Internal("A read ended without its log-probabilities.")
 
 
-def _common(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
+def common_prefix(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
     """Tokens with which all prompts begin, but for the last token of the shortest."""
     first, end = prompts[0], min(map(len, prompts)) - 1
     for other in prompts[1:]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions")
+ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/decisions", "/v1/systemone")
 
 
 class BadInput(Exception):
@@ -63,7 +63,7 @@ def _request(line: bytes, where: str) -> BatchRequest:
                 f'{where}: needs "custom_id" (text), "method": "POST", "url" and "body" (an object)'
             )
     if url not in ENDPOINTS:
-        raise BadInput(f"{where}: url {url!r}; use {' or '.join(ENDPOINTS)}")
+        raise BadInput(f"{where}: url {url!r}; use one of {', '.join(ENDPOINTS)}")
     if body.get("stream"):
         raise BadInput(f"{where}: a batch has no streams; leave `stream` out")
     return BatchRequest(custom_id, url, body)

@@ -59,6 +59,7 @@ class LocalCluster:
     http: HttpServer
     grpc: GrpcFrontend
     weights: WeightUpdates
+    workers: list[LocalWorker]
     deaths: list[EngineDied] = field(default_factory=list)
     """Engines that failed."""
 
@@ -132,7 +133,7 @@ async def local_cluster(
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
-        yield LocalCluster(registry, http, grpc, weights, deaths)
+        yield LocalCluster(registry, http, grpc, weights, handles, deaths)
 
 
 def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None:

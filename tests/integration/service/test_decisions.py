@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from openai import AsyncOpenAI
 from transformers import PreTrainedModel
 
+from router.command.client.batch import run as batch
 from router.config.choices import Mode
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel, save_small_model
@@ -269,3 +271,45 @@ async def test_named_tokens_of_a_chat(cluster: LocalCluster) -> None:
     assert refused["error"]["param"].startswith("logprob_token_ids")
     both = body | {"logprobs": True, "top_logprobs": 2}
     assert (await post(cluster, "/v1/chat/completions", both, 400))["error"]["param"] == "logprob_token_ids"
+
+
+@pytest.mark.parametrize("mode", [Mode.DISAGG, Mode.ADAPTIVE])
+async def test_reads_of_a_lost_worker_are_read_on_another(small: SmallModel, mode: Mode) -> None:
+    questions = [{**QUESTIONS[0], "instructions": f"Parcel {n} was late."} for n in range(12)]
+    state = STATE[:1200]
+    async with local_cluster(small, mode) as cluster:
+        expected = (await decide(cluster, questions, state))["answers"]
+    async with local_cluster(small, mode) as cluster:
+        body = {"input": state, "questions": questions, "timings": True}
+        asking = asyncio.create_task(post(cluster, "/v1/decisions", body))
+        sessions = cluster.registry.sessions()
+        while not (busy := [session for session in sessions if session.load.requests]):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        [lost] = [worker for worker in cluster.workers if worker.worker_id == busy[0].worker_id]
+        await lost.host.stop()
+        answer = await asking
+        assert answer["answers"] == expected
+        assert answer["timings"][-1]["prefill_worker"] != lost.worker_id
+
+
+async def test_a_batch_of_decisions(cluster: LocalCluster, tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"input": STATE, "questions": QUESTIONS}
+    rows = [{"custom_id": str(n), "method": "POST", "url": "/v1/decisions", "body": body} for n in range(3)]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert await asyncio.to_thread(batch, [str(source), str(output), "--url", cluster.url]) == 0
+    answers = [json.loads(line)["response"]["body"]["answers"] for line in output.read_text().splitlines()]
+    assert answers == [(await decide(cluster, QUESTIONS))["answers"]] * 3
+
+
+async def test_all_questions_go_to_one_worker_that_computes_the_state_once(small: SmallModel) -> None:
+    """Also while that is being computed, and whatever is cached elsewhere."""
+    questions = [{**QUESTIONS[0], "instructions": f"Parcel {n} was late."} for n in range(40)]
+    async with local_cluster(small, Mode.ADAPTIVE) as cluster:
+        body = {"input": STATE, "questions": questions, "timings": True}
+        answer = await post(cluster, "/v1/decisions", body)
+        assert len({each["prefill_worker"] for each in answer["timings"]}) == 1
+        computed = sum(each.prompt_tokens for each in await cluster.stats())
+        prompts = answer["usage"]["input_tokens"]
+        assert computed < prompts / 3
+        await cluster.all_pages_back()

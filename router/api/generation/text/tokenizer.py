@@ -144,11 +144,14 @@ class Tokenizer:
     async def encode_with_shared(self, shared: str, rests: Sequence[str]) -> list[list[int]]:
         """Ids of `shared` and each rest as one text, from `render`; the shared text is encoded once."""
         if len(shared) + sum(map(len, rests)) <= _INLINE_CHARACTERS:
-            return self._encode_with_shared(shared, rests)
-        return await asyncio.to_thread(self._encode_with_shared, shared, rests)
+            return self.encode_after(shared, rests)
+        return await asyncio.to_thread(self.encode_after, shared, rests)
 
-    def _encode_with_shared(self, shared: str, rests: Sequence[str]) -> list[list[int]]:
-        """Cuts the shared text at a word, if encoding its parts for themselves changes no token there."""
+    def encode_after(self, shared: str, rests: Sequence[str]) -> list[list[int]]:
+        """Like `encode_with_shared`, on this thread.
+
+        Cuts the shared text at a word, if encoding its parts for themselves changes no token there.
+        """
         whole = partial(self.encode_batch, add_special_tokens=False)
         cut = shared.rfind("\n", 0, max(0, len(shared) - _TAIL_CHARACTERS))
         if len(rests) < 2 or cut <= 0:
