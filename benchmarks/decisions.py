@@ -1,0 +1,147 @@
+"""Questions a second about one state: decisions against chat with one token, in this process.
+
+    python -m benchmarks.decisions --model smollm2 --state 6000 --questions 50 --device cpu
+    python -m benchmarks.decisions --model FOLDER --tokenizer smollm2 --load-format dummy --device cuda
+
+Each round has a state of its own, which no cache knows. `decisions`: `LLM.decide` with all questions.
+`chat together`: `LLM.chat` with a conversation for each question, one greedy token and 20 log-probabilities.
+`chat in turn`: the same, one after another. FOLDER has a config.json; weights are random, the tokenizer is
+that of another model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from baton import LLM, SamplingParams
+from benchmarks.lib.command import command, save_json
+from benchmarks.lib.machine import describe_machine
+from benchmarks.lib.model_folder import model_folder
+
+_WORDS: Final = (
+    *("parcel", "order", "late", "invoice", "customer", "driver", "street"),
+    *("window", "paid", "broken", "blue", "heavy", "ten", "sent"),
+)
+_LINE: Final = 18
+"""Tokens of a line of the state, about."""
+_CONFIGURATION: Final = ("config.json", "generation_config.json")
+_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+
+
+class Questions:
+    """A state of about this many tokens, and questions about it."""
+
+    def __init__(self, tokens: int, count: int, seed: str) -> None:
+        rng = random.Random(seed)
+        lines = [f"{seed}: {' '.join(rng.choices(_WORDS, k=12))}." for _ in range(tokens // _LINE)]
+        self.state = "\n".join(lines)
+        self.questions: list[dict[str, Any]] = [
+            {
+                "type": "choice",
+                "instructions": f"Which team answers line {rng.randrange(len(lines))}?",
+                "choices": [{"value": name} for name in ("billing", "delivery", "returns", "none")],
+            }
+            for _ in range(count)
+        ]
+
+    def conversation(self, question: dict[str, Any]) -> list[dict[str, str]]:
+        options = "\n".join(f"{'ABCD'[i]}. {c['value']}" for i, c in enumerate(question["choices"]))
+        asked = f"{question['instructions']}\n{options}\nAnswer with the letter of one option alone."
+        return [{"role": "user", "content": f"{self.state}\n\n{asked}"}]
+
+
+def decisions(llm: LLM, asked: Questions) -> None:
+    assert len(llm.decide(asked.state, asked.questions)) == len(asked.questions)
+
+
+def chat_together(llm: LLM, asked: Questions) -> None:
+    llm.chat([asked.conversation(q) for q in asked.questions], _ONE_TOKEN, progress=False)
+
+
+def chat_in_turn(llm: LLM, asked: Questions) -> None:
+    for question in asked.questions:
+        llm.chat(asked.conversation(question), _ONE_TOKEN, progress=False)
+
+
+WAYS: Final[dict[str, Callable[[LLM, Questions], None]]] = {
+    "decisions": decisions,
+    "chat together": chat_together,
+    "chat in turn": chat_in_turn,
+}
+
+
+def measure(llm: LLM, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each way, by round; the first round is not counted. Ways take turns in their order."""
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(options.rounds + 1):
+        order = list(WAYS)
+        order = order[number % len(order) :] + order[: number % len(order)]
+        for way in order:
+            asked = Questions(options.state, options.questions, f"{way} {number}")
+            began = time.perf_counter()
+            WAYS[way](llm, asked)
+            if number:
+                seconds[way].append(time.perf_counter() - began)
+    return seconds
+
+
+def _model_of(options: argparse.Namespace, scratch: Path) -> str:
+    """The model to load: `options.model`, in `scratch` if its tokenizer is that of another one."""
+    if options.tokenizer is None:
+        return str(options.model)
+    tokenizer = model_folder(options.tokenizer)
+    for folder, names in ((model_folder(options.model), _CONFIGURATION), (tokenizer, _TOKENIZER)):
+        for name in names:
+            if (folder / name).exists():
+                copyfile(folder / name, scratch / name)
+    return str(scratch)
+
+
+def main() -> None:
+    parser = command("decisions", __doc__)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument(
+        "--tokenizer", metavar="MODEL", help="take tokenizer and chat template from there (default: --model)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
+    parser.add_argument("--kv-pool-tokens", type=int, metavar="TOKENS", help="default: by memory")
+    parser.add_argument("--state", type=int, default=10_000, metavar="TOKENS")
+    parser.add_argument("--questions", type=int, default=50, metavar="N")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="after one that is not counted")
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    options = parser.parse_args()
+    names = ("device", "load_format", "max_model_len", "kv_pool_tokens")
+    settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+    with TemporaryDirectory() as scratch, LLM(_model_of(options, Path(scratch)), **settings) as llm:
+        one = Questions(options.state, 1, "length")
+        [answer] = llm.chat(one.conversation(one.questions[0]), _ONE_TOKEN, progress=False)
+        seconds = measure(llm, options)
+    what = f"{options.questions} questions, prompts of {len(answer.prompt_token_ids)} tokens"
+    table = Table(title=f"{options.model} on {describe_machine()}: {what}")
+    for column in ("", "questions/s", "median s", "fastest s", "slowest s"):
+        table.add_column(column, justify="right")
+    for way, each in seconds.items():
+        median = statistics.median(each)
+        row = (options.questions / median, median, min(each), max(each))
+        table.add_row(way, *(f"{value:.2f}" for value in row))
+    Console(width=110).print(table)
+    if options.output:
+        save_json(options.output, {"options": {k: str(v) for k, v in vars(options).items()}, "s": seconds})
+
+
+if __name__ == "__main__":
+    main()
