@@ -6,7 +6,7 @@
 Each round has a state of its own, which no cache knows. `decisions`: `LLM.decide` with all questions.
 `chat together`: `LLM.chat` with a conversation for each question, one greedy token and 20 log-probabilities.
 `chat in turn`: the same, one after another. FOLDER has a config.json; weights are random, the tokenizer is
-that of another model.
+that of another model. CPU seconds are comparable on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ WAYS: Final[dict[str, Callable[[LLM, Questions], None]]] = {
 }
 
 
-def measure(llm: LLM, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each way, by round; the first round is not counted. Ways take turns in their order."""
-    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+def measure(llm: LLM, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of each way, by round, and of the CPU; the first round is not counted. Ways take turns."""
+    seconds: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for number in range(options.rounds + 1):
         order = list(WAYS)
         order = order[number % len(order) :] + order[: number % len(order)]
         for way in order:
             asked = Questions(options.state, options.questions, f"{way} {number}")
-            began = time.perf_counter()
+            began, used = time.perf_counter(), time.process_time()
             WAYS[way](llm, asked)
             if number:
-                seconds[way].append(time.perf_counter() - began)
+                seconds[way].append((time.perf_counter() - began, time.process_time() - used))
     return seconds
 
 
@@ -132,11 +132,12 @@ def main() -> None:
         seconds = measure(llm, options)
     what = f"{options.questions} questions, prompts of {len(answer.prompt_token_ids)} tokens"
     table = Table(title=f"{options.model} on {describe_machine()}: {what}")
-    for column in ("", "questions/s", "median s", "fastest s", "slowest s"):
+    for column in ("", "questions/s", "median s", "fastest s", "slowest s", "median CPU s"):
         table.add_column(column, justify="right")
     for way, each in seconds.items():
-        median = statistics.median(each)
-        row = (options.questions / median, median, min(each), max(each))
+        wall, cpu = zip(*each, strict=True)
+        median = statistics.median(wall)
+        row = (options.questions / median, median, min(wall), max(wall), statistics.median(cpu))
         table.add_row(way, *(f"{value:.2f}" for value in row))
     Console(width=110).print(table)
     if options.output:
