@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from engine.core.plan import Chunk, StepPlan
+from engine.core.read import LabelLogprobs, Read
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
@@ -69,6 +70,36 @@ def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:
     exact = {"dtype": "float32", "attention_backend": "torch"}
     on_gpu = generate(gpu_config(tmp_path, **exact, overlap=True), PROMPTS, sampling)
     assert on_gpu == generate(gpu_config(tmp_path, **exact, device="cpu"), PROMPTS, sampling)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_log_probabilities_of_named_tokens_equal_transformers(overlap: bool, tmp_path: Path) -> None:
+    """Of reads, and with generated tokens, in the same steps."""
+    model, labels = save("llama-64", tmp_path).cuda(), (5, 90, 17)
+    config = gpu_config(
+        tmp_path, dtype="float32", attention_backend="torch", chunk_budget=16, overlap=overlap
+    )
+    engine, found = Engine(config), dict[int, list[float]]()
+    named = SamplingParams(max_tokens=4, ignore_eos=True, logprobs=0, logprob_token_ids=labels[:2])
+    answers = [Request(100 + n, prompt, named) for n, prompt in enumerate(PROMPTS)]
+    for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True)):
+        engine.submit(Request(number, prompt, SamplingParams(max_tokens=0), read=Read(labels)))
+        engine.submit(answer)
+    while engine.has_work:
+        output = engine.step()
+        for request, numbers in output.outputs:
+            assert isinstance(numbers, LabelLogprobs)
+            found[request.id] = numbers.logprobs
+        for token in output.tokens:
+            if token.position == 0 and token.logprobs is not None:
+                assert [name for name, _ in token.logprobs.top] == [*labels[:2]]
+                found[token.request.id] = [value for _, value in token.logprobs.top]
+    for number, prompt in enumerate(PROMPTS):
+        with torch.no_grad():
+            row = model(torch.tensor([prompt], device="cuda")).logits[0, -1].float().log_softmax(-1)
+        expected_row = row[list(labels)].tolist()
+        assert found[number] == pytest.approx(expected_row, abs=1e-4)
+        assert found[100 + number] == pytest.approx(expected_row[:2], abs=1e-4)
 
 
 @pytest.mark.parametrize("graphs", [0, 8])
@@ -140,6 +171,7 @@ def test_after_a_warm_up_an_engine_compiles_no_kernel(
         replace(GREEDY, temperature=1.0),
         replace(sampled, top_k=20, min_p=0.02, repetition_penalty=1.2, logprobs=None),
         replace(GREEDY, frequency_penalty=0.4, logit_bias=((7, 2.0),), prompt_logprobs=3),
+        replace(GREEDY, logprobs=0, logprob_token_ids=(3, 4)),
     ]
     lengths = [1, 2, 37, 700, 1401, 1402, 1403, 1999, 2048, 2500, 3901]
     for id, length in enumerate(lengths * 2):
