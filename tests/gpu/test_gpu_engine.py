@@ -74,7 +74,7 @@ def test_a_seeded_draw_is_the_same_on_gpu_and_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_log_probabilities_of_named_tokens_equal_transformers(overlap: bool, tmp_path: Path) -> None:
-    """Of reads, and with generated tokens, in the same steps."""
+    """Log-probabilities of reads, and with generated tokens, in the same steps."""
     model, labels = save("llama-64", tmp_path).cuda(), (5, 90, 17)
     config = gpu_config(
         tmp_path, dtype="float32", attention_backend="torch", chunk_budget=16, overlap=overlap
