@@ -109,7 +109,7 @@ def _model_of(options: argparse.Namespace, scratch: Path) -> str:
     return str(scratch)
 
 
-def main() -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = command("decisions", __doc__)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument(
@@ -123,7 +123,11 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=50, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="after one that is not counted")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    options = make_parser().parse_args()
     names = ("device", "load_format", "max_model_len", "kv_pool_tokens")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     with TemporaryDirectory() as scratch, LLM(_model_of(options, Path(scratch)), **settings) as llm:

@@ -12,6 +12,7 @@ from benchmarks import (
     busy_cores,
     compare,
     conversations,
+    decisions,
     load,
     modes,
     offline,
@@ -52,7 +53,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node),
         *(cluster, simulate, compare, conversations, load, modes, offline, replay),
-        *(busy_cores, router_throughput, speculation, start_up),
+        *(busy_cores, decisions, router_throughput, speculation, start_up),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
