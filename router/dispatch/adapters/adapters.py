@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from common.background import repeat
+from common.background import repeat, supervised
 from router.dispatch.adapters.sharing import SharedCatalogue
 from router.dispatch.adapters.table import Adapter, AdapterTable, Catalogue, Digest, Names, RouterView, Use
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
@@ -65,6 +66,7 @@ class ServedAdapters:
         self._told: RouterView | None = None
         self._failed: dict[tuple[str, Digest], float] = {}
         """When a session may be asked again for an adapter that it could not load."""
+        self._fetching: set[Digest] = set()
 
     # ------------------------------------------------------------------------------ requests
 
@@ -79,6 +81,11 @@ class ServedAdapters:
             raise NotFound(
                 f"The adapter {name[:100]!r} does not exist.", param="model", code="model_not_found"
             )
+        digest = use.adapter.digest
+        is_here = any(digest in session.adapters for session in self._registry.sessions())
+        if not is_here and digest not in self._fetching:
+            self._fetching.add(digest)
+            supervised(self._fetch(use.adapter), f"adapter {name}")
         return use
 
     # ------------------------------------------------------------------------------ changes
@@ -242,19 +249,31 @@ class ServedAdapters:
             self._told = view
 
     async def _catch_up(self, session: WorkerSession) -> None:
-        """Load what the worker lacks."""
-        for adapter in self.names.values():
-            key, now = (session.key, adapter.digest), self._clock()
-            if adapter.digest in session.adapters or now < self._failed.get(key, now):
-                continue
-            try:
-                await self._load_again(session, adapter)
-            except (RpcError, WorkerRefused) as error:
-                self._failed[key] = now + _AGAIN_S
-                _log.warning("%s lacks the adapter %s: %s", session.worker_id, adapter.name, error)
-            else:
-                self._failed.pop(key, None)
-                await self._registry.reconsider()
+        """Load what the worker lacks: what requests use, and as much of the rest as it keeps."""
+        room = session.info.max_cpu_loras or math.inf
+        for adapter in sorted(self.names.values(), key=lambda one: not self.table.is_used(one.digest)):
+            if self.table.is_used(adapter.digest) or len(session.adapters) < room:
+                await self._load_missing(session, adapter)
+
+    async def _fetch(self, adapter: Adapter) -> None:
+        """Load an adapter that no worker has any more, because others were used since."""
+        try:
+            await asyncio.gather(*(self._load_missing(one, adapter) for one in self._registry.sessions()))
+        finally:
+            self._fetching.discard(adapter.digest)
+
+    async def _load_missing(self, session: WorkerSession, adapter: Adapter) -> None:
+        key, now = (session.key, adapter.digest), self._clock()
+        if adapter.digest in session.adapters or now < self._failed.get(key, now):
+            return
+        try:
+            await self._load_again(session, adapter)
+        except (RpcError, WorkerRefused) as error:
+            self._failed[key] = now + _AGAIN_S
+            _log.warning("%s lacks the adapter %s: %s", session.worker_id, adapter.name, error)
+        else:
+            self._failed.pop(key, None)
+            await self._registry.reconsider()
 
     async def _load_again(self, session: WorkerSession, adapter: Adapter) -> None:
         """Raises RpcError, and WorkerRefused also for another content than that of the adapter."""
@@ -266,16 +285,20 @@ class ServedAdapters:
 
     async def _unload_unused(self) -> None:
         """Raises NotEverywhere."""
+        while (digest := await self._unused()) is not None:
+            await on_every_worker(self._registry.members(), partial(_unload_on, digest))
+            self.table.forget(digest)
+
+    async def _unused(self) -> Digest | None:
+        """A content that no router uses any more, as they say now."""
         await self._tell()
         if not self.table.known - self.table.catalogue.digests:
-            return
+            return None
         others = self._registry.other_routers()
         views = await self._shared.views() if others else {}
         if any(name not in views for name in others):
-            return
-        for digest in self.table.unused([views[name] for name in others]):
-            await on_every_worker(self._registry.members(), partial(_unload_on, digest))
-            self.table.forget(digest)
+            return None
+        return next(iter(self.table.unused([views[name] for name in others])), None)
 
 
 def _with(known: Catalogue, adapter: Adapter, in_place: bool) -> Catalogue | None:
@@ -298,7 +321,11 @@ async def _load_on(session: WorkerSession, name: str, path: str) -> worker_pb2.A
 
 async def _unload_on(digest: Digest, session: WorkerSession) -> None:
     """Raises RpcError, WorkerRefused."""
-    if digest in session.adapters and (error := (await session.adapters.unload(digest)).error):
+    if digest not in session.adapters:
+        return
+    if error := (await session.adapters.unload(digest)).error:
+        if not any(use.digest == digest for use in session.adapters.uses):
+            session.adapters.discard(digest)  # it was evicted meanwhile, unless the next report has it
         raise WorkerRefused(error)
 
 

@@ -108,6 +108,9 @@ class AdapterTable:
         """Contents that are not GONE."""
         return self._known
 
+    def is_used(self, digest: Digest) -> bool:
+        return digest in self._uses
+
     def find(self, name: str) -> Adapter | None:
         return self.catalogue.adapters.get(name)
 

@@ -21,6 +21,9 @@ class WorkerAdapters:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._digests
 
+    def __len__(self) -> int:
+        return len(self._digests)
+
     def discard(self, digest: bytes) -> None:
         """The worker has refused a request because it lacks this adapter."""
         self._digests.discard(digest)
