@@ -41,7 +41,7 @@ from router.command.admin.scaling import Scaling
 from router.command.preflight import taking
 from router.command.progress import StartupDisplay
 from router.config.choices import Mode
-from router.config.flags.text_settings import bounds_of
+from router.config.flags.text_settings import adapters_of, bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
@@ -54,6 +54,7 @@ from router.dispatch.weights.weight_updates import WeightUpdates
 from router.dispatch.workers.fencing import Fencing
 from router.dispatch.workers.member import Member, WorkerBroken
 from router.dispatch.workers.registry import Registry
+from router.errors import RouterError
 from rpc.baton.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
@@ -210,6 +211,11 @@ class ModelStart:
         adapters = ServedAdapters(registry, AdapterRecord(cluster.ask), model)
         await adapters.turn()
         in_background(self.stack, adapters.run(), "adapters")
+        for name, path in adapters_of(self.config.adapters.lora_modules).items():
+            try:
+                await adapters.load(name, path, in_place=True)
+            except RouterError as error:
+                raise NotReady(f"--lora-modules: {error}") from error
         return adapters
 
     def _tracing(self, model: str) -> OnEnd:

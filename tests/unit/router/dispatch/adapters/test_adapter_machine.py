@@ -386,5 +386,3 @@ class AdapterMachine(RuleBasedStateMachine):
 
 TestAdapterMachine = AdapterMachine.TestCase
 TestAdapterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-    max_examples=60, stateful_step_count=40, deadline=None, phases=[Phase.generate]
-)
