@@ -18,12 +18,15 @@ from baton.lora import Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
+from baton.vectors import vectors
 from engine.device.current import enter_device
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
 from engine.loop.engine import Engine
 from engine.loop.warmup import warm_up, warmup_plan_for
+from engine.model_config.pooling_spec import PoolingSpec
 from engine.modeling.loader.checkpoint import resolve
+from router.api.embeddings.pooled import Vectors, embeddings, scores
 from router.api.generation.completion import Completion
 from router.api.generation.params.bounds import ServedBounds
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
@@ -66,7 +69,9 @@ class LLM:
         engine_config = plan.config.engine
         enter_device(engine_config.device)
         template = config.frontend.chat_template
-        self._tokenizer = Tokenizer.load(checkpoint.path, vocab_size=spec.vocab_size, template=template)
+        self._tokenizer = Tokenizer.load(
+            checkpoint.path, vocab_size=spec.vocab_size, template=template, words=spec.words_of_kinds
+        )
         runner, drafts = build_runner(engine_config)
         self._engine = Engine(engine_config, runner=runner, drafts=drafts)
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
@@ -162,6 +167,36 @@ class LLM:
         ids = [[*a, *b] for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
         prompts = self._tokenizer.encode_batch(texts) if texts else ids
         return reads.score(self._runner, prompts, label_token_ids, among_labels=apply_softmax)
+
+    def embed(self, texts: str | Sequence[str], *, dimensions: int | None = None) -> list[list[float]]:
+        """Embeddings of texts, as `/v1/embeddings` computes them.
+
+        Raises ValueError for a model that computes none, and for a text that is longer than the model takes.
+        """
+        found, pooling = self._vectors(texts)
+        try:
+            rows: list[list[float]] = embeddings(found, pooling, dimensions, None).tolist()
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        return rows
+
+    def classify(self, texts: str | Sequence[str]) -> list[dict[str, float]]:
+        """Scores by the names of labels, as `/classify` computes them. Raises as `embed` does."""
+        found, pooling = self._vectors(texts)
+        if not pooling.classifies:
+            raise ValueError("This model computes embeddings, and no scores of labels.")
+        return [dict(zip(pooling.labels, row, strict=True)) for row in scores(found, pooling, None).tolist()]
+
+    def _vectors(self, texts: str | Sequence[str]) -> tuple[Vectors, PoolingSpec]:
+        pooling = self._engine.config.pooling
+        if pooling is None:
+            raise ValueError('This model generates text; LLM(model, convert="embed") computes embeddings.')
+        each = [texts] if isinstance(texts, str) else list(texts)
+        before = pooling.prompts.get(pooling.default_prompt, "")
+        prompts = self._tokenizer.encode_inputs([before + text for text in each])
+        if not prompts or not all(0 < len(prompt) <= self.max_model_len for prompt in prompts):
+            raise ValueError(f"Texts need 1 to {self.max_model_len} tokens each, and there must be one.")
+        return vectors(self._engine, prompts), pooling
 
     def close(self) -> None:
         """Frees the model. Nothing may be asked of it afterwards."""

@@ -127,6 +127,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
     pooling = pooling_for(config, checkpoint)
+    if pooling is not None and config.adapters.engine is not None:
+        raise PlanError(f"--enable-lora: {checkpoint.name} computes vectors, for which there are no adapters")
     encodes = spec.attention.bidirectional
     if pooling is not None:
         longest = min(longest, pooling.max_length or longest)

@@ -17,7 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final
 
-ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/decisions", "/v1/systemone")
+ENDPOINTS: Final = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/decisions",
+    "/v1/systemone",
+    "/v1/embeddings",
+)
 
 
 class BadInput(Exception):

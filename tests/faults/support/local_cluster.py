@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from common.metric_export import MetricSource, exported
 from engine.config import SpeculationConfig
+from engine.model_config.model_spec import ModelSpec
+from engine.model_config.pooling_spec import PoolingSpec
 from router.api.access import OPEN_ACCESS, Access
 from router.api.generation.generation import Generation
 from router.api.generation.models import ServedModels
@@ -36,6 +39,12 @@ from worker.process.host import WorkerHost
 
 _ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
 _PATIENCE_S = 20.0
+_WHOLE_PROMPTS: dict[str, Any] = {
+    "chunk_budget": None,
+    "max_prefill_tokens": MAX_LEN,
+    "radix_cache": False,
+}
+"""Settings of encoders."""
 
 
 @dataclass
@@ -92,6 +101,7 @@ async def local_cluster(
     max_running_requests: int = 64,
     speculation: SpeculationConfig | None = None,
     access: Access = OPEN_ACCESS,
+    pooling: PoolingSpec | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -100,9 +110,10 @@ async def local_cluster(
         model_path=small.folder,
         num_pages=num_pages,
         max_model_len=MAX_LEN,
-        chunk_budget=128,
         max_running_requests=max_running_requests,
         speculation=speculation,
+        pooling=pooling,
+        **_WHOLE_PROMPTS if _encodes(small) else {"chunk_budget": 128},
     )
     async with AsyncExitStack() as stack:
         handles = []
@@ -129,11 +140,15 @@ async def local_cluster(
             _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
-        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access)
+        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access, pooling)
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
         yield LocalCluster(registry, http, grpc, weights, handles, deaths)
+
+
+def _encodes(small: SmallModel) -> bool:
+    return ModelSpec.from_folder(small.folder).attention.bidirectional
 
 
 def _watch(metrics: RouterMetrics, registry: Registry, role: WorkerRole) -> None:
@@ -147,6 +162,7 @@ def _open_frontends(
     metrics: RouterMetrics,
     stack: AsyncExitStack,
     access: Access,
+    pooling: PoolingSpec | None,
 ) -> tuple[HttpServer, GrpcFrontend, WeightUpdates]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -154,9 +170,10 @@ def _open_frontends(
         path=small.folder,
         mode=mode.value,
         max_model_len=MAX_LEN,
-        vocab_size=small.model.config.vocab_size,
+        vocab_size=ModelSpec.from_folder(small.folder).vocab_size,
         eos_token_ids=(1,),
         has_states=hasattr(small.model.config, "linear_num_key_heads"),
+        pooling=pooling,
     )
     generation = Generation(model, small.tokenizer, dispatcher)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
