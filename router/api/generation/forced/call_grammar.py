@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from engine.grammar.json_schema.document import relocated
+from engine.grammar.json_schema.document import Document, relocated
 from router.api.generation.forced.call_texts import (
     CallTexts,
     GemmaArguments,
@@ -16,8 +16,8 @@ from router.api.generation.forced.call_texts import (
     PythonArguments,
     TaggedArguments,
 )
-from router.api.generation.forced.lark import LarkRules, OptionalPiece, either, json_value, quoted
-from router.api.generation.forced.string_values import Literal, Unwritable, strings_of
+from router.api.generation.forced.lark import LarkRules, OptionalPiece, either, quoted
+from router.api.generation.forced.string_values import Literal, Looks, Unwritable, strings_of
 from router.api.generation.output.argument_values import found_in, types_of
 from router.api.generation.tools import Tool
 
@@ -54,6 +54,10 @@ class CallGrammar:
         texts, rules = self._texts, self._rules
         if not _KEY.fullmatch(tool.name):
             raise Unwritable(f"the name {tool.name}")
+        try:
+            Document(dict(tool.parameters))
+        except ValueError as error:  # told by the check of the grammar in JSON
+            raise Unwritable(f"a wrong schema: {error}") from error
         number = r'":" /[0-9]{1,3}/' if texts.numbered else '""'
         return (
             f"({rules.fixed(texts.before)} {quoted(tool.name)} {number} {rules.fixed(texts.named)}"
@@ -63,7 +67,7 @@ class CallGrammar:
     def _arguments(self, tool: Tool) -> str:
         match self._texts.arguments:
             case JsonArguments():
-                return json_value({**tool.parameters, "type": "object"})
+                return self._rules.json({**tool.parameters, "type": "object"})
             case PythonArguments():
                 if not all(map(_is_identifier, tool.name.split("."))):
                     raise Unwritable(f"the name {tool.name}")
@@ -78,7 +82,7 @@ class CallGrammar:
         for key, required in _properties(tool.parameters):
             if not _is_identifier(key):
                 raise Unwritable(f"the argument {key}")
-            value = json_value(_property(tool.parameters, key))
+            value = self._rules.json(_property(tool.parameters, key))
             options.append(OptionalPiece(f"{quoted(key + '=')} {value}", required))
         return self._rules.separated(options, ", ")
 
@@ -94,7 +98,9 @@ class CallGrammar:
         rules, types = self._rules, types_of(tool, key)
         schema, end = tool.parameters["properties"][key], rules.fixed(tags.pad + tags.value_end)
         if "string" in types:
-            ways = list(_texts(rules, strings_of(schema, tool.parameters), tags.value_end, pad=tags.pad))
+            ways = list(
+                _texts(rules, strings_of(schema, tool.parameters, Looks()), tags.value_end, pad=tags.pad)
+            )
             ways += [f'"null" {end}'] if "null" in types else []
             if not ways:
                 raise Unwritable(f"the argument {key}")
@@ -107,8 +113,8 @@ class CallGrammar:
             if values is not None and any(isinstance(value, str) for value in values):
                 raise Unwritable(f"the argument {key}, which may be a string or another value")
             schema = _property(tool.parameters, key)
-            return f"{json_value({**schema, 'type': _NO_STRING} if values is None else schema)} {end}"
-        return f"{json_value(_property(tool.parameters, key))} {end}"
+            return f"{self._rules.json({**schema, 'type': _NO_STRING} if values is None else schema)} {end}"
+        return f"{self._rules.json(_property(tool.parameters, key))} {end}"
 
 
 class GemmaValues:
@@ -118,6 +124,7 @@ class GemmaValues:
         self._rules: Final = rules
         self._style: Final = style
         self._root: Final = root
+        self._looks: Final = Looks()
 
     def fields(self, schema: Mapping[str, Any], depth: int) -> str:
         properties = schema.get("properties", {})
@@ -128,6 +135,7 @@ class GemmaValues:
         return f'"{{" {self._rules.separated(options, ",")} "}}"'
 
     def value(self, schema: Any, depth: int) -> str:
+        self._looks.spend()
         if not depth or not isinstance(schema, Mapping):
             raise Unwritable("a value of any type")
         if isinstance(reference := schema.get("$ref"), str):
@@ -150,7 +158,7 @@ class GemmaValues:
             case "string":
                 found = _texts(
                     self._rules,
-                    strings_of({**schema, "type": "string"}, self._root),
+                    strings_of({**schema, "type": "string"}, self._root, self._looks),
                     self._style.quote,
                     without=(self._style.call_end,),
                 )
@@ -160,12 +168,13 @@ class GemmaValues:
             case "array":
                 return self._array(schema, depth)
             case _:
-                return json_value({**schema, "type": kind})
+                return self._rules.json({**schema, "type": kind})
 
     def _array(self, schema: Mapping[str, Any], depth: int) -> str:
         if schema.keys() & _NOT_IN_ARRAYS:
             raise Unwritable("an array with such items")
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
+        least, most = int(schema.get("minItems", 0)), schema.get("maxItems")
+        most = None if most is None else int(most)
         if most == 0:
             return '"[" "]"'
         item = self._rules.rule(self.value(schema.get("items", True), depth - 1))

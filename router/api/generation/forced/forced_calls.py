@@ -41,7 +41,7 @@ def forced_calls(
         if formats.tools is not None and not mixed:
             text = _own_format(formats, formats.tools, use, prompt, special)
             return ForcedCalls(Grammar(GrammarKind.EBNF, text), replace(use, choice=ToolChoice.AUTO))
-    except Unwritable as reason:
+    except (Unwritable, RecursionError) as reason:
         _log.debug("a forced call is written in JSON: %s has no place for %s", formats.tools, reason)
     return ForcedCalls(Grammar(GrammarKind.JSON_SCHEMA, json.dumps(forced_schema(use))), use)
 

@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from engine.grammar.grammar import MAX_GRAMMAR_BYTES
+from router.api.generation.forced.string_values import Unwritable
+
 
 class OptionalPiece(NamedTuple):
     """One of several parts in a fixed order."""
@@ -24,6 +27,17 @@ class LarkRules:
         longest_first = sorted(special, key=len, reverse=True)
         self._split: Final = re.compile(f"({'|'.join(map(re.escape, longest_first))})") if special else None
         self._rules: Final[list[str]] = []
+        self._room = MAX_GRAMMAR_BYTES
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        return self._within(f"%json {json.dumps(schema)}")
+
+    def _within(self, source: str) -> str:
+        """Raises Unwritable as soon as the grammar is too large."""
+        self._room -= len(source)
+        if self._room < 0:
+            raise Unwritable(f"more than {MAX_GRAMMAR_BYTES} bytes")
+        return source
 
     def source(self, start: str) -> str:
         return "\n".join([f"start: {start}", *self._rules, ""])
@@ -31,7 +45,7 @@ class LarkRules:
     def rule(self, body: str, *, suffix: str | None = None) -> str:
         name = f"r{len(self._rules)}"
         attributes = "" if suffix is None else f"[suffix={quoted(suffix)}]"
-        self._rules.append(f"{name}{attributes}: {body}")
+        self._rules.append(self._within(f"{name}{attributes}: {body}"))
         return name
 
     def fixed(self, text: str) -> str:
@@ -46,7 +60,7 @@ class LarkRules:
                 found.append(f"<[{self._special[piece]}]>")
             else:
                 found += [quoted(part) for part in re.split(r"(\s+)", piece) if part]
-        return " ".join(found) or '""'
+        return self._within(" ".join(found) or '""')
 
     def text(self, end: str, *, regex: str = "(?s:.*)", without: Sequence[str] = (), pad: str = "") -> str:
         """Text that matches `regex`, `pad` and then `end`, which it does not hold, nor any of `without`."""
@@ -74,15 +88,13 @@ class LarkRules:
 
 
 def either(pieces: Sequence[str]) -> str:
+    if not pieces:
+        raise Unwritable("no value at all")
     return pieces[0] if len(pieces) == 1 else f"({' | '.join(pieces)})"
 
 
 def quoted(text: str) -> str:
     return json.dumps(text)
-
-
-def json_value(schema: Mapping[str, Any] | bool) -> str:
-    return f"%json {json.dumps(schema)}"
 
 
 def escaped(text: str) -> str:

@@ -30,19 +30,37 @@ _LONGEST: Final = 2000
 _DEPTH: Final = 8
 
 
-def strings_of(schema: Any, root: Mapping[str, Any], depth: int = _DEPTH) -> Iterator[Literal | Matching]:
+class Looks:
+    """How many schemas may be looked at: alternatives of references multiply."""
+
+    def __init__(self, left: int = 2000) -> None:
+        self._left = left
+
+    def spend(self) -> None:
+        """Raises Unwritable."""
+        self._left -= 1
+        if self._left < 0:
+            raise Unwritable("so many alternatives")
+
+
+def strings_of(
+    schema: Any, root: Mapping[str, Any], looks: Looks, depth: int = _DEPTH
+) -> Iterator[Literal | Matching]:
     """Alternatives of the strings that `schema` allows, a part of `root`. Raises Unwritable.
 
     `format` is an annotation here, as in JSON Schema itself.
     """
-    if not isinstance(schema, Mapping):
-        if schema is not False:
+    looks.spend()
+    if isinstance(schema, bool):
+        if schema:
             yield Matching("(?s:.*)")
         return
+    if not isinstance(schema, Mapping):
+        raise Unwritable("a reference to what is no schema")
     if not depth or schema.keys() & _ENFORCED:
         raise Unwritable("a combination of schemas of a string")
     if isinstance(reference := schema.get("$ref"), str):
-        yield from strings_of(found_in(root, reference), root, depth - 1)
+        yield from strings_of(found_in(root, reference), root, looks, depth - 1)
         return
     if "string" not in _kinds(schema):
         return
@@ -50,7 +68,7 @@ def strings_of(schema: Any, root: Mapping[str, Any], depth: int = _DEPTH) -> Ite
         if schema.keys() & {"enum", "const", "pattern", "minLength", "maxLength"}:
             raise Unwritable("a combination of schemas of a string")
         for way in ways:
-            yield from strings_of(way, root, depth - 1)
+            yield from strings_of(way, root, looks, depth - 1)
         return
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if values is not None:
@@ -65,7 +83,8 @@ def _kinds(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _regex(schema: Mapping[str, Any]) -> str:
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+    most = None if most is None else int(most)
     counted = "(?s:.*)" if not least and most is None else f"(?s:.{{{least},{'' if most is None else most}}})"
     if "pattern" not in schema:
         if max(least, most or 0) > _LONGEST:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from router.api.generation.tools import Tool
@@ -15,6 +15,8 @@ _LONGEST: Final = 1 << 14
 """Characters of a literal of Python: parsing it takes the event loop's time."""
 _DEPTH: Final = 8
 """Depth to which references and combinations of a schema are followed."""
+_LOOKS: Final = 1000
+"""Schemas that are looked at for one argument: alternatives of references multiply."""
 
 
 def types_of(tool: Tool | None, name: str) -> frozenset[str]:
@@ -23,7 +25,7 @@ def types_of(tool: Tool | None, name: str) -> frozenset[str]:
         return _ANY
     properties = tool.parameters.get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    return _types(schema, tool.parameters, _DEPTH)
+    return _types(schema, tool.parameters, _DEPTH, iter(range(_LOOKS)))
 
 
 def is_text(types: frozenset[str]) -> bool:
@@ -74,11 +76,11 @@ def _allows(types: frozenset[str], value: bool | None) -> bool:
     return ("null" if value is None else "boolean") in types
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(schema, Mapping) or not depth:
+def _types(schema: Any, root: Mapping[str, Any], depth: int, looks: Iterator[int]) -> frozenset[str]:
+    if not isinstance(schema, Mapping) or not depth or next(looks, None) is None:
         return _ANY
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(found_in(root, reference), root, depth - 1)
+        return _types(found_in(root, reference), root, depth - 1, looks)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset({kind})
@@ -86,7 +88,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
         return frozenset(map(str, kind))
     for key in ("anyOf", "oneOf"):
         if isinstance(ways := schema.get(key), list):
-            each = [_types(way, root, depth - 1) for way in ways]
+            each = [_types(way, root, depth - 1, looks) for way in ways]
             return frozenset().union(*each) if all(each) else _ANY
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema.get("const")]
     if all(isinstance(value, str) for value in values):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import GrammarError
-from engine.grammar.grammar import Grammar, GrammarKind
+from engine.grammar.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from engine.grammar.source import LIMITS, check_grammar, source_of
 from router.api.generation.forced.call_texts import CALL_TEXTS
 from router.api.generation.forced.forced_calls import ForcedCalls, forced_calls
@@ -241,3 +241,36 @@ def test_schemas_within_a_grammar_are_enforced_like_those_of_an_answer() -> None
     large = replace(grammar, text='start: %json {"multipleOf": 99991}')
     with pytest.raises(GrammarError, match="multipleOf"):
         source_of(large)
+
+
+_CHAIN = {f"d{k}": {"anyOf": [{"$ref": f"#/$defs/d{k + 1}"}] * 40} for k in range(12)}
+_TREE = {
+    f"d{k}": {"type": "object", "properties": {key: {"$ref": f"#/$defs/d{k + 1}"} for key in "abcd"}}
+    for k in range(12)
+}
+_WIDE = {f"k{number}": {"$ref": "#/$defs/d12"} for number in range(20_000)}
+_ENDS = {"d12": {"type": "integer"}}
+
+
+@pytest.mark.parametrize("format", ToolFormat, ids=lambda format: format.value)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": _CHAIN | _ENDS},
+        {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": _TREE | _ENDS},
+        {"properties": _WIDE, "$defs": _ENDS},
+        {"properties": {"a": {"$ref": "#/required"}}, "required": ["a"]},
+        {"properties": {"a": {"anyOf": []}}},
+        {"properties": {"a": {"enum": []}}},
+        {"properties": {"a": {"type": "array", "minItems": 2.0, "items": {"type": "integer"}}}},
+        {"properties": []},
+        {"properties": {"a": 5}, "required": "a"},
+        {"properties": {"a": {"type": "string", "pattern": 3, "minLength": "x"}}},
+    ],
+)
+def test_hostile_schemas_cost_little_and_are_left_to_the_check_of_grammars(
+    format: ToolFormat, schema: dict[str, Any]
+) -> None:
+    use = ToolUse((Tool("f", parameters={"type": "object", **schema}),), ToolChoice.REQUIRED)
+    grammar = forced_calls(OutputFormats(format), use, "", {}).grammar
+    assert grammar.kind is GrammarKind.JSON_SCHEMA or len(grammar.text) < 2 * MAX_GRAMMAR_BYTES
