@@ -106,7 +106,7 @@ def test_an_interrupted_call_leaves_nothing_in_the_engine(llm: LLM) -> None:
 
     sequences = llm._sequences([2, 3, 4], SamplingParams(n=2, max_tokens=9, ignore_eos=True))
     with pytest.raises(KeyboardInterrupt):
-        llm._runner.run(sequences, interrupt)
+        llm._runner.run(sequences, {}, interrupt)
     assert not llm._engine.has_work
     llm._engine.check_pages()
 

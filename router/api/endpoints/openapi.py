@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from types import UnionType
 from typing import Any, Final, TypeAlias, get_args, get_origin
 
 from pydantic import TypeAdapter
@@ -113,4 +114,6 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def _ref(kind: Any) -> Schema:
     if get_origin(kind) is list:
         return {"type": "array", "items": _ref(*get_args(kind))}
+    if isinstance(kind, UnionType):
+        return {"anyOf": [_ref(member) for member in get_args(kind)]}
     return {"$ref": _REFERENCE.format(model=kind.__name__)}
