@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from router.api.apis import APIS
+from router.api.decisions.api import DECISIONS
 from router.api.endpoints.openapi import openapi_document
 from router.api.weights.routes import WEIGHTS
 from rpc.baton.v1 import router_pb2
@@ -168,4 +169,5 @@ def test_every_route_of_the_document_is_tested(frontends: Frontends) -> None:
         *WITHOUT_BODY,
         *GETS,
         *(endpoint.path for endpoint in WEIGHTS.endpoints),  # by test_weight_updates.py
+        *(endpoint.path for endpoint in DECISIONS.endpoints),  # by test_decisions.py
     }
