@@ -16,7 +16,7 @@ SUM64: Final = "sum64"
 
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
-_FORMAT = "baton-kv-3:page,layer of group,kv,head,token,dim"
+_FORMAT = "baton-kv-3:page,layer of group,kv,head,token,dim or token,latent"
 """Changes whenever the same fields would describe different bytes."""
 
 
@@ -25,6 +25,8 @@ class KVLayout:
     """A page is `[layer of its group, 2, kv_head, page_size, head_dim]`, contiguous: keys, then values.
 
     Where groups have heads of different sizes, the rest of the page belongs to no layer.
+
+    Latents are rows of `2 * head_dim` in the same memory: `[layer of its group, page_size, 2 * head_dim]`.
     """
 
     model: str

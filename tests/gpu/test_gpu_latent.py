@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.core.batch.batch import Batch
-from engine.kv.cache.pool import KVPool
+from engine.kv.cache.pool import KVPool, latents
 from engine.mixers.attention import attention_for
 from engine.modeling.layers.layer_attention import LayerAttention
 from tests.unit.engine.mixers.attention.test_cpu_attention import LAYERS, Shape, pool_and_batch
@@ -16,6 +16,7 @@ from tests.unit.engine.mixers.attention.test_cpu_attention import LAYERS, Shape,
 RANK, ROTATED = 512, 64
 RULE = LayerAttention(scale=0.07, latent_rank=RANK)
 BATCHES = {
+    "more rows than a plan has room for": [(10, 3500), (900, 4000), (0, 2), (33, 1)],
     "prompts from their start": [(0, 700), (0, 33), (0, 1500)],
     "the end of a long prompt": [(6000, 40)],
     "decodes": [(700, 1), (5, 1), (9000, 1), (127, 1), (128, 1)],
@@ -47,8 +48,7 @@ def written_out(pool: KVPool, batch: Batch, queries: torch.Tensor) -> torch.Tens
     for r, context in enumerate(batch.context_lens.tolist()):
         begin, end = int(batch.query_indptr[r]), int(batch.query_indptr[r + 1])
         table = torch.from_numpy(lists.pages[lists.indptr[r] : lists.indptr[r + 1]])
-        halves = pool.layer(1).cpu()[table][:, :, 0].double()
-        rows = torch.cat((halves[:, 0].flatten(0, 1), halves[:, 1].flatten(0, 1)), dim=1)[:context]
+        rows = latents(pool.layer(1)).cpu()[table].flatten(0, 1)[:context].double()
         scores = torch.einsum("thd,cd->htc", queries[begin:end].double(), rows) * RULE.scale
         hidden = torch.arange(context) > (context - (end - begin) + torch.arange(end - begin))[:, None]
         shares = scores.masked_fill(hidden, -torch.inf).softmax(-1)

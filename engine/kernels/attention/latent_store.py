@@ -7,44 +7,41 @@ import triton
 import triton.language as tl
 
 
-def store_latents(rows: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
-    """Write `rows` [T, 2 * half], of any stride between tokens, to `slots` [T]: page * page_size + offset.
+def store_latents(rows: torch.Tensor, latents: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write `rows` [T, features], of any stride between tokens, to `slots` [T]: page * page_size + offset.
 
-    `pages`: one layer of the pool, `[page, 2, 1, token, half]`.
+    `latents`: one layer of the pool, `[page, token, features]`.
     """
-    half = pages.shape[4]
+    features = latents.shape[2]
     if len(rows):
-        _store[(len(rows), 2)](
+        _store[(len(rows),)](
             rows,
-            pages,
+            latents,
             slots,
             rows.stride(0),
-            pages.stride(0),
-            pages.stride(1),
-            page_size=pages.shape[3],
-            half=half,
-            block=triton.next_power_of_2(half),
-            num_warps=1,
+            latents.stride(0),
+            page_size=latents.shape[1],
+            features=features,
+            block=triton.next_power_of_2(features),
+            num_warps=2,
         )
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _store(  # type: ignore[no-untyped-def]
     rows_ptr,
-    pages_ptr,
+    latents_ptr,
     slots_ptr,
     row_stride,
     page_stride,
-    half_stride,
     page_size: tl.constexpr,
-    half: tl.constexpr,
+    features: tl.constexpr,
     block: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    which = tl.program_id(1)
     feature = tl.arange(0, block)
-    inside = feature < half
+    inside = feature < features
     slot = tl.load(slots_ptr + token)
-    values = tl.load(rows_ptr + token * row_stride + which * half + feature, mask=inside)
-    place = pages_ptr + (slot // page_size) * page_stride + which * half_stride + (slot % page_size) * half
+    values = tl.load(rows_ptr + token * row_stride + feature, mask=inside)
+    place = latents_ptr + (slot // page_size) * page_stride + (slot % page_size) * features
     tl.store(place + feature, values, mask=inside)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from flashinfer import norm
-from flashinfer.jit import env, gen_batch_prefill_module
+from flashinfer.jit import env, gen_batch_mla_module, gen_batch_prefill_module
 from flashinfer.jit.norm import gen_norm_module
 
 from engine.kernels.compilations import COMPILATIONS
@@ -50,19 +50,47 @@ class Library:
         return ", ".join([f"flashinfer {self.kernel.name}", f"heads of {self.dim} in {stored}", *asks])
 
 
+class LatentShape(NamedTuple):
+    """Features of a stored row: first the latent, then the rotated part of the key."""
+
+    rank: int
+    rotated: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLibrary:
+    """The same of a kernel for latents, which are stored in the dtype of queries."""
+
+    kernel: Kernel
+    dtype: torch.dtype
+    shape: LatentShape
+
+    def __str__(self) -> str:
+        stored = str(self.dtype).removeprefix("torch.")
+        return (
+            f"flashinfer {self.kernel.name}, latents of {self.shape.rank} + {self.shape.rotated} in {stored}"
+        )
+
+
+def kernel_of(device: torch.device) -> Kernel:
+    """The fastest for many query rows on this GPU."""
+    return Kernel.FA3 if torch.cuda.get_device_capability(device) == (9, 0) else Kernel.FA2
+
+
 def libraries_of(
     spec: ModelSpec, dtype: torch.dtype, stored: torch.dtype, device: torch.device
-) -> list[Library]:
-    """What `ChunkAttention` of all layers of a model loads; nothing for latent attention.
+) -> list[Library | LatentLibrary]:
+    """What attention of all layers of a model loads.
 
     FA3 reads copies, in 16 bits, and pages if they are in 16 bits too.
     """
     if spec.latent is not None:
-        return []
+        shape = LatentShape(spec.latent.rank, spec.latent.rotated)
+        return [LatentLibrary(kernel_of(device), dtype, shape)]
     capped = spec.attention.soft_cap is not None
     windowed = sorted({spec.window(layer) is not None for layer in spec.attention_layers})
     kernels = [(Kernel.FA2, stored)]
-    if torch.cuda.get_device_capability(device) == (9, 0):
+    if kernel_of(device) is Kernel.FA3:
         kernels.append((Kernel.FA3, dtype))
     return [
         Library(kernel, dtype, keys, spec.head_dim, has_window, capped)
@@ -71,7 +99,7 @@ def libraries_of(
     ]
 
 
-def build_libraries(libraries: Iterable[Library], report: Report) -> None:
+def build_libraries(libraries: Iterable[Library | LatentLibrary], report: Report) -> None:
     """Compile those that this machine lacks, so that `load` only loads them.
 
     Raises BuildFailed.
@@ -94,9 +122,12 @@ def load(library: Library) -> Any:
 
 
 @cache
-def _build_of(library: Library) -> Any:
+def _build_of(library: Library | LatentLibrary) -> Any:
     """A `JitSpec`: flashinfer's own if this machine has its library, else one with less to compile."""
     with one_at_a_time(env.FLASHINFER_JIT_DIR / "baton-sources.lock"):  # flashinfer writes sources
+        if isinstance(library, LatentLibrary):
+            dtypes = (library.dtype,) * 3
+            return gen_batch_mla_module(library.kernel.value, *dtypes, torch.int32, *library.shape, False)
         whole = gen_batch_prefill_module(
             library.kernel.value,
             library.queries,

@@ -116,3 +116,8 @@ class KVPool:
         shape = (layers, 2, heads.count, self.page_size, heads.dim)
         strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
         return self.tensor.as_strided((len(self.tensor), *shape), (self.tensor.stride(0), *strides))
+
+
+def latents(pages: torch.Tensor) -> torch.Tensor:
+    """A layer of a pool of latents, in place of keys and values: the same memory as `[page, token, row]`."""
+    return pages.view(len(pages), pages.shape[3], -1)

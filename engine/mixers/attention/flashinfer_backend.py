@@ -1,8 +1,9 @@
 """Attention on NVIDIA GPUs.
 
-A mixed batch takes two kernels: one for prompt chunks, and our own for decodes, which are bound by reading
-their contexts. One kernel for all rows is slower than the two in sequence. Windows, soft caps and scales are
-the kernels'; sinks are added to the divisor of each result.
+A mixed batch takes two kernels: one for prompt chunks, and one for decodes, which are bound by reading their
+contexts. The second is our own for keys and values, and flashinfer's for latents. One kernel for all rows is
+slower than the two in sequence. Windows, soft caps and scales are the kernels'; sinks are added to the
+divisor of each result.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from engine.core.batch.decode_plan import Decodes
 from engine.core.batch.step_inputs import Ints
 from engine.kernels.attention.decode_attention import NewTokens
 from engine.kv.cache.pool import KVPool
-from engine.mixers.attention.decode_planner import DecodePlanner
 from engine.mixers.attention.latent_kernels import LatentKernels
-from engine.mixers.attention.paged_decodes import DecodeAttention, DecodeKernel
 from engine.mixers.attention.paged_kernels import PagedKernels
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
@@ -46,10 +45,29 @@ class _Chunks(Protocol):
     ) -> None: ...
 
 
+class _Decodes(Protocol):
+    """Attention of decodes, for the layers that attend by one rule: see `DecodeAttention`."""
+
+    def init_graphs(self, max_requests: int, max_pages: int, num_tables: int) -> None: ...
+
+    def plan(self, decodes: Sequence[Decodes]) -> None: ...
+
+    def plan_for_graph(self, decodes: Sequence[Decodes]) -> None: ...
+
+    def run(
+        self,
+        table: int,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+        sinks: torch.Tensor | None,
+        scales: tuple[float, float],
+        new: NewTokens | None = None,
+    ) -> None: ...
+
+
 class _AttentionKernels(Protocol):
     """What depends on what the pool stores for a token: keys and values, or latents."""
-
-    planner: DecodePlanner
 
     @property
     def value_dim(self) -> int:
@@ -57,7 +75,7 @@ class _AttentionKernels(Protocol):
 
     def chunks(self, rule: LayerAttention) -> _Chunks: ...
 
-    def decodes(self, rule: LayerAttention) -> DecodeKernel: ...
+    def decodes(self, rule: LayerAttention) -> _Decodes: ...
 
     def store(
         self,
@@ -79,7 +97,7 @@ def _kernels(
     rank = rules[0].latent_rank
     if rank is None:
         return PagedKernels(pool, num_heads, max_requests=max_requests)
-    return LatentKernels(pool, num_heads, rank, max_requests=max_requests)
+    return LatentKernels(pool, num_heads, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +107,7 @@ class _Rule:
     groups: list[int]
     """Numbers of the groups that have such layers: those differ in their pages alone."""
     chunks: _Chunks
-    decodes: DecodeAttention
+    decodes: _Decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +125,6 @@ class FlashInferAttention:
     ) -> None:
         self._pool = pool
         self._num_heads = num_heads
-        device = pool.tensor.device
         without_sinks = [replace(layer, sinks=None) for layer in layers]
         self._kernels = _kernels(pool, num_heads, without_sinks, max_requests)
         groups = [group for group, _ in pool.places]
@@ -115,7 +132,7 @@ class FlashInferAttention:
             rule: _Rule(
                 sorted({group for group, other in zip(groups, without_sinks, strict=True) if other == rule}),
                 self._kernels.chunks(rule),
-                DecodeAttention(self._kernels.planner, self._kernels.decodes(rule), device),
+                self._kernels.decodes(rule),
             )
             for rule in dict.fromkeys(without_sinks)
         }

@@ -7,7 +7,6 @@ computes another step after the array is rewritten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
@@ -20,61 +19,20 @@ from engine.mixers.attention.decode_planner import DecodePlanner
 from engine.modeling.layers.layer_attention import LayerAttention
 
 
-class DecodeKernel(Protocol):
-    """Attends with q `[R, heads, ..]`, a token of each request, to one layer of the pool; into `out`."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        pages: torch.Tensor,
-        plan: DecodePlan[torch.Tensor],
-        out: torch.Tensor,
-        sinks: torch.Tensor | None,
-        scales: tuple[float, float],
-        new: NewTokens | None,
-    ) -> None: ...
-
-
-class PagedDecodes:
-    """The kernel for keys and values. A `DecodeKernel`."""
-
-    def __init__(self, workspace: DecodeWorkspace, rule: LayerAttention) -> None:
-        """`rule`: without sinks. All layers of a pool share the workspace."""
-        self._workspace = workspace
-        self._rule = rule
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        pages: torch.Tensor,
-        plan: DecodePlan[torch.Tensor],
-        out: torch.Tensor,
-        sinks: torch.Tensor | None,
-        scales: tuple[float, float],
-        new: NewTokens | None,
-    ) -> None:
-        rule = self._rule
-        attend(
-            q,
-            pages,
-            plan,
-            self._workspace,
-            out,
-            scale=rule.scale * scales[0],
-            window=rule.window,
-            soft_cap=rule.soft_cap,
-            sinks=sinks,
-            value_scale=scales[1],
-            new=new,
-        )
-
-
 class DecodeAttention:
     """Decode attention of the layers that attend by one rule."""
 
-    def __init__(self, planner: DecodePlanner, kernel: DecodeKernel, device: torch.device) -> None:
+    def __init__(
+        self,
+        planner: DecodePlanner,
+        workspace: DecodeWorkspace,
+        rule: LayerAttention,
+        device: torch.device,
+    ) -> None:
+        """`rule`: without sinks. All layers of a pool share the workspace."""
         self._planner = planner
-        self._kernel = kernel
+        self._workspace = workspace
+        self._rule = rule
         self._device = device
         self._staging = Staging(torch.int32, device)
         self._plans: list[DecodePlan[torch.Tensor]] = []
@@ -123,7 +81,20 @@ class DecodeAttention:
         `table`: which of the planned ones has the layer's pages. `sinks`: [heads] float32. `scales`: of the
         stored keys and values. `new`: see `attend`.
         """
-        self._kernel(q, pages, self._plans[table], out, sinks, scales, new)
+        rule = self._rule
+        attend(
+            q,
+            pages,
+            self._plans[table],
+            self._workspace,
+            out,
+            scale=rule.scale * scales[0],
+            window=rule.window,
+            soft_cap=rule.soft_cap,
+            sinks=sinks,
+            value_scale=scales[1],
+            new=new,
+        )
 
     def _planned(self, decodes: Sequence[Decodes]) -> list[DecodePlan[Ints]]:
         first = self._planner.plan(decodes[0])

@@ -10,7 +10,7 @@ from engine.kv.cache.pool import KVPool
 from engine.mixers.attention.decode_planner import DecodePlanner
 from engine.mixers.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
 from engine.mixers.attention.flashinfer_kernels import Heads
-from engine.mixers.attention.paged_decodes import DecodeKernel, PagedDecodes
+from engine.mixers.attention.paged_decodes import DecodeAttention
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.flashinfer_ops import Positions
 from engine.modeling.layers.ops.ops import Rotation
@@ -23,13 +23,13 @@ class PagedKernels:
         self._pool = pool
         self._heads = Heads(num_heads, pool.num_kv_heads, pool.head_dim)
         self._chunk_workspace = ChunkWorkspace(pool, self._heads)
-        self.planner = DecodePlanner(
+        self._planner = DecodePlanner(
             multiprocessors=self._chunk_workspace.multiprocessors,
             num_kv_heads=pool.num_kv_heads,
             page_size=pool.page_size,
         )
         self._decode_workspace = DecodeWorkspace(
-            self.planner.most_parts(max_requests),
+            self._planner.most_parts(max_requests),
             max_requests,
             num_heads,
             pool.num_kv_heads,
@@ -44,8 +44,8 @@ class PagedKernels:
     def chunks(self, rule: LayerAttention) -> ChunkAttention:
         return ChunkAttention(self._pool, self._heads, self._chunk_workspace, rule)
 
-    def decodes(self, rule: LayerAttention) -> DecodeKernel:
-        return PagedDecodes(self._decode_workspace, rule)
+    def decodes(self, rule: LayerAttention) -> DecodeAttention:
+        return DecodeAttention(self._planner, self._decode_workspace, rule, self._pool.tensor.device)
 
     def new_tokens(self, layer: int, rotation: Rotation | None) -> NewTokens:
         return NewTokens(_angles(rotation), self._pool.fp8.scales[layer] if self._pool.fp8 else None)

@@ -25,6 +25,8 @@ FLASHINFER: Final = "0.6.14"
 """We call internal functions, whose arguments may change with the version: see flashinfer_kernels.py."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
+_LATENTS: Final = (512, 64)
+"""Features of latents, and rotated ones after them, that it has kernels for."""
 
 
 class UnsupportedBackend(EngineError):
@@ -82,7 +84,9 @@ def build_kernels(
         return
     from engine.kernels.flashinfer.libraries import build_libraries, libraries_of  # imports CUDA libraries
 
-    attends = name in ("auto", "flashinfer") and spec.head_dim in _HEAD_DIMS
+    latent = spec.latent
+    known = spec.head_dim in _HEAD_DIMS if latent is None else (latent.rank, latent.rotated) == _LATENTS
+    attends = name in ("auto", "flashinfer") and known
     attends = attends and spec.attention.other_heads is None
     build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
 
@@ -122,12 +126,7 @@ def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | 
     if rank is None:
         dim = pool.head_dim
         return None if dim in _HEAD_DIMS else f"it has no kernels for heads of {dim} features"
-    from engine.kernels.attention.latent_attention import suits
-    from engine.mixers.attention.latent_kernels import (
-        latent_shape,  # Triton ships only with torch's CUDA builds
-    )
-
     if pool.fp8 is not None:
         return "Baton has no kernels for latents in 8 bits"
-    shape = latent_shape(pool, rank)
-    return None if suits(shape) else f"Baton has no kernels for latents of {rank} + {shape.rotated} features"
+    shape = (rank, 2 * pool.head_dim - rank)
+    return None if shape == _LATENTS else "it has no kernels for latents of {} + {} features".format(*shape)

@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from common.kv_groups import KVHeads
 from engine.core.batch.batch import Batch, GroupTables
 from engine.core.batch.step_inputs import Ints
-from engine.kv.cache.pool import KVPool
+from engine.kv.cache.pool import KVPool, latents
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
 
@@ -121,8 +121,11 @@ class TorchAttention:
         if rule.source is not None:
             q = qkv if rotation is None else rotation.turn(qkv)
             k, v = self._new[rule.source]
+        elif rule.latent_rank is not None:
+            q, k, v = qkv[:, :-1], qkv[:, -1:], qkv[:, -1:, : rule.latent_rank]
+            self._store_latents(layer, k)
         else:
-            q, k, v = self._rotated(qkv, rotation) if rule.latent_rank is None else _halved(qkv)
+            q, k, v = self._rotated(qkv, rotation)
             if rule.causal or plan.decodes:  # no later step reads those of an encoder's prompt
                 k, v = self._store(layer, k, v)
             if layer in self._read_again:
@@ -147,6 +150,11 @@ class TorchAttention:
             return k, v
         k, v = fp8.read(layer, torch.stack(stored), k.dtype).unbind()
         return k, v
+
+    def _store_latents(self, layer: int, rows: torch.Tensor) -> None:
+        """Write the step's latents, `[T, 1, row]`, into the pool."""
+        page = self._pages[self._keys[layer][0]]
+        latents(self._pool.layer(layer))[page, self._offset] = rows[:, 0]
 
     def _rotated(
         self, qkv: torch.Tensor, rotation: Rotation | None
@@ -240,12 +248,16 @@ class TorchAttention:
 
     def _gather_rows(self, tables: Ints, heads: KVHeads) -> torch.Tensor:
         """Rows of the pool that hold a group's first layer of `tables` [G, n], in the order
-        [2, G, kv_head, n]."""
+        [2, G, kv_head, n]. A page of latents is two rows, one after another: [G, n, 2].
+        """
         page_rows = self._pool.page_bytes // (self._pool.page_size * heads.dim * self._memory.element_size())
-        first = tables[None, :, None, :] * page_rows
-        count = heads.count
-        inner = np.arange(2)[:, None, None, None] * count + np.arange(count)[None, None, :, None]
-        return torch.from_numpy((first + inner).reshape(-1)).to(self._device)
+        if self._rules[0].latent_rank is not None:
+            rows = tables[:, :, None] * page_rows + np.arange(2)
+        else:
+            inner = np.arange(2)[:, None, None, None] * heads.count
+            inner = inner + np.arange(heads.count)[None, None, :, None]
+            rows = tables[None, :, None, :] * page_rows + inner
+        return torch.from_numpy(rows.reshape(-1)).to(self._device)
 
     def _reserve_workspace(self) -> None:
         needed = max(
@@ -261,13 +273,19 @@ class TorchAttention:
 
     # ---------------------------------------------------------------------------------- per layer
 
-    def _gather(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """[2, .., tokens, head_dim] as [2, n]: valid until the next gather."""
-        pages = self._layers[layer]
+    def _gather(self, layer: int, rows: torch.Tensor, requests: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values, [requests, kv_head, tokens, features]: valid until the next gather."""
+        pages, heads = self._layers[layer], self._heads[layer]
         out = self._workspace[: len(rows) * pages.shape[1]].view(len(rows), -1)
-        kv = torch.index_select(pages, 0, rows, out=out).view(2, -1)
-        fp8 = self._pool.fp8
-        return kv if fp8 is None else fp8.read(self._sources[layer], kv, self._pool.dtype)
+        kv = torch.index_select(pages, 0, rows, out=out)
+        rank = self._rules[layer].latent_rank
+        if rank is not None:
+            keys = kv.view(requests, 1, -1, 2 * heads.dim)
+            return keys, keys[..., :rank]
+        if self._pool.fp8 is not None:
+            kv = self._pool.fp8.read(self._sources[layer], kv.view(2, -1), self._pool.dtype)
+        keys, values = kv.view(2, requests, heads.count, -1, heads.dim)
+        return keys, values
 
     def _attend_chunk(
         self,
@@ -279,16 +297,14 @@ class TorchAttention:
         out: torch.Tensor,
     ) -> None:
         rule = self._rules[layer]
-        kv_heads, head_dim = self._heads[layer].count, self._heads[layer].dim
+        kv_heads = self._heads[layer].count
         group = self._num_heads // kv_heads
         # [kv_head, group, token, features]
         q, out = (rows.view(len(rows), kv_heads, group, -1).permute(1, 2, 0, 3) for rows in (q, out))
         if chunk.gather is None:
             keys, values = (heads[chunk.rows].transpose(0, 1) for heads in (k, v))
         else:
-            keys, values = self._gather(layer, chunk.gather).view(2, kv_heads, -1, head_dim)
-        if rule.latent_rank is not None:
-            keys, values = _whole(keys, values, rule.latent_rank)
+            keys, values = (heads[0] for heads in self._gather(layer, chunk.gather, 1))
         keys, values = (heads.unsqueeze(1).expand(-1, group, -1, -1) for heads in (keys, values))
         num_rows = q.shape[2]
         if not rule.causal:
@@ -337,27 +353,13 @@ class TorchAttention:
         return mask.contiguous() if mask.is_cuda else mask
 
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
-        rule, kv_heads, head_dim = self._rules[layer], self._heads[layer].count, self._heads[layer].dim
-        kv = self._gather(layer, group.gather).view(2, group.size, kv_heads, -1, head_dim)
-        keys, values = kv[:, :, :, : group.context_len]
-        if rule.latent_rank is not None:
-            keys, values = _whole(keys, values, rule.latent_rank)
+        rule, kv_heads = self._rules[layer], self._heads[layer].count
+        gathered = self._gather(layer, group.gather, group.size)
+        keys, values = (heads[:, :, : group.context_len] for heads in gathered)
         # [request, kv_head, query heads of it, features]: the heads of a group are the rows of one query.
         q = q.reshape(group.size, kv_heads, -1, q.shape[2])
         heads = (1, kv_heads, q.shape[2], 1)
         return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
-
-
-def _halved(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries, and both halves of each token's latent row, as they are stored."""
-    first, second = rows[:, -1:].chunk(2, dim=2)
-    return rows[:, :-1], first, second
-
-
-def _whole(first: torch.Tensor, second: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values from the halves of latent rows."""
-    rows = torch.cat((first, second), dim=-1)
-    return rows, rows[..., :rank]
 
 
 def _attend(

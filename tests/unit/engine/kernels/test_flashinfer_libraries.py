@@ -15,6 +15,7 @@ import torch
 
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.attention_spec import AttentionSpec
+from engine.model_config.parts.latent_spec import LatentSpec
 from tests.unit.engine.kernels.test_flashinfer_builds import GENERATED
 
 BF16, DIM = torch.bfloat16, 64
@@ -62,10 +63,17 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         files = [folder / file for file in GENERATED if file.endswith(".cu")]
         return JitSpec(name, files, built, arguments)
 
+    def gen_batch_mla_module(backend: str, *arguments: Any) -> JitSpec:
+        return JitSpec(f"mla_{backend}", [], built, arguments)
+
     env = SimpleNamespace(FLASHINFER_JIT_DIR=built, FLASHINFER_GEN_SRC_DIR=sources)
     modules = {
         "flashinfer": {"norm": SimpleNamespace(_USE_CUDA_NORM=True)},
-        "flashinfer.jit": {"env": env, "gen_batch_prefill_module": gen_batch_prefill_module},
+        "flashinfer.jit": {
+            "env": env,
+            "gen_batch_mla_module": gen_batch_mla_module,
+            "gen_batch_prefill_module": gen_batch_prefill_module,
+        },
         "flashinfer.jit.norm": {"gen_norm_module": lambda: JitSpec("norm", [], built)},
     }
     for name, contents in modules.items():
@@ -89,7 +97,7 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(own)
 
 
-def spec(**attention: Any) -> ModelSpec:
+def spec(latent: LatentSpec | None = None, **attention: Any) -> ModelSpec:
     return ModelSpec(
         architecture="LlamaForCausalLM",
         norm_eps=1e-5,
@@ -104,6 +112,7 @@ def spec(**attention: Any) -> ModelSpec:
         vocab_size=97,
         max_position=4096,
         attention=AttentionSpec(**attention),
+        latent=latent,
     )
 
 
@@ -125,6 +134,15 @@ def test_what_was_built_is_what_is_loaded(libraries: Any) -> None:
     assert [name.startswith(kernel) for name, kernel in zip(names, ("fa2", "fa3"), strict=True)] == [True] * 2
     assert all("_causal_" in name for name in names)
     assert len(libraries.asked) == 3
+
+
+def test_latents_have_one_library_which_is_flashinfers_own(libraries: Any) -> None:
+    latent = LatentSpec(query_rank=None, rank=512, rotated=64, unrotated=128, value_dim=128)
+    [found] = libraries.module.libraries_of(spec(latent=latent), BF16, BF16, "cuda")
+    assert str(found) == "flashinfer FA3, latents of 512 + 64 in bfloat16"
+    libraries.module.build_libraries([found], lambda said: None)
+    assert libraries.asked == [str(found), "flashinfer norms"]
+    assert (libraries.built / "mla_fa3").exists()
 
 
 def test_a_prebuilt_library_is_not_built_again(libraries: Any) -> None:
