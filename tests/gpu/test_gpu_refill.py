@@ -54,7 +54,8 @@ def check(old: Path, new: Path, **changes: Any) -> None:
 
 @pytest.mark.parametrize("name", ["llama-64", "qwen2", "qwen3", "mixtral", "deepseek", "qwen3.5"])
 def test_tokens_after_a_refill_are_those_of_a_fresh_engine(name: str, tmp_path: Path) -> None:
-    build(name).save_pretrained(tmp_path / "old")
+    # In 16 bits, as checkpoints are: routers of experts are kept as their values need it.
+    build(name).bfloat16().save_pretrained(tmp_path / "old")
     check(tmp_path / "old", another(tmp_path / "old", tmp_path / "new"))
 
 

@@ -29,6 +29,8 @@ from engine.kernels.delta_net.delta_rule import (
 )
 from engine.kernels.delta_net.single_rows import SingleRows
 from engine.kv.cache.state_pool import StatePool
+from engine.mixers.recurrence.chunk_stages import chunk_stages
+from engine.mixers.recurrence.hopper_chunks import SentStage, hopper_chunks, sent_stages, suits_hopper
 from engine.model_config.parts.delta_spec import DeltaSpec
 
 
@@ -59,12 +61,17 @@ class _Kept:
 
 
 class TritonRecurrence:
-    """Chunks run in the chunked form, decodes and verify chunks in the recurrent one."""
+    """Chunks run in the chunked form, on Hopper by flashinfer's kernel. Decodes and verify chunks run in the
+    recurrent one.
+    """
 
-    def __init__(self, pool: StatePool, max_verified: int = 0) -> None:
-        """`max_verified`: most single rows of a step, if drafts may be among them; 0: they never are."""
+    def __init__(self, pool: StatePool, max_verified: int = 0, *, flashinfer: bool = True) -> None:
+        """`max_verified`: most single rows of a step, if drafts may be among them; 0: they never are.
+        `flashinfer`: whether its kernel computes chunks where it can.
+        """
         self._pool = pool
         self._shape = _shape(pool.spec)
+        self._on_hopper = flashinfer and suits_hopper(self._shape, pool.layer(0)[0].device)
         self._kept = _Kept(pool, max_verified) if max_verified else None
         self._num_chunk_rows = 0
         self._chunks: _Chunks | None = None
@@ -84,7 +91,16 @@ class TritonRecurrence:
         sent = self._sent([*_single_rows(states, n), *planned], batch, n)
         fields = len(SingleRows._fields)
         self._singles = SingleRows(*sent[:fields])
-        self._chunks = _Chunks(sent[fields:]) if n else None
+        self._chunks = _Chunks(sent[fields:], self._stages(batch, n)) if n else None
+
+    def _stages(self, batch: Batch, n: int) -> list[SentStage]:
+        """Of the `n` chunks; empty: they are computed by our own kernels."""
+        states = batch.states
+        if states is None or not self._on_hopper:
+            return []
+        arrays = states.sources, states.saves, states.save_rows, states.slots
+        stages = chunk_stages(batch.query_indptr[: n + 1], *(array[:n] for array in arrays))
+        return sent_stages(stages, batch.input_ids.device)
 
     def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
         """See `RecurrentAttention.recur`."""
@@ -95,7 +111,11 @@ class TritonRecurrence:
         if chunks := self._chunks:
             convolve_chunks(mixed, kernel, windows, *chunks.stretches[:4], convolved, rows=STRETCH)
             keep_windows(mixed, windows, *chunks.windows)
-            delta_chunks(convolved, log_decay, beta, matrices, chunks.stretches, out, shape)
+            if chunks.stages:
+                given = convolved[:rows], log_decay[:rows], beta[:rows]
+                hopper_chunks(*given, matrices, chunks.stages, out[:rows], shape)
+            else:
+                delta_chunks(convolved, log_decay, beta, matrices, chunks.stretches, out, shape)
         if count := len(self._singles.counts):
             seen, gates, single = None, None, convolved[rows:]
             if self._kept is not None:
@@ -183,8 +203,9 @@ def _single_rows(states: StateBatch, n: int) -> list[Ints]:
 class _Chunks:
     """A step's chunks on the device."""
 
-    def __init__(self, sent: Sequence[Tensor]) -> None:
+    def __init__(self, sent: Sequence[Tensor], stages: list[SentStage]) -> None:
         """`sent`: as `_planned` returns it."""
+        self.stages = stages
         fields = len(Stretches._fields)
         self.stretches = Stretches(*sent[:fields])
         self.windows = tuple(sent[fields:])
