@@ -155,18 +155,23 @@ def test_pages_lent_to_a_prefill_worker_on_a_lost_node_come_back_after_the_fence
     while (homes := cluster.homes())["prefill-0"] == "head":
         place_anew(cluster)
     node = cluster.machines[homes["prefill-0"]]
-    receiver = next(w for w, home in homes.items() if w.startswith("decode") and home != node.name)
+    receivers = [w for w, home in homes.items() if w.startswith("decode") and home != node.name]
+
+    def lent(state: str) -> dict[str, int]:
+        counts = {worker: cluster.pages(worker).get(state, 0) for worker in receivers}
+        return {worker: count for worker, count in counts.items() if count}
+
     questions = [question(small, seed, length=1500, max_tokens=16) for seed in range(70, 86)]
     watched = cluster.watch(questions)
-    cluster.wait_until(lambda: cluster.pages(receiver).get("in_flight"), 60)
+    cluster.wait_until(lambda: len(lent("in_flight")) == len(receivers), 60)
     cluster.machines.cut(node.name)
-    lent = cluster.wait_until(lambda: cluster.pages(receiver).get("quarantined"), 60)
+    found = cluster.wait_until(lambda: lent("quarantined"), 60)
     assert "prefill-0 is fenced" not in cluster.log()
-    show(quarantined=f"{lent:g} pages of {receiver} before the fence")
+    show(quarantined=f"{found} pages before the fence")
     cluster.wait_until(lambda: "prefill-0 is fenced" in cluster.log(), 60)
     for asked, (future, _) in zip(questions, watched, strict=True):
         expect(small, asked, future.result())
-    cluster.wait_until_idle([receiver], 60)
+    cluster.wait_until_idle(receivers, 60)
     cluster.mend(node)
 
 
