@@ -28,7 +28,7 @@ def unit_heads(rows: torch.Tensor, shape: DeltaShape) -> tuple[torch.Tensor, tor
     return q.view(tokens, keys, dim), k.view(tokens, keys, dim), v.view(tokens, values, dim)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _unit_heads(  # type: ignore[no-untyped-def]
     rows_ptr,
     out_ptr,

@@ -28,7 +28,7 @@ from engine.modeling.layers.ops.ops import Rotation
 _WORKSPACE_BYTES: Final = 128 << 20
 """For partial results, as flashinfer recommends."""
 _MOST_TILES: Final = 8192
-"""Of 64 pairs of a token and a head: a plan has room for 16384 pieces of work, and does not look."""
+"""Tiles of 64 pairs of a token and a head: a plan has room for 16384 pieces of work, and does not look."""
 _TILE_ROWS: Final = 64
 
 

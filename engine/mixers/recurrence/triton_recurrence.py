@@ -94,7 +94,7 @@ class TritonRecurrence:
         self._chunks = _Chunks(sent[fields:], self._stages(batch, n)) if n else None
 
     def _stages(self, batch: Batch, n: int) -> list[SentStage]:
-        """Of the `n` chunks; empty: they are computed by our own kernels."""
+        """Stages of the `n` chunks; empty: our own kernels compute them."""
         states = batch.states
         if states is None or not self._on_hopper:
             return []
