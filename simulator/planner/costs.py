@@ -54,8 +54,10 @@ _ROUTING_S: Final = 55e-6
 Qwen3-30B-A3B, less the time to read the weights."""
 _WIDE_HEAD: Final = 128
 _OF_WIDE_HEADS: Final = 1.9
-"""How much longer it takes to read wider heads' KV: decodes of Qwen3.5-9B, with heads of 256 features, and of
-latents read 2.2 TB/s, where those of Llama read 4.2."""
+"""How much longer it takes to read wider heads' KV: decodes of Qwen3.5-9B, with heads of 256 features, read
+2.2 TB/s, where those of Llama read 4.2."""
+_OF_LATENTS: Final = 1.3
+"""The same of latents: 64 decodes of DeepSeek-V2-Lite read 3.1 TB/s."""
 _MAX_RUNNING: Final = 512
 _FEW_ROWS: Final = (2, 4, 8, 16, 32)
 """Rows at which experts are reached that fewer rows do not reach."""
@@ -142,7 +144,7 @@ def _scaled(model: ModelSpec, gpu: GpuModel, ranks: int, kv_bytes: float) -> Dev
         (len(model.attention_layers) * model.q_size) / (LLAMA_8B.num_layers * LLAMA_8B.q_size) / ranks
     )
     layers = model.num_layers / LLAMA_8B.num_layers
-    wide = _OF_WIDE_HEADS if model.query_dim > _WIDE_HEAD else 1.0
+    wide = 1.0 if model.query_dim <= _WIDE_HEAD else _OF_WIDE_HEADS if model.latent is None else _OF_LATENTS
     slower = H200.bytes_per_s / gpu.bytes_per_s
     context = kv_bytes / kv_bytes_per_token(LLAMA_8B) * slower
     return DeviceCosts(
