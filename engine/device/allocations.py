@@ -27,7 +27,7 @@ def num_allocations(device: str) -> int:
 
 
 def reserve_pinned_memory() -> None:
-    """Have torch keep pinned memory for what steps copy. It keeps blocks by powers of two, from 512 bytes."""
-    sizes = [1 << power for power in range(9, _LARGEST_PINNED.bit_length())]
+    """Have torch keep pinned memory for what steps copy. It keeps blocks by powers of two, from one byte."""
+    sizes = [1 << power for power in range(_LARGEST_PINNED.bit_length())]
     blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(_BLOCKS)]
     del blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,8 +35,17 @@ def moved(pool: KVPool, batch: Batch) -> tuple[KVPool, Batch]:
         dtype=pool.tensor.dtype,
         device="cuda",
     )
-    there.tensor.copy_(pool.tensor)
     [tables] = batch.groups
+    # Pages are written as those of keys and values are: the tokens before the step anew, and NaN elsewhere.
+    there.tensor.fill_(torch.nan)
+    lists, lengths = tables.block_tables, np.diff(batch.query_indptr)
+    for r, before in enumerate((tables.context_lens - lengths).tolist()):
+        token = np.arange(before)
+        page = torch.from_numpy(lists.pages[lists.indptr[r] + token // pool.page_size]).cuda()
+        offset = torch.from_numpy(token % pool.page_size).cuda()
+        for layer in range(LAYERS):
+            rows = torch.randn(before, RANK + ROTATED, device="cuda").bfloat16()
+            latents(there.layer(layer))[page, offset] = rows
     groups = [replace(tables, slot_mapping=tables.slot_mapping.cuda())]
     return there, replace(batch, groups=groups, rows=batch.rows.cuda())
 

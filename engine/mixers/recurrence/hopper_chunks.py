@@ -33,7 +33,7 @@ def suits_hopper(shape: DeltaShape, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SentStage:
-    """A `ChunkStage` on the device: int64 tensors."""
+    """A `ChunkStage` on the device: int64 tensors, but for one."""
 
     rows: Tensor | None
     indptr: Tensor
@@ -52,7 +52,7 @@ def sent_stages(stages: Sequence[ChunkStage], device: torch.device) -> list[Sent
             np.arange(0) if stage.rows is None else stage.rows,
             stage.indptr,
             np.maximum(stage.sources, 0),
-            stage.sources < 0,
+            (stage.sources < 0).astype(np.int64),  # one copy has numbers of one type
             stage.ended,
             stage.slots,
         )
@@ -62,7 +62,7 @@ def sent_stages(stages: Sequence[ChunkStage], device: torch.device) -> list[Sent
     for stage in stages:
         rows, indptr, sources, empty, ended, slots = (next(sent) for _ in range(6))
         chosen = None if stage.rows is None else rows
-        found.append(SentStage(chosen, indptr, sources, empty.view(-1, 1, 1, 1), ended, slots))
+        found.append(SentStage(chosen, indptr, sources, empty.bool().view(-1, 1, 1, 1), ended, slots))
     return found
 
 
