@@ -61,7 +61,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
         for command in action.choices.values() if isinstance(action.choices, dict) else ():
             others |= {flag for action in command._actions for flag in action.option_strings}
     others |= TRANSLATIONS.keys()  # of other servers
-    others |= {"--points"}  # of benchmarks.gpu
+    others |= {"--adapters", "--points"}  # of benchmarks.gpu
     others |= {"--extra-index-url", "--local-dir", "--no-deps", "--shm-size"}  # of pip, hf and docker
     others |= {"--address", "--head", "--include-dashboard", "--num-cpus"}  # of ray
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", document.read_text()))
