@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from baton import LLM, SamplingParams
+from baton import LLM, LoRARequest, SamplingParams
 from tests.faults.support.small_model import SmallModel
+from tests.unit.engine.adapters.peft_oracle import greedy, merged, save_adapter
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -190,3 +192,19 @@ def test_scores_are_those_of_transformers(llm: LLM, small: SmallModel) -> None:
     for labels in ([], [small.model.config.vocab_size]):
         with pytest.raises(ValueError, match="label"):
             llm.score([5], [[6]], labels)
+
+
+def test_each_prompt_gets_the_answer_of_its_adapter(small: SmallModel, tmp_path: Path) -> None:
+    style = save_adapter(small.folder, tmp_path / "style", 1)
+    prompt = small.question(1, length=20, max_tokens=6).prompt
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    settings = {"device": "cpu", "dtype": "float32", "kv_pool_tokens": 2048}
+    with LLM(str(small.folder), enable_lora=True, **settings) as llm:
+        lora = LoRARequest("style", 1, str(style))
+        answers = llm.generate([prompt, prompt], sampling, lora_request=[None, lora], progress=False)
+        with pytest.raises(ValueError, match="cannot be read"):
+            llm.generate(prompt, lora_request=LoRARequest("absent", 2, "/nowhere"), progress=False)
+    models = merged(small.folder, None), merged(small.folder, style)
+    assert [a.outputs[0].token_ids for a in answers] == [greedy(model, prompt, 6) for model in models]
+    with LLM(str(small.folder), **settings) as llm, pytest.raises(ValueError, match="takes no adapters"):
+        llm.generate(prompt, lora_request=lora, progress=False)

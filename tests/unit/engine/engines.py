@@ -24,11 +24,13 @@ def make_engine(
     groups: tuple[KVGroup, ...] = ONE_GROUP,
     clock: Callable[[], float] = time.monotonic,
     adapters: Sequence[str] = (),
+    bank: FakeAdapters | None = None,
     **settings: Any,
 ) -> Engine:
-    """`adapters`: contents of adapters that are loaded; a step can compute with one of them."""
+    """`adapters`: contents of adapters that are loaded; a step can compute with one of them. `bank`: with
+    other settings."""
     if adapters:
-        settings["lora"] = LoraConfig(max_loras=1)
+        settings["lora"], bank = LoraConfig(max_loras=1), FakeAdapters()
     settings = {"page_size": 4, "num_pages": 64, "chunk_budget": 16, "max_running_requests": 8} | settings
     config = engine_config(**settings)
     runner: Any = FakeRunner(
@@ -36,7 +38,7 @@ def make_engine(
         config.num_pages,
         FakeSpec(kv_groups=groups),
         num_state_slots=config.num_state_slots or 0,
-        adapters=FakeAdapters() if adapters else None,
+        adapters=bank,
     )
     engine = Engine(config, hooks=hooks, runner=runner, clock=clock)
     for content in adapters:
