@@ -3,7 +3,8 @@
 python examples/train_adapter.py --model HuggingFaceTB/SmolLM2-135M-Instruct --output /tmp/pirate
 router --model smollm2 --enable-lora --lora-modules pirate=/tmp/pirate
 
-`--model` is a hub id, or a folder whose weights are not quantized; `smollm2` is the same model in 4 bits. Rank 4, a few minutes on two cores. Chat completions with "model": "pirate" are then answered by the adapter,
+`--model` is a hub id, or a folder whose weights are not quantized; `smollm2` is the same model in 4 bits.
+Rank 4, a few minutes on two cores. Chat completions with "model": "pirate" are then answered by the adapter,
 all others by the model itself.
 """
 
