@@ -386,3 +386,16 @@ class AdapterMachine(RuleBasedStateMachine):
 
 TestAdapterMachine = AdapterMachine.TestCase
 TestAdapterMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_content_in_use_at_another_router_stays_on_the_workers() -> None:
+    machine = AdapterMachine()
+    machine.start(slow=False)
+    machine.load(router=0, name="sql", content=b"one", in_place=True, rounds=4)
+    machine.ask(router=1, name="sql")
+    machine.load(router=0, name="sql", content=b"two", in_place=True, rounds=4)
+    assert all(process.loaded == {b"one", b"two"} for process in machine.workers)
+    machine.end(0)
+    machine.go_on(4)
+    assert all(process.loaded == {b"two"} for process in machine.workers)
+    machine.teardown()
