@@ -76,7 +76,7 @@ def fields_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `ModelSpec` from the answer of `describe`, which is JSON. Raises UnsupportedModel."""
     stored = described["general"]
     layers = tuple(GeneralLayer(**layer) for layer in stored["layers"])
-    names = ("read_directly", "unused")
+    names = ("read_directly", "unused", "table")
     general = GeneralSpec(**{**stored, "layers": layers, **{name: tuple(stored[name]) for name in names}})
     kv_heads = max(layer.kv_heads for layer in layers)
     group = max(layer.heads // layer.kv_heads for layer in layers)
@@ -88,7 +88,7 @@ def fields_of(described: Mapping[str, Any]) -> dict[str, Any]:
         "general": general,
         "vocab_size": described["vocab_size"],
         "hidden_size": described["hidden_size"],
-        "intermediate_size": text.get("intermediate_size") or 4 * described["hidden_size"],
+        "intermediate_size": _widest(text.get("intermediate_size")) or 4 * described["hidden_size"],
         "tied_embeddings": described["tied_embeddings"],
         "num_layers": len(layers),
         "num_heads": kv_heads * group,
@@ -98,6 +98,10 @@ def fields_of(described: Mapping[str, Any]) -> dict[str, Any]:
         "norm_eps": 0.0,
         "rope": None,
     }
+
+
+def _widest(sizes: int | list[int] | None) -> int | None:
+    return max(sizes) if isinstance(sizes, list) else sizes
 
 
 def _stored_size(features: int) -> int:

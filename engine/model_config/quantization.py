@@ -19,6 +19,8 @@ NVFP4_BLOCK: Final = 16
 """Input features that share a scale."""
 
 NESTED: Final = {
+    "language_model.model.blocks.": "model.layers.",  # transformers 5.23, of Kimi K2.5
+    "language_model.model.encoder.layers.": "model.layers.",  # transformers 5.23, of QianfanOCR
     "model.language_model.": "model.",  # transformers from 4.52 on
     "language_model.model.": "model.",  # before
     "model.text_model.": "model.",

@@ -33,6 +33,8 @@ class GeneralSpec:
     layers: tuple[GeneralLayer, ...]
     parameters: int
     """Weights of everything but the embedding and the head."""
+    table: tuple[int, int]
+    """Size of the embedding, which may be another than that of the head."""
     read_directly: tuple[str, ...] = ()
     """Linear layers whose weights other modules read: they keep the format of the checkpoint."""
     unused: tuple[str, ...] = ()

@@ -157,9 +157,10 @@ def describe(config: PreTrainedConfig) -> dict[str, Any]:
     cls = classes.class_of(config)
     _refuse_by_name(cls, config)
     try:
-        with torch.device("meta"), _unvalidated():
-            model = classes.build(config, DESCRIBING, DESCRIBING)
-        return _described(classes.on_meta(model), config)
+        with _unvalidated():
+            with torch.device("meta"):
+                model = classes.build(config, DESCRIBING, DESCRIBING)
+            return _described(classes.on_meta(model), config)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{cls.__name__} cannot run on Baton's pages: {error}") from error
     except Exception as error:
@@ -224,9 +225,16 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
         raise UnsupportedModel("it does not use transformers' attention interface")
     if shapes.mixes:
         raise UnsupportedModel(f"it mixes tokens outside attention ({shapes.mixes})")
-    if table.weight.shape != (logits.shape[1], hidden.shape[1]):
-        size = [logits.shape[1], hidden.shape[1]]
-        raise UnsupportedModel(f"its embedding has the size {list(table.weight.shape)}, and its head {size}")
+    text = config.get_text_config(decoder=True)
+    cut = getattr(text, "sliding_window", None) and not getattr(text, "layer_types", None)
+    if cut and not any(layer.window for layer in described):
+        raise UnsupportedModel("transformers' cache has a window for it, and its masks have none")
+    if head.in_features != hidden.shape[1]:
+        raise UnsupportedModel("its head does not take the hidden states of its layers")
+    if _begins_after_padding(paths):
+        raise UnsupportedModel(
+            "its positions begin after that of padding, in which transformers is not consistent"
+        )
     outside = {id(_weight(table)), id(_weight(head))}
     spec = GeneralSpec(
         class_name=type(model).__name__,
@@ -235,6 +243,7 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
         body=body,
         layers=tuple(described),
         parameters=sum(p.numel() for p in model.parameters() if id(p) not in outside),
+        table=(table.num_embeddings, table.embedding_dim),
         read_directly=tuple(
             path for path, one in paths.items() if isinstance(one, _Watched) and one.read_directly
         ),
@@ -277,6 +286,15 @@ def _no_packing() -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = before
+
+
+def _begins_after_padding(modules: Mapping[str, nn.Module]) -> bool:
+    """Whether there is a table of positions as RoBERTa's descendants have it."""
+    for path, module in modules.items():
+        named = path.rpartition(".")[2] in ("position_embeddings", "embed_positions")
+        if named and type(module) is nn.Embedding and module.padding_idx is not None:
+            return True
+    return False
 
 
 class _Found(Exception):

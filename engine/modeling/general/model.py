@@ -23,6 +23,7 @@ from engine.modeling.general.paged_pass import PagedPass, PooledHeads
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.linear.linear_layer import Linear, slots_of, weight
+from engine.modeling.layers.modules import Embedding
 from engine.modeling.models.base import Attention, CausalLM
 from engine.modeling.models.weight_table import ParamSlice, WeightTable
 
@@ -31,6 +32,9 @@ class GeneralModel(CausalLM):
     def __init__(self, spec: ModelSpec, layers: Layers) -> None:
         super().__init__(spec, layers)
         self._general = _general(spec)
+        if self._general.table != (spec.vocab_size, spec.hidden_size):
+            self.embed = Embedding(*self._general.table)
+            self.head = Linear(spec.hidden_size, spec.vocab_size, bias=False)
         on_cpu = self.embed.weight.device.type == "cpu"
         config = classes.config_of(json.loads(self._general.config))
         top = classes.build(config, ATTENTION, "eager" if on_cpu else "grouped_mm")
@@ -43,6 +47,9 @@ class GeneralModel(CausalLM):
         _make_parameters(top, {layer.sinks for layer in self._general.layers})
         classes.fix_rotations(top, self._general.context or spec.max_position)
         self.halves = Halves(top, self._general.body)
+        self._placed_sinks: list[tuple[PooledHeads, Tensor, Tensor]] = []
+        self._shared: set[str] = set()
+        """Modules with parameters of others, which fill them."""
         self._heads = [PooledHeads.of(layer, spec) for layer in self._general.layers]
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
@@ -58,10 +65,23 @@ class GeneralModel(CausalLM):
                 scale=layer.scale,
                 window=layer.window,
                 soft_cap=layer.soft_cap,
-                sinks=None if layer.sinks is None else self._parameter(layer.sinks),
+                sinks=None if layer.sinks is None else self._sinks(heads),
             )
-            for layer in self._general.layers
+            for layer, heads in zip(self._general.layers, self._heads, strict=True)
         ]
+
+    def _sinks(self, heads: PooledHeads) -> Tensor:
+        """The sinks of a layer, for all heads of the pool."""
+        stored = self._parameter(str(heads.layer.sinks))
+        placed = heads.placed(stored)
+        if placed is not stored:
+            self._placed_sinks.append((heads, stored, placed))
+        return placed
+
+    def pack_tied_head(self) -> None:
+        super().pack_tied_head()
+        for heads, stored, placed in self._placed_sinks:  # weights are new
+            placed.copy_(heads.placed(stored))
 
     def weight_table(self) -> WeightTable:
         table: dict[str, ParamSlice] = {}
@@ -69,10 +89,12 @@ class GeneralModel(CausalLM):
         for path, module in self.named_modules():
             if not path.startswith("halves."):
                 continue
-            ours = {id(slot.target) for slot in slots_of(module)}
-            if ours and not ours <= seen:
+            ours, source = {id(slot.target) for slot in slots_of(module)}, self._stored(path)
+            if ours and ours <= seen:
+                self._shared.add(source)
+            elif ours:
                 seen |= ours
-                table[self.halves.stored_name(path.removeprefix("halves."))] = ParamSlice(path)
+                table[source] = ParamSlice(path)
         if not self.spec.tied_embeddings:
             table[self._paths.head] = self.head_param()
         return table
@@ -85,7 +107,15 @@ class GeneralModel(CausalLM):
 
     def ignores(self, name: str) -> bool:
         tied = self.spec.tied_embeddings and name == f"{self._paths.head}.weight"
-        return tied or super().ignores(name) or self._conversions.ignores(name)
+        return (
+            tied
+            or name.rpartition(".")[0] in self._shared
+            or super().ignores(name)
+            or self._conversions.ignores(name)
+        )
+
+    def _stored(self, path: str) -> str:
+        return self.halves.stored_name(path.removeprefix("halves."))
 
     def _parameter(self, stored: str) -> Tensor:
         paths = (path for path, _ in self.halves.named_parameters())
@@ -96,12 +126,11 @@ class GeneralModel(CausalLM):
         """Let the class use this model's embedding and head."""
         table, head = classes.table_of(top), classes.head_of(top)
         table.weight = self.embed.weight
-        bias = None if head.bias is None else weight(len(head.bias))
         tied = self.spec.tied_embeddings
         assert isinstance(self.head, Linear)
-        if not tied:
-            self.head.bias = bias
-        _replace(top, self._paths.head, _Head(self.head, bias if tied else None))
+        if not tied and head.bias is not None:
+            self.head.bias = weight(len(head.bias))
+        _replace(top, self._paths.head, _Head(self.head, head.bias if tied else None))
 
 
 def _general(spec: ModelSpec) -> GeneralSpec:

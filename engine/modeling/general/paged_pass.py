@@ -42,6 +42,14 @@ class PooledHeads:
         filled = [self._filled(part, heads).flatten(1, 2) for part, heads in zip(parts, room, strict=True)]
         return torch.cat(filled, dim=1)
 
+    def placed(self, of_heads: Tensor) -> Tensor:
+        """[heads of the layer] as [H of the pool]: the same tensor if the layer has them all."""
+        if len(of_heads) == self.kv_heads * self.group:
+            return of_heads
+        by_key = of_heads.view(1, self.layer.kv_heads, -1, 1)
+        room = (0, 0, 0, self.group - by_key.shape[2], 0, self.kv_heads - self.layer.kv_heads)
+        return functional.pad(by_key, room).flatten()
+
     def _filled(self, heads: Tensor, group: int) -> Tensor:
         """[T, KVH of the layer, n, features] with zeros up to [T, KVH, group, D]."""
         _, kv_heads, inner, features = heads.shape

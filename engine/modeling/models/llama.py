@@ -39,6 +39,7 @@ _VISION: Final = (
     "image_newline",
     "image_tower.",
     "merger.",
+    "mlp1.",
     "mm_projector.",
     "multi_modal_projector.",
     "projector.",

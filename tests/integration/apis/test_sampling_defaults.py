@@ -9,6 +9,7 @@ import grpc
 import httpx
 import pytest
 
+from engine.model_config.model_impl import ModelImpl
 from router.api.generation.sampling_defaults import SamplingDefaults
 from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.integration.frontends import Frontends
@@ -22,11 +23,14 @@ async def test_what_a_request_does_not_say_is_the_models(frontends: Frontends) -
     generation = frontends.generation
     before = generation.model
     generation.model = replace(  # type: ignore[misc]
-        before, sampling_defaults=SamplingDefaults(temperature=0.5, top_k=7, max_tokens=9)
+        before,
+        impl=ModelImpl.TRANSFORMERS,
+        sampling_defaults=SamplingDefaults(temperature=0.5, top_k=7, max_tokens=9),
     )
     try:
         async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as http:
             [card] = (await http.get("/v1/models")).json()["data"]
+            assert card["model_impl"] == "transformers"
             assert card["default_sampling_params"] == {"temperature": 0.5, "top_k": 7, "max_tokens": 9}
             bodies: dict[str, dict[str, Any]] = {
                 "/v1/completions": {"prompt": "hi", "max_tokens": 9},

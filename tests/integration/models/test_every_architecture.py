@@ -21,6 +21,7 @@ from engine.loop.engine import Engine
 from engine.loop.hooks import NO_HOOKS
 from engine.model_config.model_spec import ModelSpec
 from tests.engine_config import engine_config
+from tests.integration.models.classes.shrinking import random_model, tiny_config
 from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference
 
 MAX_TOKENS = 24
@@ -37,11 +38,16 @@ def sizes(quick: Sequence[tuple[int | None, int]]) -> list[ParameterSet]:
     ]
 
 
+GENERAL = ("phi",)
+"""Model types that run transformers' modules."""
+
+
 class Model:
     """A folder to serve, and what transformers answers to `PROMPTS`."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        oracle = reference(name)
+        general = name in GENERAL
+        oracle = random_model(tiny_config(name)) if general else reference(name)
         oracle.save_pretrained(folder)
         self.folder = folder
         self.answers = [greedy(oracle, prompt) for prompt in PROMPTS]
@@ -77,7 +83,7 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
 ALIKE = [pytest.param(name, marks=pytest.mark.thorough) for name in LIKE_OTHERS]
 
 
-@pytest.fixture(scope="module", params=NAMES + ALIKE)
+@pytest.fixture(scope="module", params=[*NAMES, *GENERAL, *ALIKE])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(request.param, tmp_path_factory.mktemp("model"))
 

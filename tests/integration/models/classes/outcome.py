@@ -8,8 +8,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-import torch
-from torch import nn
 from transformers import PreTrainedConfig
 
 from engine.loop.engine import Engine
@@ -17,14 +15,13 @@ from engine.loop.hooks import NO_HOOKS
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.general import classes
 from tests.engine_config import engine_config
+from tests.integration.models.classes.shrinking import random_model
 from tests.integration.models.test_every_architecture import KeepPages, greedy, handed_over
 
 PROMPT: Final = [(7 * i * i + 3) % 97 for i in range(41)]
 SIZES: Final = ((7, 4), (None, 16))
 """Tokens of a chunk and of a page."""
-_STD: Final = 0.12
 
 
 class Served(Enum):
@@ -79,13 +76,7 @@ def outcome(config: PreTrainedConfig, name: str, folder: Path, impl: ModelImpl =
 
 def _saved(config: PreTrainedConfig, folder: Path) -> list[int]:
     """transformers' own answer, from random weights that are written to `folder`."""
-    torch.manual_seed(0)
-    model = classes.class_of(config)(config)
-    model.set_attn_implementation("eager")
-    model.float().train(mode=False)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, 0.0, _STD)
+    model = random_model(config)
     answer = greedy(model, PROMPT)
     model.save_pretrained(folder)
     return answer

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
+
+from engine.modeling.general.classes import class_of
 
 LAYERS: Final = 4
 _HIDDEN, _HEADS, _HEAD_DIM = 64, 4, 16
@@ -40,6 +43,8 @@ _SIZES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"), 512),
+    **dict.fromkeys(("out_hidden_size", "text_hidden_size"), _HIDDEN),
+    "n_shared_experts": 1,
     "rotary_dim": 8,
     "d_head": _HEAD_DIM,
     "qk_head_dim": 24,
@@ -47,13 +52,27 @@ _SIZES: Final[Mapping[str, int]] = {
     "num_kv_shared_layers": 0,
     "attention_chunk_size": 512,
 }
-_MISSING: Final = ("head_dim", "num_key_value_heads", "num_experts_per_tok", "n_routed_experts")
+_MISSING: Final = (
+    "head_dim",
+    "num_key_value_heads",
+    "num_experts_per_tok",
+    "n_routed_experts",
+    "n_shared_experts",
+)
 """Sizes that some defaults leave out, without which their classes fail."""
+_STD: Final = 0.12
 _VOCABULARY: Final = 260
 _LAST_TOKENS: Final = 240
 """Special tokens of configs are above this, and prompts below."""
 
-_OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {}
+_OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
+    },
+    "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
+    "qwen2_5_omni_thinker": {"vision_start_token_id": 250},
+    "qwen3_omni_moe_thinker": {"vision_start_token_id": 250},
+}
 """Fields of configs whose shrunk default no class takes."""
 
 
@@ -81,12 +100,16 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     return cls.from_dict(shrunk)
 
 
-def config_of(model_type: str) -> PreTrainedConfig:
-    """The tiny config of a type, or its default if that has no tiny one."""
-    try:
-        return tiny_config(model_type)
-    except (ValueError, TypeError, AttributeError, StrictDataclassError):
-        return CONFIG_MAPPING[model_type]()
+def random_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """A model with random weights in float32, large enough that answers vary."""
+    torch.manual_seed(0)
+    model = class_of(config)(config)
+    model.set_attn_implementation("eager")
+    model.float().train(mode=False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0.0, _STD)
+    return model
 
 
 def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,6 +120,8 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if isinstance(name, str) and name not in ("id2label", "label2id"):
             small[name] = _small(name, value, layers)
+    if "is_decoder" in small and not fields.get("is_encoder_decoder"):
+        small["is_decoder"] = True
     if "qk_rope_head_dim" in small:  # latent attention: as many key heads as query heads
         small["num_key_value_heads"] = _HEADS
         small["head_dim"] = small["qk_rope_head_dim"]
@@ -106,6 +131,8 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
 def _small(name: str, value: Any, layers: int) -> Any:
     if name == "per_layer_config" and value:
         return {LAYERS - 1: _shrunk(next(iter(value.values())))}
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        return value
     if isinstance(value, Mapping):
         return _small_rope(value) if name.startswith("rope_") else _shrunk(value)
     if isinstance(value, list | tuple) and len(value) == layers and layers:

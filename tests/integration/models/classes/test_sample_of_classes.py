@@ -7,19 +7,24 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import SpeculationConfig
+from engine.loop.engine import Engine
 from engine.model_config import general
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.general import describe
-from tests.integration.models.classes.outcome import Outcome, Served, outcome
-from tests.integration.models.classes.shrinking import classes, tiny_config
+from engine.speculation.kinds import DrafterKind
+from tests.engine_config import engine_config
+from tests.integration.models.classes.outcome import PROMPT, Outcome, Served, outcome
+from tests.integration.models.classes.shrinking import classes, random_model, tiny_config
+from tests.integration.models.test_every_architecture import finish, greedy, new_request
 
 GENERAL = (
     "OPTForCausalLM",
     "CohereForCausalLM",
     "GemmaForCausalLM",
     "PhiForCausalLM",
-    "Starcoder2ForCausalLM",
+    "MiMoV2FlashForCausalLM",
 )
 BOTH = ("LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM")
 REFUSED = {
@@ -56,6 +61,24 @@ def test_what_attention_does_not_hold_is_refused_by_name(name: str, tmp_path: Pa
     found = outcome(tiny_config(classes()[name]), name, tmp_path)
     assert found.served is Served.REFUSED
     assert REFUSED[name] in found.reason
+
+
+def test_drafts_change_no_answer(tmp_path: Path) -> None:
+    model = random_model(tiny_config("phi"))
+    model.save_pretrained(tmp_path)
+    prompt = PROMPT[:9] * 4
+    answers = []
+    for speculation in (None, SpeculationConfig(drafters=frozenset({DrafterKind.NGRAM}), num_draft_tokens=3)):
+        config = engine_config(
+            model_path=tmp_path, chunk_budget=16, page_size=4, max_model_len=128, speculation=speculation
+        )
+        engine, requests = Engine(config), [new_request(1, prompt), new_request(2, prompt[3:])]
+        for request in requests:
+            engine.submit(request)
+        finish(engine)
+        answers.append([request.output for request in requests])
+    assert engine.stats().drafts.drafted > 0
+    assert answers[0] == answers[1] == [greedy(model, prompt), greedy(model, prompt[3:])]
 
 
 def test_a_process_of_its_own_describes_a_model_as_this_one_does() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import Policy
+from engine.model_config.model_impl import ModelImpl
 from engine.sched.presets import Preset
 from engine.speculation.kinds import Speculation
 from router.config.choices import Dtype, Mode, Routing, TransportChoice
@@ -177,6 +178,7 @@ def test_no_flag_of_ours_is_taken_for_another_servers() -> None:
     values_only = {flag for flag, t in TRANSLATIONS.items() if isinstance(t, Renamed) and t.flag == flag}
     assert {setting.flag for setting in SETTINGS.values()} & TRANSLATIONS.keys() == values_only
     assert parse(["--model", "m", "--dtype", "half", "--load-format=safetensors"]).dtype is Dtype.FLOAT16
+    assert parse(["--model", "m", "--model-impl", "vllm"]).model_impl is ModelImpl.BATON
 
 
 @pytest.mark.parametrize("flag", [f for f, t in TRANSLATIONS.items() if isinstance(t, UnavailableFlag)])

@@ -22,6 +22,7 @@ def write_model(folder: Path, max_position: int = 2048, weight_bytes: int = 64, 
     """A Llama whose weights are a hole in a file: enough for arithmetic. `changes`: of config.json."""
     config = {
         "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "vocab_size": 32,
         "hidden_size": 64,
         "intermediate_size": 64,

@@ -10,6 +10,7 @@ import pytest
 
 from engine.config import STEP_SHARE
 from engine.device.sizes_by_memory import SizesByMemory
+from engine.model_config.model_impl import ModelImpl
 from engine.modeling.loader.checkpoint import Checkpoint
 from router.cluster.worker_config.machine import Machine, PlanError, device_for
 from router.cluster.worker_config.worker_plan import estimate_pool, plan_workers
@@ -306,6 +307,14 @@ def test_a_model_that_cannot_be_shared_out_is_refused_by_the_flag_that_asked(che
         plan(checkpoint, tensor_parallel_size=3)
     with pytest.raises(PlanError, match="--decode-tensor-parallel-size 3 does not suit tiny"):
         plan(checkpoint, decode_tensor_parallel_size=3)
+
+
+def test_transformers_modules_are_chosen_by_a_flag_and_run_on_one_rank(checkpoint: Checkpoint) -> None:
+    assert plan(checkpoint).engine.model_impl is ModelImpl.AUTO
+    general = {"model_impl": ModelImpl.TRANSFORMERS}
+    assert plan(checkpoint, **general).engine.model_impl is ModelImpl.TRANSFORMERS
+    with pytest.raises(PlanError, match=r"transformers' modules, which serve .* run on one"):
+        plan(checkpoint, **general, tensor_parallel_size=2)
 
 
 def test_each_role_has_its_own_chunks_pool_graphs_and_accelerator(checkpoint: Checkpoint) -> None:
