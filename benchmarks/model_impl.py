@@ -1,10 +1,11 @@
 """Speed of one model by Baton's modules and by transformers', in one process, in turns.
 
-python -m benchmarks.model_impl                                           # smollm2, on a CPU
+OMP_NUM_THREADS=1 python -m benchmarks.model_impl                         # smollm2, on a CPU
 python -m benchmarks.model_impl --model FOLDER --device cuda --dtype bfloat16 --load-format dummy
 
 Prefill: new prompts, one token each. Decode: answers of full length to prompts that are cached, with CUDA
-graphs on a GPU. Figures are the medians of the rounds, in tokens a second.
+graphs on a GPU. Figures are the medians of the rounds, in tokens a second: of CPU time on a CPU, where other
+work does not count then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Final
+
+import torch
 
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.machine import describe_machine
@@ -62,12 +65,13 @@ def engine_of(options: argparse.Namespace, folder: Path, impl: ModelImpl) -> Eng
 def run(engine: Engine, prompts: Sequence[Sequence[TokenId]], tokens: int, first_id: int) -> float:
     """Seconds until all prompts are answered with `tokens` tokens."""
     sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
-    began = time.perf_counter()
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    began = clock()
     for number, prompt in enumerate(prompts):
         engine.submit(Request(first_id + number, list(prompt), sampling))
     while engine.has_work:
         engine.step()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def measure(engine: Engine, options: argparse.Namespace, seed: int) -> Speeds:
@@ -109,8 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--load-format", default="auto")
-    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of an answer")
     parser.add_argument("--many", type=int, default=4, help="requests at once")
     parser.add_argument("--chunk", type=int, default=2048, help="prompt tokens of a step")
     parser.add_argument("--rounds", type=int, default=3, help="after one that warms up")

@@ -92,7 +92,7 @@ def table(found: dict[str, Outcome]) -> Iterable[str]:
     )
     yield "a tiny model of each class that generates text, 24 greedy tokens in float32, a prompt in chunks"
     yield "of 7 tokens and whole, computed by one engine and answered by another. What is served gives the"
-    yield "tokens that transformers gives."
+    yield "tokens that transformers gives ([models.md](models.md#models-of-transformers))."
     yield ""
     yield "| outcome | classes |"
     yield "| --- | ---: |"
