@@ -112,8 +112,8 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _ref(kind: Any) -> Schema:
-    if get_origin(kind) is list:
-        return {"type": "array", "items": _ref(*get_args(kind))}
-    if isinstance(kind, UnionType):
-        return {"anyOf": [_ref(member) for member in get_args(kind)]}
+    if get_origin(kind) is list or isinstance(kind, UnionType):
+        schema: Schema = TypeAdapter(kind).json_schema(ref_template=_REFERENCE)
+        schema.pop("$defs", None)  # they are among those of the document
+        return schema
     return {"$ref": _REFERENCE.format(model=kind.__name__)}

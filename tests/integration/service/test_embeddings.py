@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import tokenizers
@@ -87,9 +88,18 @@ async def cluster(encoder: SmallModel) -> AsyncIterator[LocalCluster]:
 
 
 async def post(cluster: LocalCluster, path: str, body: dict[str, Any], status: int = 200) -> Any:
+    """The answer, which is compared with /openapi.json, as the body is if it is accepted."""
     async with httpx.AsyncClient(timeout=60.0) as client:
         answer = await client.post(f"{cluster.url}{path}", json=body)
+        document = (await client.get(f"{cluster.url}/openapi.json")).json()
     assert answer.status_code == status, answer.text
+    about = document["paths"][path]["post"]
+    compared = [(about["responses"][str(status)], answer.json())]
+    if status == 200:
+        compared.append((about["requestBody"], body))
+    for described, value in compared:
+        schema = described["content"]["application/json"]["schema"]
+        jsonschema.validate(value, {**schema, "components": document["components"]})
     return answer.json()
 
 
