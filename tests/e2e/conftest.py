@@ -12,9 +12,10 @@ import pytest
 import torch
 import transformers
 import xxhash
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from engine.modeling.loader.checkpoint import resolve
+from tests.smollm2 import of_transformers, packaged_gguf
 
 NUM_TOKENS = 32
 
@@ -55,7 +56,16 @@ class Oracle:
     def answer(self, name: str) -> list[int]:
         """NUM_TOKENS tokens; one that ends the answer is not among them."""
         prompt = self.prompts[name]
-        key = repr((self._folder.name, transformers.__version__, torch.__version__, NUM_TOKENS, prompt))
+        key = repr(
+            (
+                packaged_gguf().name,
+                self._folder.name,
+                transformers.__version__,
+                torch.__version__,
+                NUM_TOKENS,
+                prompt,
+            )
+        )
         place = f"baton/{xxhash.xxh3_64_hexdigest(key.encode())}"
         known: list[int] | None = self._cache.get(place, None)
         if known is None:
@@ -72,8 +82,7 @@ class Oracle:
 
     @cached_property
     def _model(self) -> torch.nn.Module:
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(self._folder, dtype=torch.float32)
-        return model
+        return of_transformers()
 
 
 @pytest.fixture(autouse=True)

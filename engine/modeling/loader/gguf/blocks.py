@@ -57,7 +57,8 @@ def unpacked(
 
 
 def _empty(shape: tuple[int, int], dtype: torch.dtype, values: bool) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="cpu" if values else "meta")
+    with torch.inference_mode(False):  # threads that write them are in no such mode
+        return torch.empty(shape, dtype=dtype, device="cpu" if values else "meta")
 
 
 def _decode(data: Bytes, kind: GGMLQuantizationType, columns: int, targets: dict[str, Tensor]) -> None:
