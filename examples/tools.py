@@ -50,9 +50,10 @@ asked = client.chat.completions.create(
     temperature=0,
 )
 [call] = asked.choices[0].message.tool_calls
-print("call:", call.function.name, call.function.arguments)
+arguments = json.loads(call.function.arguments)
+print("call:", call.function.name, json.dumps(arguments))
 
-result = weather(**json.loads(call.function.arguments))
+result = weather(**arguments)
 messages += [asked.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": result}]
 answer = client.chat.completions.create(model=model, messages=messages, max_tokens=60, temperature=0)
 print("answer:", answer.choices[0].message.content)
