@@ -122,8 +122,8 @@ class TorchAttention:
             q = qkv if rotation is None else rotation.turn(qkv)
             k, v = self._new[rule.source]
         elif rule.latent_rank is not None:
-            q, k, v = qkv[:, :-1], qkv[:, -1:], qkv[:, -1:, : rule.latent_rank]
-            self._store_latents(layer, k)
+            q, k = qkv[:, :-1], self._store_latents(layer, qkv[:, -1:])
+            v = k[..., : rule.latent_rank]
         else:
             q, k, v = self._rotated(qkv, rotation)
             if rule.causal or plan.decodes:  # no later step reads those of an encoder's prompt
@@ -151,10 +151,22 @@ class TorchAttention:
         k, v = fp8.read(layer, torch.stack(stored), k.dtype).unbind()
         return k, v
 
-    def _store_latents(self, layer: int, rows: torch.Tensor) -> None:
-        """Write the step's latents, `[T, 1, row]`, into the pool."""
-        page = self._pages[self._keys[layer][0]]
-        latents(self._pool.layer(layer))[page, self._offset] = rows[:, 0]
+    def _store_latents(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """Write the step's latents, `[T, 1, row]`, into the pool; what is read from there."""
+        page, fp8 = self._pages[self._keys[layer][0]], self._pool.fp8
+        place = latents(self._memory[:, self._pool.places[layer][1]])
+        if fp8 is None:
+            place[page, self._offset] = rows[:, 0]
+            return rows
+        stored = torch.cat(fp8.write(layer, *rows.chunk(2, dim=-1)), dim=-1)
+        place[page, self._offset] = stored[:, 0]
+        return self._latents_of(layer, stored, rows.dtype)
+
+    def _latents_of(self, layer: int, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Latents from 8 bits: each half of a row has a scale of its own, as keys and values have."""
+        assert self._pool.fp8 is not None
+        halves = torch.stack(stored.chunk(2, dim=-1))
+        return torch.cat(self._pool.fp8.read(layer, halves, dtype).unbind(), dim=-1)
 
     def _rotated(
         self, qkv: torch.Tensor, rotation: Rotation | None
@@ -281,6 +293,8 @@ class TorchAttention:
         rank = self._rules[layer].latent_rank
         if rank is not None:
             keys = kv.view(requests, 1, -1, 2 * heads.dim)
+            if self._pool.fp8 is not None:
+                keys = self._latents_of(layer, keys, self._pool.dtype)
             return keys, keys[..., :rank]
         if self._pool.fp8 is not None:
             kv = self._pool.fp8.read(self._sources[layer], kv.view(2, -1), self._pool.dtype)

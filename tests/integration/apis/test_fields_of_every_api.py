@@ -61,12 +61,15 @@ async def test_token_ids_of_prompt_and_answer_are_returned_whole_and_streamed(
     assert [token for choice in choices for token in choice.get("token_ids", [])] == whole[0]
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/embeddings", {"input": "hi"}), ("/v1/rerank", {"query": "hi", "documents": ["ho"]})],
+)
 async def test_what_needs_another_kind_of_model_is_refused_clearly(
-    http: httpx.AsyncClient, path: str
+    http: httpx.AsyncClient, path: str, body: dict[str, Any]
 ) -> None:
-    response = await http.post(path, json={"input": "hi"})
-    assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
+    response = await http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "wrong_model")
 
 
 async def test_logit_biases_reach_the_worker(frontends: Frontends, client: openai.AsyncOpenAI) -> None:
