@@ -72,10 +72,10 @@ class RequestIdentity:
     trace: TraceContext = field(default_factory=lambda: TraceContext.of(None))
     operation: str = "text_completion"
     """gen_ai.operation.name of the GenAI semantic conventions."""
-    read_on: str = ""
-    """Key of the session that its latest read was placed on."""
     clients_id: str = ""
     """`x-request-id` of the client, which need not be unique."""
+    read_on: str = field(default="", init=False)
+    """Key of the session that its latest read was placed on."""
     _count: count[int] = field(default_factory=count, repr=False)
 
     def next_sequence(self) -> tuple[int, str]:
