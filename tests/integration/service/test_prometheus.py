@@ -25,6 +25,7 @@ from tests.faults.support.small_model import save_small_model
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
+READ = {"query": [5, 6], "items": [[7], [8]], "label_token_ids": [9, 10]}
 PATIENCE_S = 90.0
 VARIABLES = {"__rate_interval": "1m", "cluster": "baton", "model": "small", "role": "prefill|decode"}
 DRAFTING = SpeculationConfig(num_draft_tokens=4, adaptive=False)
@@ -98,6 +99,7 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
         deadline = time.monotonic() + PATIENCE_S
         while missing and time.monotonic() < deadline:
             (await client.post("/v1/completions", json=REQUEST)).raise_for_status()
+            (await client.post("/v1/score", json=READ)).raise_for_status()
             missing = {name: e for name, e in missing.items() if not await query(server, e)}
         assert not missing
         alerts = (await server.get("/api/v1/alerts")).json()["data"]["alerts"]
