@@ -14,7 +14,7 @@ def test_an_unknown_model_is_one_line_and_no_traceback(monkeypatch: pytest.Monke
     def missing(model: str) -> Path:
         raise checkpoint.CheckpointError("it could not be fetched")
 
-    monkeypatch.setattr(checkpoint, "_downloaded", missing)
+    monkeypatch.setattr(checkpoint, "download", missing)
     with pytest.raises(SystemExit) as ended:
         model_folder("nobody/no-such-model")
     assert ended.value.code == "--model nobody/no-such-model: it could not be fetched"

