@@ -1,4 +1,4 @@
-"""Cuts the chunks of a step into parts for a kernel that has room for so many rows."""
+"""Cuts the chunks of a step into parts for a kernel with room for a limited number of rows."""
 
 from __future__ import annotations
 

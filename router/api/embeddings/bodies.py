@@ -130,7 +130,7 @@ class RerankBody(PooledFields):
     texts: _Texts | None = None
     """TEI's name of `documents`, to which it answers in its own shape."""
     top_n: _Count | None = None
-    """Report the best so many; by default all."""
+    """Number of documents to report, the best ones; by default all."""
     return_documents: bool | None = None
     """Report the texts of documents."""
     return_text: bool | None = None

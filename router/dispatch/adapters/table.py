@@ -99,7 +99,7 @@ class AdapterTable:
         self.catalogue = Catalogue()
         self._uses: Counter[Digest] = Counter()
         self._known: set[Digest] = set()
-        """Contents that workers may hold, and that this router is to have unloaded when nobody uses them."""
+        """Contents that workers may hold, and that this router is to have unloaded once unused."""
         self._shown: set[Digest] = set()
         """Known contents that have been visible."""
 

@@ -40,7 +40,7 @@ class Looks:
         """Raises Unwritable."""
         self._left -= 1
         if self._left < 0:
-            raise Unwritable("so many alternatives")
+            raise Unwritable("too many alternatives")
 
 
 def strings_of(
