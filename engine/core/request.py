@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 from common.origin import NO_NAMESPACE, Namespace, are_keys_of
 from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
+from engine.core.media import MediaItem, check_media
 from engine.core.read import MAX_LABELS, Pooled, Read
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
@@ -88,6 +89,8 @@ class Request:
     """The adapter, by its whole content; empty: the base model. It is a part of the namespace."""
     prompt_keys: Sequence[int] = ()
     """What KV of the prompt's positions is computed from; see `common.origin`. Unless given, the tokens."""
+    media: tuple[MediaItem, ...] = ()
+    """Images of the prompt, in its order."""
 
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""
@@ -135,6 +138,7 @@ class Request:
             raise UnservableRequest("the digest of an adapter is a part of the request's namespace")
         if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
             raise UnservableRequest("a key of the prompt is neither its token nor that of a media item")
+        check_media(self.media, len(self.prompt), self.prompt_keys)
         if self.read is not None and (self.output or self.sampling.max_tokens or self.sampling.scores_prompt):
             raise UnservableRequest("a read has neither an answer nor log-probabilities of its prompt")
         labels = () if self.read is None else self.read.label_ids

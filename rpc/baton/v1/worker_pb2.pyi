@@ -199,7 +199,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "prompt_keys")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "prompt_keys", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Work(_message.Message):
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
     output: _containers.RepeatedScalarFieldContainer[int]
@@ -238,7 +239,34 @@ class Work(_message.Message):
     adapter_digest: bytes
     weights: str
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., prompt_keys: _Optional[_Iterable[int]] = ...) -> None: ...
+    media: _containers.RepeatedCompositeFieldContainer[MediaItem]
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
+
+class MediaItem(_message.Message):
+    __slots__ = ("digest", "offset", "length", "grid", "arrays")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    offset: int
+    length: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    arrays: _containers.RepeatedCompositeFieldContainer[MediaArray]
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., arrays: _Optional[_Iterable[_Union[MediaArray, _Mapping]]] = ...) -> None: ...
+
+class MediaArray(_message.Message):
+    __slots__ = ("name", "dtype", "shape", "data")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Read(_message.Message):
     __slots__ = ("label_ids", "pooling")

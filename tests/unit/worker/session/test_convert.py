@@ -8,6 +8,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.core.media import MediaArray, MediaItem
 from engine.core.read import Read
 from engine.core.retention import RetainedPrefix, Retention
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
@@ -149,6 +150,15 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         retention=worker_pb2.Retention(
             key="chat", seconds=5.0, prefixes=[worker_pb2.RetainedPrefix(tokens=1, seconds=2.0)]
         ),
+        media=[
+            worker_pb2.MediaItem(
+                digest=b"red",
+                offset=1,
+                length=1,
+                grid=[1, 2, 4],
+                arrays=[worker_pb2.MediaArray(name="pixels", dtype="uint8", shape=[1, 2], data=b"ab")],
+            )
+        ],
     )
     assert {field.name for field, _ in work.ListFields()} == set(work.DESCRIPTOR.fields_by_name)
     request, blank = request_from_proto(work, 0.0), request_from_proto(worker_pb2.Work(prompt=[1]), 0.0)
@@ -156,6 +166,8 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         assert getattr(request, name) != getattr(blank, name), name
     assert request.retention == Retention("chat", 5.0, (RetainedPrefix(1, 2.0),))
     assert request.read == Read((5, 9))
+    pixels = MediaArray("pixels", "uint8", (1, 2), b"ab")
+    assert request.media == (MediaItem(b"red", 1, 1, (1, 2, 4), (pixels,)),)
     assert (request.priority, request.tenant, request.ttft_deadline_s) == (-2, "key-1", 2.5)
     assert (request.namespace, list(request.keys(0, 3))) == (b"salted", [1, -9, 3])
     assert (blank.retention, blank.ttft_deadline_s) == (None, math.inf)
