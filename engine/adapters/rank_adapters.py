@@ -44,7 +44,9 @@ class RankAdapters:
             for layer, found in pieces.items()
         }
         if not self._additions:
-            raise AdapterRefused("no layer of this model can take adapters")
+            raise AdapterRefused(
+                f"no layer of {model.spec.architecture} can take adapters; start without --enable-lora"
+            )
         model.adapter_rows = self.rows
 
     def check(self, adapter: StoredAdapter) -> None:

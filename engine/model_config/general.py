@@ -76,7 +76,7 @@ def fields_of(described: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `ModelSpec` from the answer of `describe`, which is JSON. Raises UnsupportedModel."""
     stored = described["general"]
     layers = tuple(GeneralLayer(**layer) for layer in stored["layers"])
-    names = ("read_directly", "unused", "table")
+    names = ("read_directly", "not_by_token", "unused", "table")
     general = GeneralSpec(**{**stored, "layers": layers, **{name: tuple(stored[name]) for name in names}})
     kv_heads = max(layer.kv_heads for layer in layers)
     group = max(layer.heads // layer.kv_heads for layer in layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final, Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -50,10 +51,11 @@ def _metrics(backend: Backend, request: Request) -> Response:
 
 
 def _openapi(backend: Backend, request: Request) -> Any:
-    """With the bounds of the model in `?model=`, or of the first one."""
+    """With the bounds of the model in `?model=`, or of the first one, and the names of its adapters."""
     models, name = backend.models, request.query_params.get("model")
     generation = models.first if name is None else models.find(name)
-    return openapi_document(backend.apis, generation.model.name, generation.bounds)
+    bounds = replace(generation.bounds, model_names=generation.names)
+    return openapi_document(backend.apis, generation.model.name, bounds)
 
 
 def _workers(backend: Backend, request: Request) -> Any:

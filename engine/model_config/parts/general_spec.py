@@ -37,6 +37,8 @@ class GeneralSpec:
     """Size of the embedding, which may be another than that of the head."""
     read_directly: tuple[str, ...] = ()
     """Linear layers whose weights other modules read: they keep the format of the checkpoint."""
+    not_by_token: tuple[str, ...] = ()
+    """Linear layers applied to other rows than one for each token, such as those of chosen experts."""
     unused: tuple[str, ...] = ()
     """Modules that text does not pass through, such as a vision tower."""
     waits: bool = False

@@ -7,6 +7,7 @@ soft cap and sinks, whatever the class calls these in its config, and what a cla
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,9 +115,11 @@ def _span(visible: Callable[..., Any], token: int) -> int | None:
 
 
 class _Watched(nn.Linear):
-    """A linear layer that notes who reads its weight."""
+    """A linear layer that notes who reads its weight, and what it is applied to."""
 
     read_directly = False
+    rows = 0
+    """Rows of its last input; 0: it was not applied."""
 
     @property
     def weight(self) -> nn.Parameter:  # type: ignore[override]
@@ -124,6 +127,7 @@ class _Watched(nn.Linear):
         return _weight(self)
 
     def forward(self, input: Tensor) -> Tensor:
+        self.rows = math.prod(input.shape[:-1])
         return functional.linear(input, _weight(self), self.bias)
 
 
@@ -236,6 +240,7 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
             "its positions begin after that of padding, in which transformers is not consistent"
         )
     outside = {id(_weight(table)), id(_weight(head))}
+    watched = {path: one for path, one in paths.items() if isinstance(one, _Watched)}
     spec = GeneralSpec(
         class_name=type(model).__name__,
         eos=getattr(config.get_text_config(decoder=True), "eos_token_id", None),
@@ -244,9 +249,8 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
         layers=tuple(described),
         parameters=sum(p.numel() for p in model.parameters() if id(p) not in outside),
         table=(table.num_embeddings, table.embedding_dim),
-        read_directly=tuple(
-            path for path, one in paths.items() if isinstance(one, _Watched) and one.read_directly
-        ),
+        read_directly=tuple(path for path, one in watched.items() if one.read_directly),
+        not_by_token=tuple(path for path, one in watched.items() if one.rows != _TOKENS),
         unused=tuple(_unused(paths, used)),
         waits=shapes.waits,
     )

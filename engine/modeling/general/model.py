@@ -156,6 +156,12 @@ class _Rows(Linear):
         return rows.view(*x.shape[:-1], -1)
 
 
+class _OtherRows(_Rows):
+    """Applied to other rows than one for each token, so that adapters of tokens cannot be added."""
+
+    adaptable = False
+
+
 class _Head(nn.Module):
     """In place of a class's head: the model's, and a bias that one tied to the embedding lacks."""
 
@@ -188,7 +194,7 @@ def _replace_linears(top: nn.Module, general: GeneralSpec, layers: Layers) -> No
         made = layers.linear(
             path, in_features=module.in_features, out_features=module.out_features, bias=bias
         )
-        made.__class__ = _Rows
+        made.__class__ = _OtherRows if path in general.not_by_token else _Rows
         _replace(top, path, made)
 
 

@@ -118,6 +118,12 @@ class Generation:
     def adapter_names(self) -> Collection[str]:
         return () if self.adapters is None else self.adapters.names
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may have as `model`."""
+        adapters = self.adapter_names
+        return (self.base_name, *adapters, *(f"{self.base_name}:{name}" for name in adapters), "")
+
     def with_adapter(self, name: str) -> Generation:
         """The same model with an adapter, under whose name it answers. Raises NotFound."""
         if name not in self.adapter_names:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 _BOUNDS: Final = re.compile(r"(prefill|decode)=(\d+):(\d+)")
 
@@ -43,21 +46,55 @@ class WrongAdapters(ValueError):
     """The message names the part that is wrong and what it should be."""
 
 
-def adapters_of(setting: str | None) -> dict[str, str]:
-    """Paths by names, from `style=/adapters/style sql=/adapters/sql`. Raises WrongAdapters."""
-    try:
-        words = shlex.split(setting or "")
-    except ValueError as error:
-        raise WrongAdapters(f"{setting}: {error}; quote it as in a shell") from None
+class _NamedFolder(BaseModel, extra="forbid", strict=True):
+    """An adapter as vLLM writes it in JSON."""
+
+    name: str = Field(min_length=1)
+    path: str = Field(min_length=1)
+    base_model_name: str | None = None
+
+
+_NAMED_FOLDERS: Final[TypeAdapter[_NamedFolder | list[_NamedFolder]]] = TypeAdapter(
+    _NamedFolder | list[_NamedFolder]
+)
+
+
+def adapters_of(setting: str | None, models: Collection[str] = ()) -> dict[str, str]:
+    """Paths by names, from `style=/adapters/style sql=/adapters/sql`, or from vLLM's JSON: an object, or a
+    list of them. `models`: names that base_model_name may have. Raises WrongAdapters."""
+    text = (setting or "").strip()
     adapters: dict[str, str] = {}
+    for name, path in _from_json(text, models) if text.startswith(("{", "[")) else _from_words(text):
+        if name in adapters:
+            raise WrongAdapters(f"{name}={path}: {name} is given twice")
+        adapters[name] = path
+    return adapters
+
+
+def _from_words(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise WrongAdapters(f"{text}: {error}; quote it as in a shell") from None
     for word in words:
         name, _, path = word.partition("=")
         if not name or not path:
             raise WrongAdapters(f"{word} is not NAME=PATH")
-        if name in adapters:
-            raise WrongAdapters(f"{word}: {name} is given twice")
-        adapters[name] = path
-    return adapters
+        yield name, path
+
+
+def _from_json(text: str, models: Collection[str]) -> Iterator[tuple[str, str]]:
+    try:
+        found = _NAMED_FOLDERS.validate_json(text)
+    except ValidationError:
+        form = '{"name": NAME, "path": PATH, "base_model_name": MODEL}'
+        raise WrongAdapters(f"{text} is not {form}, or a list of such objects") from None
+    for one in found if isinstance(found, list) else [found]:
+        if models and one.base_model_name is not None and one.base_model_name not in models:
+            raise WrongAdapters(
+                f"{one.name} is for {one.base_model_name}; this model is {' or '.join(models)}"
+            )
+        yield one.name, one.path
 
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -296,7 +296,8 @@ def _heartbeats(config: RouterConfig) -> Iterator[str]:
 def _adapters(config: RouterConfig) -> Iterator[str]:
     adapters = config.adapters
     try:
-        if adapters_of(adapters.lora_modules) and not adapters.enable_lora:
+        models = tuple(dict.fromkeys(filter(None, (config.served_model_name, config.model))))
+        if adapters_of(adapters.lora_modules, models) and not adapters.enable_lora:
             yield "--lora-modules needs --enable-lora"
     except WrongAdapters as error:
         yield f"--lora-modules {error}"

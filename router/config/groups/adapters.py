@@ -18,8 +18,8 @@ class AdapterSettings:
     lora_modules: str | None = _adapters(
         None,
         "adapters to load at startup: folders of PEFT by the model names under which they are served;"
-        " shell quoting",
-        "'NAME=PATH ...'",
+        " shell quoting, or vLLM's JSON",
+        "'NAME=PATH ...'|JSON",
         aliases=("--lora-paths",),
     )
     max_loras: int = _adapters(

@@ -137,3 +137,15 @@ async def test_each_adapter_has_a_card_with_its_folder_and_its_model(client: htt
     assert (card["id"], card["root"], card["parent"]) == ("sql", "/sql", "small")
     assert (await client.get("/v1/models/sql")).json() == card
     assert (await client.get("/v1/models/none")).status_code == 404
+
+
+async def test_the_document_of_the_apis_names_the_adapters(client: httpx.AsyncClient) -> None:
+    async def names() -> list[str]:
+        document = (await client.get("/openapi.json")).json()
+        named = document["components"]["schemas"]["CompletionBody"]["properties"]["model"]
+        found: list[str] = named["anyOf"][0]["enum"]
+        return found
+
+    assert await names() == ["small", ""]
+    await client.post("/v1/load_lora_adapter", json=SQL, headers=ADMIN)
+    assert await names() == ["small", "sql", "small:sql", ""]
