@@ -12,9 +12,10 @@ from router.api.endpoints.record import Api
 from router.api.openai.api import OPENAI
 from router.api.openai.responses_api.api import RESPONSES
 from router.api.operations import OPERATIONS
+from router.api.tokens.api import TOKENS
 from router.api.weights.routes import WEIGHTS
 
-APIS: Final = (OPENAI, RESPONSES, DECISIONS, EMBEDDINGS, ANTHROPIC, OPERATIONS, WEIGHTS, ADAPTERS)
+APIS: Final = (OPENAI, RESPONSES, DECISIONS, EMBEDDINGS, ANTHROPIC, OPERATIONS, WEIGHTS, ADAPTERS, TOKENS)
 
 
 def api_of(path: str) -> Api:

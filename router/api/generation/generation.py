@@ -233,19 +233,26 @@ class Generation:
 
     def abort(self, request_id: str) -> bool:
         """Abort a running request, also on the workers. False if the tenant has none with this id."""
-        run = self._running.get((CURRENT_TENANT.get(), request_id))
-        if run is None:
-            return False
-        run.abort()
-        return True
+        return self.abort_mine({request_id}) > 0
+
+    def abort_mine(self, names: Collection[str] | None = None) -> int:
+        """Abort running requests of the tenant, all or those with these ids, their own or their client's.
+
+        Returns their number.
+        """
+        tenant = CURRENT_TENANT.get()
+        found = [
+            run
+            for (owner, _), run in self._running.items()
+            if owner is tenant and (names is None or run.is_named(names))
+        ]
+        for run in found:
+            run.abort()
+        return len(found)
 
     def running(self, request_id: str) -> Run | None:
         """The running request with this id, its own or its client's; of several, the latest."""
-        found = [
-            run
-            for (_, name), run in self._running.items()
-            if name == request_id or (run.identity is not None and run.identity.clients_id == request_id)
-        ]
+        found = [run for run in self._running.values() if run.is_named({request_id})]
         return found[-1] if found else None
 
     def abort_all(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -81,6 +81,10 @@ class Run:
         self._use: Final = use
         if use is not None:
             weakref.finalize(self, use.end)  # also of a run that is never served
+
+    def is_named(self, names: Collection[str]) -> bool:
+        """Whether its own id, or its client's, is one of these."""
+        return self.request.id in names or (self.identity is not None and self.identity.clients_id in names)
 
     @property
     def num_completions(self) -> int:

@@ -9,9 +9,7 @@ from router.api.endpoints.record import Api
 from router.api.fields import Refused
 
 _ADVICE: Final = {
-    "Use POST /v1/completions or /v1/chat/completions.": (
-        "/generate /invocations /inference/v1/generate /api/generate /api/chat /v1/engines"
-    ),
+    "Use POST /v1/completions or /v1/chat/completions.": ("/invocations /api/generate /api/chat /v1/engines"),
     "Use GET /v1/models.": "/get_model_info /model_info /api/tags /models/info",
     "Use GET /v1/models, /version and /status.": "/get_server_info /server_info /get_internal_state",
     "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",
@@ -31,7 +29,6 @@ _ADVICE: Final = {
         " /collective_rpc"
     ),
     "Use `router drain` and `router scale` on the router's machine.": "/scale_elastic_ep",
-    "Close the connection of the request.": "/abort_request",
     "Use GET /health; idle workers are probed (--probe-interval).": "/health_generate",
     "GET /openapi.json describes the API.": "/docs /redoc",
     "Use `router batch` for files of requests.": "/v1/batches /v1/files",

@@ -14,10 +14,10 @@ from router.api.generation.params.validation import RequestModel
 _STOP: Final = "stop strings are not part of the text; append `stop_reason` of the choice"
 _ID: Final = "send it as the header x-request-id, which `router explain` finds"
 _NO_BEAMS: Final = "there is no beam search; use n, and rank the completions by their logprobs"
-_HANDOFF: Final = "the router moves KV between its own workers; see --mode disagg"
-_NO_HOOKS: Final = "there are no custom logits processors; use logit_bias or structured_outputs"
+HANDOFF: Final = "the router moves KV between its own workers; see --mode disagg"
+NO_HOOKS: Final = "there are no custom logits processors; use logit_bias or structured_outputs"
 
-_Handoff: TypeAlias = Annotated[Any, Refused(_HANDOFF)]
+_Handoff: TypeAlias = Annotated[Any, Refused(HANDOFF)]
 _Id: TypeAlias = Annotated[Any, Refused(_ID)]
 
 
@@ -31,18 +31,17 @@ class ForeignFields(RequestModel):
     bootstrap_host: _Handoff = None
     bootstrap_port: _Handoff = None
     bootstrap_room: _Handoff = None
-    custom_logit_processor: Annotated[Any, Refused(_NO_HOOKS)] = None
-    custom_params: Annotated[Any, Refused(_NO_HOOKS, ({},))] = None
+    custom_logit_processor: Annotated[Any, Refused(NO_HOOKS)] = None
+    custom_params: Annotated[Any, Refused(NO_HOOKS, ({},))] = None
     data_parallel_rank: Annotated[Any, Refused("the router chooses the worker; see --routing")] = None
     early_stopping: Annotated[Any, Refused(_NO_BEAMS, (False,))] = None
     include_stop_str_in_output: Annotated[Any, Refused(_STOP, (False,))] = None
-    kv_transfer_params: Annotated[Any, Refused(_HANDOFF, ({},))] = None
+    kv_transfer_params: Annotated[Any, Refused(HANDOFF, ({},))] = None
     length_penalty: Annotated[Any, Refused(_NO_BEAMS, (1, 1.0))] = None
-    logits_processors: Annotated[Any, Refused(_NO_HOOKS, ([],))] = None
+    logits_processors: Annotated[Any, Refused(NO_HOOKS, ([],))] = None
     no_stop_trim: Annotated[Any, Refused(_STOP, (False,))] = None
     request_id: _Id = None
     return_hidden_states: Annotated[Any, Refused("hidden states stay on the workers", (False,))] = None
-    return_tokens_as_token_ids: Annotated[Any, Refused("use return_token_ids", (False,))] = None
     rid: _Id = None
     session_params: Annotated[Any, Refused("use prompt_cache_key to keep the KV of a session", ({},))] = None
     spaces_between_special_tokens: Annotated[
@@ -56,7 +55,7 @@ class ForeignFields(RequestModel):
         Any, Refused("a prompt is never cut; cut the token ids that POST /tokenize returns")
     ] = None
     use_beam_search: Annotated[Any, Refused(_NO_BEAMS, (False,))] = None
-    vllm_xargs: Annotated[Any, Refused(_NO_HOOKS, ({},))] = None
+    vllm_xargs: Annotated[Any, Refused(NO_HOOKS, ({},))] = None
 
 
 class ForeignChatFields(RequestModel):

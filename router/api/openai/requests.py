@@ -58,7 +58,7 @@ TextsOrIds: TypeAlias = (
 Bookkeeping: TypeAlias = Annotated[Any, WithoutEffect("bookkeeping of OpenAI's service")]
 
 
-def _several(value: Any) -> Any:
+def several(value: Any) -> Any:
     """One stop string, or a list of them."""
     if isinstance(value, str):
         return (value,)
@@ -100,7 +100,28 @@ class StreamOptions(RequestModel):
     include_obfuscation: Annotated[Any, WithoutEffect("no padding is sent")] = None
 
 
-class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHints, ForeignFields):
+class ScoredBody(RequestModel):
+    prompt_logprobs: Logprobs | None = None
+    """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
+
+    def check_streamed(self, param: str = "") -> None:
+        """Raise InvalidRequest for what no stream reports. `param`: path of this body."""
+        if self.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs is not for stream: true; echo with logprobs streams them.",
+                param=f"{param}prompt_logprobs",
+                code="unsupported_parameter",
+            )
+
+    @staticmethod
+    def scored(alternatives: int) -> dict[str, int]:
+        """Sampling options that report the log-probabilities of a prompt."""
+        return {"prompt_logprobs": alternatives}
+
+
+class GenerationBody(
+    ScoredBody, ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHints, ForeignFields
+):
     """Fields of both endpoints."""
 
     model: ModelName | None = None
@@ -111,7 +132,7 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     """Completions per prompt."""
     seed: Seed | None = None
     """The same seed gives the same answer, on any worker."""
-    stop: Annotated[StopStrings | None, BeforeValidator(_several, json_schema_input_type=_Stop)] = None
+    stop: Annotated[StopStrings | None, BeforeValidator(several, json_schema_input_type=_Stop)] = None
     """Not part of the answer."""
     logit_bias: LogitBiases | None = None
     """Biases by token id."""
@@ -125,12 +146,12 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     """vLLM's. False: special tokens are part of the text."""
     best_of: int | None = None
     """The same as `n`; to get the best, rank the completions by their logprobs."""
-    prompt_logprobs: Logprobs | None = None
-    """Report the log-probability of each prompt token, and this many alternatives; not with `stream`."""
     lora_path: Annotated[str, Field(min_length=1)] | None = None
     """SGLang's: name of the adapter, unless `model` has one."""
     logprob_token_ids: LogprobTokenIds | None = None
     """vLLM's: report the log-probabilities of these tokens, in place of the most likely ones."""
+    return_tokens_as_token_ids: bool | None = None
+    """vLLM's: the name of a token in log-probabilities is `token_id:` and its id."""
     return_token_ids: bool | None = None
     """vLLM's: report the token ids of prompts and answers."""
     timings: bool | None = None
@@ -151,12 +172,8 @@ class GenerationBody(ConstrainedBody, ScheduledBody, SampledBody, OpenAICacheHin
     def _check_combinations(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only for stream: true.", param="stream_options")
-        if self.prompt_logprobs is not None and self.stream:
-            raise InvalidRequest(
-                "prompt_logprobs is not for stream: true; echo with logprobs streams them.",
-                param="prompt_logprobs",
-                code="unsupported_parameter",
-            )
+        if self.stream:
+            self.check_streamed()
         if self.best_of not in (None, self.n or 1):
             raise InvalidRequest(
                 "best_of is only supported if it is n: rank the completions by their logprobs.",

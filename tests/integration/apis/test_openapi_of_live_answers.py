@@ -16,6 +16,7 @@ from router.api.apis import APIS
 from router.api.decisions.api import DECISIONS
 from router.api.embeddings.api import EMBEDDINGS
 from router.api.endpoints.openapi import openapi_document
+from router.api.tokens.api import TOKENS
 from router.api.weights.routes import WEIGHTS
 from rpc.baton.v1 import router_pb2
 from tests.integration.apis.tool_answers import ASK, SCHEMA, TOOL, reason
@@ -172,4 +173,5 @@ def test_every_route_of_the_document_is_tested(frontends: Frontends) -> None:
         *(endpoint.path for endpoint in WEIGHTS.endpoints),  # by test_weight_updates.py
         *(endpoint.path for endpoint in DECISIONS.endpoints),  # by test_decisions.py
         *(endpoint.path for endpoint in EMBEDDINGS.endpoints),  # by test_embeddings.py
+        *(endpoint.path for endpoint in TOKENS.endpoints),  # by test_tokens.py
     }

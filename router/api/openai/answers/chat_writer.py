@@ -33,7 +33,8 @@ class ChatWriter(AnswerWriter):
     def _logprobs(
         self, index: int, token_ids: Sequence[int], logprobs: Sequence[Entry | None]
     ) -> dict[str, Any]:
-        return chat_logprobs(self._tokenizer, token_ids, [entry for entry in logprobs if entry is not None])
+        entries = [entry for entry in logprobs if entry is not None]
+        return chat_logprobs(self._tokenizer, token_ids, entries, by_id=self._named_by_id)
 
 
 def new_call_id() -> str:

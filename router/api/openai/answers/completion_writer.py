@@ -53,7 +53,7 @@ class CompletionWriter(AnswerWriter):
     ) -> dict[str, Any]:
         text_offset = self._text_offsets.setdefault(index, _TextOffset(self._tokenizer.detokenizer(())))
         offsets = [text_offset.advance(token_id) for token_id in token_ids]
-        return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets)
+        return completion_logprobs(self._tokenizer, token_ids, logprobs, offsets, by_id=self._named_by_id)
 
     def _whole_logprobs(self, whole: OutputChunk) -> dict[str, Any]:
         if not self._echoes_scores:

@@ -28,8 +28,10 @@ class ScoresWanted:
     """Whether answers have vLLM's `prompt_logprobs`."""
 
     @classmethod
-    def of(cls, body: GenerationBody, options: SamplingOptions) -> ScoresWanted:
-        return cls(options.prompt_logprobs is not None, body.prompt_logprobs is not None)
+    def of(cls, options: SamplingOptions, body: GenerationBody | None = None) -> ScoresWanted:
+        """`body`: None if all scores are those of the field."""
+        wanted = options.prompt_logprobs is not None
+        return cls(wanted, wanted if body is None else body.prompt_logprobs is not None)
 
     def field(
         self, tokenizer: Tokenizer, token_ids: Sequence[int], outputs: Sequence[worker_pb2.Output]
@@ -78,16 +80,14 @@ def _by_token(tokenizer: Tokenizer, token_id: int, entry: Entry) -> dict[str, An
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[Entry]
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[Entry], *, by_id: bool = False
 ) -> dict[str, Any]:
-    """The `logprobs` of a chat choice."""
+    """The `logprobs` of a chat choice. `by_id`: a token's name is `token_id:` and its id, as in vLLM."""
     content = []
     for token_id, entry in zip(token_ids, logprobs, strict=True):
         alternatives = zip(entry.top_ids, entry.top_logprobs, strict=True)
-        content.append(
-            _chat_token(tokenizer, token_id, entry.logprob)
-            | {"top_logprobs": [_chat_token(tokenizer, other, value) for other, value in alternatives]}
-        )
+        tops = [_chat_token(tokenizer, other, value, by_id) for other, value in alternatives]
+        content.append(_chat_token(tokenizer, token_id, entry.logprob, by_id) | {"top_logprobs": tops})
     return {"content": content, "refusal": None}
 
 
@@ -96,19 +96,21 @@ def completion_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[Entry | None],
     text_offsets: Sequence[int],
+    *,
+    by_id: bool = False,
 ) -> dict[str, Any]:
     """The `logprobs` of a text completion; `text_offsets` are the offsets of the tokens in the text.
 
-    An entry is None for the first token of a prompt.
+    An entry is None for the first token of a prompt. `by_id`: see `chat_logprobs`.
     """
-    tokens = [_name(tokenizer, token_id) for token_id in token_ids]
+    tokens = [_name(tokenizer, token_id, by_id) for token_id in token_ids]
     tops: list[dict[str, float] | None] = []
     for token, entry in zip(tokens, logprobs, strict=True):
         if entry is None:
             tops.append(None)
             continue
         top = {
-            _name(tokenizer, other): max(value, _LOWEST)
+            _name(tokenizer, other, by_id): max(value, _LOWEST)
             for other, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
         }
         if top:
@@ -122,17 +124,19 @@ def completion_logprobs(
     }
 
 
-def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _chat_token(tokenizer: Tokenizer, token_id: int, logprob: float, by_id: bool) -> dict[str, Any]:
     value = tokenizer.token_bytes(token_id)
     return {
-        "token": value.decode(errors="replace"),
+        "token": f"token_id:{token_id}" if by_id else value.decode(errors="replace"),
         "logprob": max(logprob, _LOWEST),
         "bytes": list(value),
     }
 
 
-def _name(tokenizer: Tokenizer, token_id: int) -> str:
+def _name(tokenizer: Tokenizer, token_id: int, by_id: bool) -> str:
     """A token as text; if it is only a part of a character, as its bytes, so that names are unique."""
+    if by_id:
+        return f"token_id:{token_id}"
     value = tokenizer.token_bytes(token_id)
     try:
         return value.decode()

@@ -83,10 +83,13 @@ PromptLogprobs: TypeAlias = list[dict[str, PromptToken] | None]
 """For each prompt token, by token id: the token itself and the most likely ones. None: of the first token."""
 
 
-class CompletionChoice(_Choice):
+class ScoredPrompt(Closed):
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class CompletionChoice(_Choice, ScoredPrompt):
     text: str
     logprobs: CompletionLogprobs | None
-    prompt_logprobs: NotRequired[PromptLogprobs]
     prompt_token_ids: NotRequired[list[int]]
 
 

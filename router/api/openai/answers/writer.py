@@ -25,7 +25,7 @@ from rpc.as_json import as_json
 from rpc.baton.v1 import sampling_pb2
 
 _DONE: Final = b"data: [DONE]\n\n"
-_FINISH_REASONS: Final[Mapping[int, str]] = {
+FINISH_REASONS: Final[Mapping[int, str]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
     sampling_pb2.FINISH_REASON_ABORT: "abort",
@@ -50,7 +50,8 @@ class AnswerWriter(ABC):
         self._tokenizer: Final = tokenizer
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
-        self._scores: Final = ScoresWanted.of(body, run.request.options)
+        self._named_by_id: Final = bool(body.return_tokens_as_token_ids)
+        self._scores: Final = ScoresWanted.of(run.request.options, body)
         self._whole: Final = [
             OutputChunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)
         ]
@@ -124,7 +125,7 @@ class AnswerWriter(ABC):
         """The events after the last token."""
         if self._usage is StreamedUsage.NONE:
             return _DONE
-        return self._rare([], {"usage": _usage(self._run.usage)}) + _DONE
+        return self._rare([], {"usage": usage_object(self._run.usage)}) + _DONE
 
     def failure(self, error: RouterError) -> bytes:
         """The last event of a stream that failed."""
@@ -144,7 +145,7 @@ class AnswerWriter(ABC):
         answer["choices"] = [
             orjson.Fragment(orjson.dumps(self._whole_choice(whole))) for whole in self._whole
         ]
-        answer["usage"] = _usage(self._run.usage)
+        answer["usage"] = usage_object(self._run.usage)
         prompt = {} if self.prompts_in_choices else self._prompt_ids(0) | self._prompt_scores(0)
         return orjson.dumps(answer | prompt | _timings(self._whole[0]))
 
@@ -163,7 +164,7 @@ class AnswerWriter(ABC):
             return {}
         complete = chunk.finish == sampling_pb2.FINISH_REASON_STOP and not chunk.cut_call
         calls = complete and chunk.index in self._calling
-        reason = "tool_calls" if calls else _FINISH_REASONS[chunk.finish]
+        reason = "tool_calls" if calls else FINISH_REASONS[chunk.finish]
         return {"finish_reason": reason, "stop_reason": chunk.stop}
 
     def _note_calls(self, chunk: OutputChunk) -> None:
@@ -193,7 +194,7 @@ class AnswerWriter(ABC):
             case StreamedUsage.LAST_EVENT:
                 return {"usage": None}
             case StreamedUsage.EVERY_EVENT:
-                return {"usage": _usage(self._run.usage)}
+                return {"usage": usage_object(self._run.usage)}
 
     def _usage_field(self) -> bytes:
         """The same as JSON, to follow another field."""
@@ -216,7 +217,7 @@ def _timings(chunk: OutputChunk) -> dict[str, Any]:
     return {} if chunk.timings is None else {"timings": as_json(chunk.timings)}
 
 
-def _usage(usage: TokenUsage) -> dict[str, Any]:
+def usage_object(usage: TokenUsage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,

@@ -133,5 +133,5 @@ def test_nothing_is_guessed_for_other_paths(path: str) -> None:
 
 
 def test_routes_of_other_servers_are_answered_with_what_to_use() -> None:
-    assert "/v1/completions" in advice_on("/generate", SERVED)
+    assert "/v1/completions" in advice_on("/api/generate", SERVED)
     assert "/reset_prefix_cache" in advice_on("/reset_mm_cache", SERVED)

@@ -1,0 +1,62 @@
+"""Types of the answers of the routes in tokens, as vLLM and SGLang have them."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypeAlias
+
+from router.api.openai.answers.schemas import ChatLogprobs, Closed, ScoredPrompt, Usage
+
+FinishName: TypeAlias = Literal["stop", "length", "abort"]
+
+
+class TokensChoice(Closed):
+    index: int
+    token_ids: list[int]
+    logprobs: ChatLogprobs | None
+    """Each `token` is `token_id:` and the id."""
+    finish_reason: FinishName | None
+    stop_reason: str | int | None
+
+
+class GeneratedTokens(ScoredPrompt):
+    """vLLM's."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    usage: NotRequired[Usage]
+
+
+class Finished(Closed):
+    """SGLang's."""
+
+    type: FinishName
+    matched: NotRequired[str | int | None]
+    """Stop string or token of `stop`; null after the end of sequence."""
+    length: NotRequired[int]
+    message: NotRequired[str]
+
+
+Scored: TypeAlias = tuple[float | None, int, str | None]
+"""Log-probability, token id, and text with `return_text_in_logprobs`."""
+
+
+class MetaInfo(Closed):
+    id: str
+    finish_reason: Finished | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    weight_version: str
+    input_token_logprobs: NotRequired[list[Scored]]
+    output_token_logprobs: NotRequired[list[Scored]]
+    input_top_logprobs: NotRequired[list[list[Scored] | None]]
+    output_top_logprobs: NotRequired[list[list[Scored] | None]]
+    output_token_ids_logprobs: NotRequired[list[list[Scored] | None]]
+
+
+class Generated(Closed):
+    """SGLang's; of streams, each event has the whole answer so far."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
