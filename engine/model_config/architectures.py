@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.model_config.config_fields import Config, llama
@@ -21,8 +21,6 @@ class Architecture:
     """Names the architecture in folders that have no `architectures`."""
     read: Callable[[Config], dict[str, Any]]
     """Fields of `ModelSpec` that depend on the architecture."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that config.json may leave out."""
     text_types: frozenset[str] = frozenset()
     """With a vision part: the model types of `text_config` that `read` describes."""
 
@@ -36,13 +34,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Olmo2ForCausalLM": Architecture("olmo2", dense.olmo2),
     "Olmo3ForCausalLM": Architecture("olmo3", dense.olmo3),
     "Gemma2ForCausalLM": Architecture("gemma2", dense.gemma2),
-    "Gemma3ForCausalLM": Architecture("gemma3_text", dense.gemma3, dense.GEMMA3_DEFAULTS),
+    "Gemma3ForCausalLM": Architecture("gemma3_text", dense.gemma3),
     "Gemma3ForConditionalGeneration": Architecture(
-        "gemma3", dense.gemma3, dense.GEMMA3_DEFAULTS, text_types=frozenset({"gemma3_text"})
+        "gemma3", dense.gemma3, text_types=frozenset({"gemma3_text"})
     ),
-    "Gemma4ForCausalLM": Architecture("gemma4_text", gemma4.gemma4, gemma4.DEFAULTS),
+    "Gemma4ForCausalLM": Architecture("gemma4_text", gemma4.gemma4),
     "Gemma4ForConditionalGeneration": Architecture(
-        "gemma4", gemma4.gemma4, gemma4.DEFAULTS, text_types=frozenset({"gemma4_text"})
+        "gemma4", gemma4.gemma4, text_types=frozenset({"gemma4_text"})
     ),
     "Qwen2ForCausalLM": Architecture("qwen2", dense.qwen2),
     "Qwen3ForCausalLM": Architecture("qwen3", dense.qwen3),

@@ -12,6 +12,7 @@ from engine.model_config.config_fields import Config
 from engine.model_config.config_file import TextFields, dtype_of, eos_token_ids, of_the_text, read_json
 from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
+from engine.model_config.families.class_defaults import filled
 from engine.model_config.general import general_fields
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
@@ -380,7 +381,8 @@ class ModelSpec:
     def _from_reader(cls, config: Config, generation: Config) -> ModelSpec:
         architecture, head = architecture_of(config)
         known = ARCHITECTURES[architecture]
-        shape = TextFields({**known.defaults, **of_the_text(config)})
+        within = (config.get("text_config") or {}).get("model_type") if known.text_types else None
+        shape = TextFields(filled(of_the_text(config), within or known.model_type))
         try:
             fields = {"vocab_size": shape["vocab_size"], **known.read(shape)}
             if head is not Head.VOCABULARY:

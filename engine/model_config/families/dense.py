@@ -10,7 +10,7 @@ from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
 from engine.model_config.parts.rope_spec import RopeSpec
 
-GEMMA3_DEFAULTS: Final = {
+GEMMA3_DEFAULTS: Final[dict[str, Any]] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -19,6 +19,7 @@ GEMMA3_DEFAULTS: Final = {
     "vocab_size": 262208,
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
 }
 """Defaults of Gemma 3's text configs, which leave out fields with these values."""
 
@@ -39,9 +40,8 @@ def smollm3(config: Config) -> dict[str, Any]:
     layers = range(config["num_hidden_layers"])
     rotated = config.get("no_rope_layers") or [(layer + 1) % every for layer in layers]
     unrotated = frozenset(layer for layer in layers if not rotated[layer])
-    ties = {"tie_word_embeddings": True} | dict(config)
     attention = AttentionSpec(windows=windows(config, lambda layer: layer in unrotated))
-    return llama(ties) | {"unrotated_layers": unrotated, "attention": attention}
+    return llama(config) | {"unrotated_layers": unrotated, "attention": attention}
 
 
 def phi3(config: Config) -> dict[str, Any]:
@@ -88,8 +88,7 @@ def gemma3(config: Config) -> dict[str, Any]:
 
 
 def seed_oss(config: Config) -> dict[str, Any]:
-    fields = llama({"attention_bias": True} | dict(config))
-    return fields | {"output_bias": bool(config.get("attention_out_bias", False))}
+    return llama(config) | {"output_bias": bool(config.get("attention_out_bias", False))}
 
 
 def granite(config: Config) -> dict[str, Any]:
@@ -108,7 +107,7 @@ def glm(config: Config) -> dict[str, Any]:
 
 
 def glm4(config: Config) -> dict[str, Any]:
-    return glm({"attention_bias": True} | dict(config)) | {"norms": Norms.BOTH}
+    return glm(config) | {"norms": Norms.BOTH}
 
 
 def exaone4(config: Config) -> dict[str, Any]:
@@ -130,9 +129,7 @@ def exaone4(config: Config) -> dict[str, Any]:
 
 def ernie4_5(config: Config) -> dict[str, Any]:
     bias = bool(config.get("use_bias", False))
-    rope: RopeSpec = RopeSpec.from_config(config, theta=500_000.0)
-    return llama({"tie_word_embeddings": True} | dict(config)) | {
-        "rope": rope,
+    return llama(config) | {
         "interleaved_rotation": True,
         "qkv_bias": bias,
         "output_bias": bias,

@@ -10,7 +10,6 @@ from engine.model_config.mtp_spec import nextn
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.expert_spec import ExpertSpec, Scoring
 from engine.model_config.parts.layer_options import Activation, QKNorm
-from engine.model_config.parts.rope_spec import RopeSpec
 
 
 def mixtral(config: Config) -> dict[str, Any]:
@@ -116,15 +115,15 @@ def glm4_moe(config: Config) -> dict[str, Any]:
 def ernie4_5_moe(config: Config) -> dict[str, Any]:
     require(config, "use_bias", False)
     size, layers = config["moe_intermediate_size"], range(config["num_hidden_layers"])
-    first, last = config.get("moe_layer_start_index", 1), config.get("moe_layer_end_index", -1)
-    every = config.get("moe_layer_interval", 1)
-    routed = range(first, (last if last >= 0 else len(layers) - 1) + 1)
+    first, last = config["moe_layer_start_index"], config.get("moe_layer_end_index")
+    every = config.get("moe_layer_interval") or 1
+    routed = range(first, len(layers) if last in (None, -1) else last + 1)
     experts = ExpertSpec(
         count=config["moe_num_experts"],
         per_token=config["moe_k"],
         intermediate_size=size,
         score_bias=True,
-        shared_size=size * config.get("moe_num_shared_experts", 0),
+        shared_size=size * (config.get("moe_num_shared_experts") or 0),
         dense_layers=frozenset(layer for layer in layers if layer not in routed or (layer + 1) % every),
     )
     return ernie4_5(config) | {"experts": experts}
@@ -139,9 +138,7 @@ def gpt_oss(config: Config) -> dict[str, Any]:
         intermediate_size=config["intermediate_size"],
         bias=True,
     )
-    rope: RopeSpec = RopeSpec.from_config(config, theta=150_000.0)
-    return llama({"attention_bias": True} | dict(config)) | {
-        "rope": rope,
+    return llama(config) | {
         "experts": experts,
         "activation": Activation.CLAMPED,
         "attention": AttentionSpec(windows=windows(config, lambda layer: layer % 2 == 0), sinks=True),
@@ -161,5 +158,5 @@ def deepseek_experts(config: Config, scoring: Scoring, *, normalized: bool, grou
         groups=(config.get("n_group") or 1) if grouped else 1,
         groups_per_token=(config.get("topk_group") or 1) if grouped else 1,
         shared_size=size * (config.get("n_shared_experts") or 0),
-        dense_layers=frozenset(range(config.get("first_k_dense_replace", 0))),
+        dense_layers=frozenset(range(config.get("first_k_dense_replace") or 0)),
     )

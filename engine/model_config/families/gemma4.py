@@ -13,7 +13,7 @@ from engine.model_config.parts.layer_options import Activation, Norms, QKNorm
 from engine.model_config.parts.per_layer_spec import PerLayerSpec
 from engine.model_config.parts.rope_spec import RopeSpec
 
-DEFAULTS: Final = {
+DEFAULTS: Final[dict[str, Any]] = {
     "vocab_size": 262144,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -89,8 +89,9 @@ def _other_heads(config: Config, rope: RopeSpec) -> OtherHeads | None:
     if same and "num_global_key_value_heads" in config:
         given["num_key_value_heads"] = config["num_global_key_value_heads"]
     written = config.get("per_layer_config")
+    by_layer = {int(layer): given for layer, given in (written or {}).items()}  # keys such as 05
     sizes = {
-        layer: usual | ((given if layer in full else {}) if written is None else written.get(str(layer), {}))
+        layer: usual | ((given if layer in full else {}) if written is None else by_layer.get(layer, {}))
         for layer in range(len(config["layer_types"]))
     }
     of_full = sizes[min(full)]

@@ -284,6 +284,8 @@ def test_attention_in_windows_costs_no_more_behind_them() -> None:
 def test_a_latent_row_takes_the_memory_of_its_features_and_no_more() -> None:
     config = LLAMA | {
         "architectures": ["DeepseekV2ForCausalLM"],
+        "q_lora_rank": None,
+        "n_shared_experts": None,
         "kv_lora_rank": 512,
         "qk_rope_head_dim": 64,
         "qk_nope_head_dim": 128,
