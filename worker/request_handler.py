@@ -231,13 +231,18 @@ class RequestHandler:
         unexpected = 0 if self._handoffs is None else self._handoffs.transfer.num_unexpected
         return stats_to_proto(self._engine.stats(), self._engine.pages_by_kind(), unexpected)
 
-    def update_weights(self, wanted: worker_pb2.ServedWeights) -> worker_pb2.WeightsReport | None:
-        """See `WorkerWeights.update`."""
-        return self._weights.update(wanted, lambda: self.idle)
-
-    def weights_identity(self) -> str:
-        """See `WorkerInfo.weights`."""
-        return self._weights.identity()
+    def update_weights(
+        self, request: worker_pb2.UpdateWeightsRequest, leave_at: float
+    ) -> worker_pb2.WeightsReport | None:
+        """See `WorkerWeights.update`. Requests that are here at `leave_at`, or later, end."""
+        if self._clock() >= leave_at:
+            for job in list(self._answers.jobs):
+                self._drop(job)
+                self._answers.fail(job, worker_pb2.FAILURE_CODE_WEIGHTS, "its worker gets other weights")
+        report = self._weights.update(request.weights, lambda: self.idle)
+        if report is not None and (report.incomplete or not report.refused):
+            self._answers.outbox.updated(report.weights)
+        return report
 
     @property
     def adapters(self) -> Adapters:

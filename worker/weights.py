@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from engine.core.weights import NewWeights
 from engine.errors import EngineBusy, RefillRefused, WeightsIncomplete
@@ -12,6 +13,9 @@ from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
+
+INCOMPLETE: Final = "incomplete"
+"""Tag of weights with which no request is computed."""
 
 
 class WorkerWeights:
@@ -22,7 +26,7 @@ class WorkerWeights:
         self._engine = engine
         self._identified = identified
         self._served: worker_pb2.ServedWeights | None = worker_pb2.ServedWeights()
-        """None after an update that failed half-way."""
+        """None after an update that failed half-way, or has read other weights than other workers."""
 
     def identity(self) -> str:
         """See `Job.weights`."""
@@ -58,13 +62,21 @@ class WorkerWeights:
             self._served = before
             return worker_pb2.WeightsReport(weights=before, refused=str(error))
         except WeightsIncomplete as error:
-            return worker_pb2.WeightsReport(refused=str(error), incomplete=True)
+            return _incomplete(str(error))
+        digest = self._engine.weights.checkpoint
+        if wanted.digest and digest != wanted.digest:
+            return _incomplete(f"{folder} has the digest {digest} here, and {wanted.digest} elsewhere")
         served = worker_pb2.ServedWeights(
             tag=wanted.tag,
             folder=wanted.folder,
             version=wanted.version,
-            digest=self._engine.weights.checkpoint,
+            digest=digest,
         )
         self._served = served
         log.info("weights of %s, version %r, digest %s", folder, wanted.version, served.digest)
         return worker_pb2.WeightsReport(weights=served)
+
+
+def _incomplete(reason: str) -> worker_pb2.WeightsReport:
+    served = worker_pb2.ServedWeights(tag=INCOMPLETE)
+    return worker_pb2.WeightsReport(weights=served, refused=reason, incomplete=True)

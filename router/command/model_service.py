@@ -196,7 +196,9 @@ class ModelStart:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history, adapters)
-        generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
+        generation.weights = WeightUpdates(
+            registry, dispatcher, generation.abort_all, config.access.update_mode
+        )
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
         engine = plans[0].config.engine

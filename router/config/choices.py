@@ -22,6 +22,15 @@ class Mode(Enum):
     """The router chooses the worker that computes the prompt and the one that decodes, for each request."""
 
 
+class UpdateMode(Enum):
+    """How the weights of several workers are replaced."""
+
+    ROLLING = "rolling"
+    """One worker after another, while the others serve."""
+    TOGETHER = "together"
+    """All at once, while requests wait."""
+
+
 class Device(Enum):
     AUTO = "auto"
     CPU = "cpu"

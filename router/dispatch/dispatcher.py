@@ -138,6 +138,14 @@ class ClusterDispatcher:
         self.gate.open()
         self._admission.admit_waiting()
 
+    def serve(self, versions: tuple[str, ...]) -> None:
+        """See `Selector.versions`."""
+        self._selector.versions = versions
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return self._selector.versions
+
     def ready(self) -> bool:
         """Whether new sequences are accepted; without a worker, if one is started for them."""
         return not self._draining and (self._selector.is_ready() or self.wakes_workers)
@@ -244,8 +252,9 @@ class ClusterDispatcher:
 
     def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
-        sequence.use_weights(self.gate.weights)
-        return self._attempt(sequence, self._selector.probe(pick))
+        route = self._selector.probe(pick)
+        sequence.use_weights(route.pick(worker_pb2.ROLE_DECODE).info.served.tag)
+        return self._attempt(sequence, route)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """See `Selector.able`."""
@@ -297,7 +306,7 @@ class ClusterDispatcher:
         """See `AdmissionRequest.place`."""
         if self.gate.holds:
             raise withdrawn()
-        sequence.use_weights(self.gate.weights)
+        sequence.use_weights(self._selector.version_for(sequence))
         return self._selector.route(sequence, retries.avoid)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:

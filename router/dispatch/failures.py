@@ -86,12 +86,12 @@ def is_worker_fault(failed: worker_pb2.Failed) -> bool:
     return failed.code in _FAULTS
 
 
-def no_worker_ready(errors: Iterable[str]) -> AttemptFailed:
-    """`errors`: the last error of each worker that is not ready."""
+def no_worker_ready(errors: Iterable[str], *, planned: bool = False) -> AttemptFailed:
+    """`errors`: the last error of each worker that is not ready. `planned`: others with other weights are."""
     causes = "; ".join(errors)
     message = f"no worker is ready ({causes})" if causes else "no worker is ready"
     verdict = Unavailable(message, retry_after_s=_RETRY_AFTER_S)
-    return AttemptFailed("no worker is ready", None, verdict)
+    return AttemptFailed("no worker is ready", None, verdict, planned=planned)
 
 
 def pages_quarantined(tokens: int) -> Unavailable:

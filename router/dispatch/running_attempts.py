@@ -18,7 +18,7 @@ _MAX_CONCURRENT: Final = 8
 _MIGRATION_S: Final = 10.0
 """Timeout of one move; most take milliseconds."""
 
-FindTarget: TypeAlias = Callable[[int, str, Digest], WorkerSession | None]
+FindTarget: TypeAlias = Callable[[int, str, Digest, str], WorkerSession | None]
 """See `Selector.migration_target`."""
 
 
@@ -63,7 +63,9 @@ class RunningAttempts:
                 decoder, left = attempt.decoder, ends - loop.time()
                 if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
                     return False
-                target = self._find_target(attempt.tokens_to_reserve, worker_id, attempt.adapter)
+                target = self._find_target(
+                    attempt.tokens_to_reserve, worker_id, attempt.adapter, attempt.weights
+                )
                 return (
                     target is not None and left > 0 and await attempt.migrate(target, min(_MIGRATION_S, left))
                 )

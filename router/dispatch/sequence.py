@@ -131,6 +131,11 @@ class SequenceState:
         self._blocks.clear()
 
     @property
+    def weights(self) -> str:
+        """Tag of the weights of the attempt."""
+        return self.prototype.weights
+
+    @property
     def prompt(self) -> Sequence[int]:
         return self.prototype.prompt
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
@@ -103,17 +104,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.UpdateWeightsRequest, context: Context
     ) -> worker_pb2.WeightsReport:
         """Answered when the weights are replaced, or refused. Heartbeats go on meanwhile."""
-        ends = self._clock() + request.timeout_s
-        update = partial(self._handler.update_weights, request.weights)
-        while (report := await self._ask_engine(update, context)) is None:
-            if self._clock() >= ends:
-                left = f"requests or pages of KV were left after {request.timeout_s:g} s"
-                return worker_pb2.WeightsReport(weights=self._info.served, refused=left)
-            await asyncio.sleep(_LOOK_S)
-        if not report.refused:
-            self._info.served.CopyFrom(report.weights)
-            self._info.weights = await self._ask_engine(self._handler.weights_identity, context)
-        return report
+        now, leaves = self._clock(), request.HasField("leave_s")
+        ends, leave_at = now + request.timeout_s, now + request.leave_s if leaves else math.inf
+
+        def update() -> worker_pb2.WeightsReport | None:
+            report = self._handler.update_weights(request, leave_at)
+            if report is not None and (report.incomplete or not report.refused):
+                self._info.served.CopyFrom(report.weights)
+            return report
+
+        if leaves:
+            self._inbox.post(self._handler.drain, request.timeout_s + _LOOK_S)
+        try:
+            while (report := await self._ask_engine(update, context)) is None:
+                if self._clock() >= ends:
+                    left = f"requests or pages of KV were left after {request.timeout_s:g} s"
+                    return worker_pb2.WeightsReport(weights=self._info.served, refused=left)
+                await asyncio.sleep(_LOOK_S)
+            return report
+        finally:
+            if leaves:
+                self._inbox.post(self._handler.drain, 0.0)
 
     async def LoadAdapter(  # noqa: N802
         self, request: worker_pb2.LoadAdapterRequest, context: Context

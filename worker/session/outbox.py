@@ -38,6 +38,7 @@ class Outbox:
         self._batches: dict[RouterSession, worker_pb2.EventBatch] = {}
         self._load = worker_pb2.Load()
         self._peer: worker_pb2.Peer | None = None
+        self._served: worker_pb2.ServedWeights | None = None
         self._step = 0
 
     @property
@@ -50,6 +51,8 @@ class Outbox:
         batch = self._batch(session)
         if self._peer is not None:
             batch.peer.CopyFrom(self._peer)
+        if self._served is not None:
+            batch.served.CopyFrom(self._served)
         for known in cached:
             for first in range(0, len(known.blocks), _BLOCKS_A_BATCH):
                 blocks = known.blocks[first : first + _BLOCKS_A_BATCH]
@@ -212,6 +215,12 @@ class Outbox:
         self._peer = peer
         for session in self._handled:
             self._batch(session).peer.CopyFrom(peer)
+
+    def updated(self, served: worker_pb2.ServedWeights) -> None:
+        """Tell every current and future session which weights requests are computed with."""
+        self._served = served
+        for session in self._handled:
+            self._batch(session).served.CopyFrom(served)
 
     def failed(
         self, session: RouterSession, request_id: RequestId, code: worker_pb2.FailureCode, message: str

@@ -15,13 +15,15 @@ from router.api.endpoints.record import Api, ApiEndpoint, Backend
 from router.api.generation.params.validation import RequestModel, parse
 from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
+from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
-from router.dispatch.weights.weight_updates import WeightUpdates
+from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
 from router.errors import InvalidRequest, NotImplementedHere
 from rpc.baton.v1 import worker_pb2
 
 _BodyT = TypeVar("_BodyT", bound=RequestModel)
 _Folder = Annotated[str, Field(min_length=1, max_length=4096)]
+_UpdateMode = Literal["rolling", "together"]
 _Version = Annotated[str, Field(max_length=256)]
 
 _MODES: Final = {"retract": PauseMode.KEEP} | {mode.value: mode for mode in PauseMode}
@@ -51,6 +53,10 @@ class WeightInfo(Weights):
 class Updated(Weights):
     success: Literal[True]
     message: str
+    update_mode: Literal["rolling", "together"]
+    """How it was done: together also if one worker is connected, or the model is paused."""
+    paused: bool
+    """Whether requests waited meanwhile."""
 
 
 class _UpdateInfo(RequestModel):
@@ -63,6 +69,8 @@ class UpdateWeights(RequestModel):
 
     update_info: _UpdateInfo
     weight_version: _Version = ""
+    update_mode: _UpdateMode | None = None
+    """None: `--update-mode`."""
 
 
 class UpdateWeightsFromDisk(RequestModel):
@@ -71,6 +79,8 @@ class UpdateWeightsFromDisk(RequestModel):
     model_path: _Folder
     """Folder of the weights, on the machine of every worker."""
     weight_version: _Version | None = None
+    update_mode: _UpdateMode | None = None
+    """None: `--update-mode`."""
     load_format: Literal["auto", "safetensors"] | None = None
     abort_all_requests: bool = False
     """Without it, running requests are kept: they go on with the new weights."""
@@ -131,20 +141,29 @@ async def _info(backend: Backend, request: Request) -> WeightInfo:
 
 
 async def _update(updates: WeightUpdates, body: UpdateWeights) -> Updated:
-    return _updated(await updates.update(body.update_info.model_path, body.weight_version))
+    folder, version = body.update_info.model_path, body.weight_version
+    return _updated(await updates.update(folder, version, how=_how(body.update_mode)))
 
 
 async def _update_from_disk(updates: WeightUpdates, body: UpdateWeightsFromDisk) -> Updated:
     mode = PauseMode.ABORT if body.abort_all_requests else PauseMode.KEEP
-    return _updated(await updates.update(body.model_path, body.weight_version or "", mode))
+    version = body.weight_version or ""
+    return _updated(await updates.update(body.model_path, version, mode, _how(body.update_mode)))
 
 
 def _described(served: worker_pb2.ServedWeights) -> Weights:
     return {"weight_version": served.version, "digest": served.digest, "folder": served.folder}
 
 
-def _updated(served: worker_pb2.ServedWeights) -> Updated:
-    return {"success": True, "message": "Every worker has the weights.", **_described(served)}
+def _how(asked: str | None) -> UpdateMode | None:
+    return None if asked is None else UpdateMode(asked)
+
+
+def _updated(done: UpdateDone) -> Updated:
+    about = _described(done.served)
+    message = "Every worker has the weights."
+    how: _UpdateMode = done.how.value
+    return {"success": True, "message": message, "update_mode": how, "paused": done.paused, **about}
 
 
 def _plain(

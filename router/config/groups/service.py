@@ -12,6 +12,7 @@ from router.config.choices import (
     NodePlacement,
     ReasoningParserChoice,
     ToolCallParser,
+    UpdateMode,
 )
 from router.config.option import Heading
 from router.request_limits import LOGPROBS_LIMIT
@@ -37,6 +38,10 @@ class AccessSettings:
         "file of keys for routes that change what is served, such as /update_weights, one per line"
         " (default: closed)",
         "FILE",
+    )
+    update_mode: UpdateMode = _access(
+        UpdateMode.ROLLING,
+        "new weights: rolling updates one worker after another while the others serve; together pauses all",
     )
     max_requests_per_key: int | None = _access(
         None, "concurrent completions (prompts × n) per API key (default: no limit)", "N", least=1

@@ -1,4 +1,4 @@
-"""Pauses of a model: which requests are refused, which wait, and which weights the next attempts ask for."""
+"""Pauses of a model: which requests are refused, and which wait."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ class PauseGate:
     def __init__(self) -> None:
         self.mode: PauseMode | None = None
         """None: the model is not paused."""
-        self.weights = ""
-        """Tag of the weights; see `worker_pb2.ServedWeights`."""
         self._open = asyncio.Event()
         self._open.set()
 

@@ -44,7 +44,7 @@ Handler: TypeAlias = Callable[[Message | WorkerLost, float], None]
 class Attempt(ABC):
     def __init__(self, sequence: SequenceState, route: Route) -> None:
         self._sequence = sequence
-        self.adapter: Final = sequence.adapter
+        self.adapter, self.weights = sequence.adapter, sequence.weights
         self._waterfall = sequence.waterfall
         self._route = route
         self._id = secrets.randbits(64)

@@ -141,6 +141,8 @@ class Selector:
         self._make_policy = make_policy
         self._clock = clock
         self._reads = ReadPlacement()
+        self.versions: tuple[str, ...] = ("",)
+        """Tags of the weights that workers may compute with: first those that requests are to have."""
         self._known: dict[WorkerId, WorkerSession] = {}
         """Sessions by key; also those that get no requests now, but whose requests still run."""
 
@@ -160,6 +162,19 @@ class Selector:
         """Whether there are ready workers that can compute a sequence with this adapter."""
         return any(not adapter or adapter in session.adapters for session in self._ready())
 
+    def version_for(self, sequence: SequenceState) -> str:
+        """Tag of the weights for the next attempt: the first ones with room, else the first that a ready
+        worker has."""
+        first, *others = self.versions
+        if not others or not self.is_ready(sequence.adapter):
+            return first
+        present = [tag for tag in self.versions if self._view(sequence.adapter, tag).workers]
+        return next((tag for tag in present if self._has_room(sequence, tag)), present[0])
+
+    def _has_room(self, sequence: SequenceState, weights: str) -> bool:
+        pool = self.policy.decode_workers(self._view(sequence.adapter, weights).workers)
+        return any(worker.has_slot and worker.room.has_room(sequence.num_tokens) for worker in pool)
+
     def route(self, sequence: SequenceState, avoid: Set[str]) -> Route | None:
         """Workers for the next attempt; None: it should wait until some have room.
 
@@ -168,7 +183,7 @@ class Selector:
         """
         if not self.is_ready(sequence.adapter):
             raise no_worker_ready(self._registry.complaints())
-        view = self._view(sequence.adapter)
+        view = self._view(sequence.adapter, sequence.weights)
         request = self._request(sequence, avoid)
         try:
             placement: Placement | None
@@ -216,15 +231,15 @@ class Selector:
         )
 
     def migration_target(
-        self, tokens: int, leaving: str, adapter: Digest = NO_ADAPTER
+        self, tokens: int, leaving: str, adapter: Digest, weights: str
     ) -> WorkerSession | None:
         """Worker to which a running answer moves from `leaving`: the least loaded that has room and the
-        answer's adapter; None without."""
+        answer's adapter and weights; None without."""
         if not self.is_ready(adapter):
             return None
         others = [
             worker
-            for worker in self.policy.decode_workers(self._view(adapter).workers)
+            for worker in self.policy.decode_workers(self._view(adapter, weights).workers)
             if self._known[worker.id].worker_id != leaving and worker.room.has_room(tokens)
         ]
         request = RequestView(prompt_tokens=tokens, expected_output=1, arrived=self._clock())
@@ -257,17 +272,18 @@ class Selector:
                 on_transfer=self.cluster.transferred,
                 on_promotion=self.cluster.promoted,
             )
-        claim = decode.load.promise(sequence.num_tokens)
+        claim, weights = decode.load.promise(sequence.num_tokens), sequence.weights
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
             if role == ROLE_PREFILL:
                 return self._session(prefill.key)
             claim.end()
             try:
-                view = self._view(sequence.adapter)
+                view = self._view(sequence.adapter, weights)
                 chosen = self.policy.decode_worker(placement, self._request(sequence, avoid), view)
             except NoWorker:
-                raise no_worker_ready(self._registry.complaints()) from None
+                rolls = len(self.versions) > 1
+                raise no_worker_ready(self._registry.complaints(), planned=rolls) from None
             return self._session(chosen)
 
         return Route(
@@ -309,10 +325,11 @@ class Selector:
         )
 
     def _ready(self) -> list[WorkerSession]:
-        return [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
+        ready = [*self._registry.ready(ROLE_PREFILL), *self._registry.ready(ROLE_DECODE)]
+        return [session for session in ready if session.info.served.tag in self.versions]
 
-    def _view(self, adapter: Digest = NO_ADAPTER) -> ClusterView:
-        """The ready workers that have the adapter, as they are now. O(workers)."""
+    def _view(self, adapter: Digest = NO_ADAPTER, weights: str | None = None) -> ClusterView:
+        """The ready workers that have the adapter and the weights, as they are now. O(workers)."""
         cluster, known = self.cluster, self._known
         for key in [key for key, session in known.items() if not session.alive]:
             del known[key]
@@ -328,9 +345,15 @@ class Selector:
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)
         view = cluster.view(self._clock(), health)
-        if not adapter:
+        if not adapter and (weights is None or len(self.versions) == 1):
             return view
-        return replace(view, workers=tuple(w for w in view.workers if adapter in known[w.id].adapters))
+
+        def is_fit(session: WorkerSession) -> bool:
+            return (weights is None or weights == session.info.served.tag) and (
+                not adapter or adapter in session.adapters
+            )
+
+        return replace(view, workers=tuple(w for w in view.workers if is_fit(known[w.id])))
 
 
 def _cached_tokens(session: WorkerSession, sequence: SequenceState) -> int:

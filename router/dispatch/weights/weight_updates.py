@@ -1,7 +1,9 @@
 """Pauses of a model, and updates of its weights: one call for all of its workers.
 
-An update is done on every worker, or undone on those that have it: then the old weights go on serving. A
-worker that connects later, or was restarted, is given the weights of the last update before it gets requests.
+An update is done on every worker, or undone on those that have it: then the old weights go on serving. It is
+done on one worker after another while the others serve (`rolling`), or on all of them at once in a pause
+(`together`). A worker that connects later, or was restarted, is given the weights of the last update before
+it gets requests.
 """
 
 from __future__ import annotations
@@ -12,21 +14,31 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
+from common.background import supervised
+from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.weights.rolling import Phase, Rolling, Updatable
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.member import WorkerUnavailable
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
 from router.errors import InvalidRequest, Unavailable
 from rpc.baton.v1 import worker_pb2
+from rpc.status import RpcError
 
 _log = logging.getLogger(__name__)
 
 _LEFT_S: Final = 60.0
 """For a worker's last requests, and pages that may still be written."""
+_MOVE_S: Final = 5.0
+"""For the answers of a worker that is updated to move to others with its weights."""
+_GONE_S: Final = 5.0
+"""For news of a worker that has been updated, or has ended."""
+_TWO: Final = 2
+"""Workers of which one serves while the other is updated."""
 _CLEARED: Final = ("pool", "host", "disk", "object")
 
 
@@ -36,13 +48,25 @@ class UpdateFailed(Unavailable):
     default_code = "update_failed"
 
 
+class UpdateDone(NamedTuple):
+    served: worker_pb2.ServedWeights
+    how: UpdateMode
+    paused: bool
+    """Whether requests waited meanwhile."""
+
+
 class WeightUpdates:
     """Pauses and updates of one model by one router, one at a time."""
 
     def __init__(
-        self, registry: Registry, dispatcher: ClusterDispatcher, abort_all: Callable[[], None]
+        self,
+        registry: Registry,
+        dispatcher: ClusterDispatcher,
+        abort_all: Callable[[], None],
+        how: UpdateMode = UpdateMode.ROLLING,
     ) -> None:
-        """`abort_all`: finishes every running request with the tokens that it has."""
+        """`abort_all`: finishes every running request with the tokens that it has. `how`: see `update`."""
+        self._how = how
         self.served = worker_pb2.ServedWeights()
         """The same on all workers; without a digest before the first update."""
         self._registry = registry
@@ -51,6 +75,8 @@ class WeightUpdates:
         self._changing = asyncio.Lock()
         self._updating = asyncio.Lock()
         """Held while workers have different weights."""
+        self._verified: worker_pb2.ServedWeights | None = None
+        """What a worker has taken in an update that goes on, one worker after another."""
         registry.prepare = self._catch_up
         for session in registry.sessions():
             self._join(session)
@@ -75,12 +101,17 @@ class WeightUpdates:
         self._dispatcher.resume()
 
     async def update(
-        self, folder: str, version: str = "", mode: PauseMode = PauseMode.KEEP
-    ) -> worker_pb2.ServedWeights:
+        self,
+        folder: str,
+        version: str = "",
+        mode: PauseMode = PauseMode.KEEP,
+        how: UpdateMode | None = None,
+    ) -> UpdateDone:
         """Replace the weights of all workers by those of `folder`, which each has on its own disk.
 
-        Pauses the model meanwhile, in `mode`, unless it is paused, and stays so. Raises UpdateFailed, and
-        InvalidRequest with other routers, which would not know of it.
+        `how`: None: as configured. Together, it pauses the model meanwhile, in `mode`, unless it is paused,
+        and stays so; so it is done if only one worker is connected, or the model is paused. Raises
+        UpdateFailed, and InvalidRequest with other routers, which would not know of it.
         """
         if others := self._registry.other_routers():
             raise InvalidRequest(
@@ -89,25 +120,91 @@ class WeightUpdates:
             )
         if not folder:
             raise InvalidRequest("The folder of the weights is missing.", code="missing_required_parameter")
+        new = worker_pb2.ServedWeights(tag=secrets.token_hex(8), folder=folder, version=version)
+        # A client that leaves does not end an update half-way.
+        return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
+
+    async def _update(self, new: worker_pb2.ServedWeights, mode: PauseMode, how: UpdateMode) -> UpdateDone:
         async with self._changing:
-            was_paused, began = self.is_paused, time.monotonic()
-            if not was_paused:
-                await self._pause(mode)
-            try:
-                new = worker_pb2.ServedWeights(tag=secrets.token_hex(8), folder=folder, version=version)
-                async with self._updating:
-                    self._adopt(await self._everywhere(new))
-            finally:
-                if not was_paused:
-                    self._dispatcher.resume()
+            began = time.monotonic()
+            if self.is_paused or len(self._registry.sessions()) < _TWO:
+                how = UpdateMode.TOGETHER
+            if how is UpdateMode.ROLLING:
+                paused = await self._roll(new, mode)
+            else:
+                paused = await self._together(new, mode)
             _log.info(
-                "weights of %s, version %r, digest %s: on every worker, in %.1f s",
-                folder,
-                version,
+                "weights of %s, version %r, digest %s: on every worker, %s, in %.1f s",
+                new.folder,
+                new.version,
                 self.served.digest,
+                how.value,
                 time.monotonic() - began,
             )
-            return self.served
+            return UpdateDone(self.served, how, paused)
+
+    async def _together(self, new: worker_pb2.ServedWeights, mode: PauseMode) -> bool:
+        """Returns whether the model was paused for it. Raises UpdateFailed."""
+        if not (was_paused := self.is_paused):
+            await self._pause(mode)
+        try:
+            async with self._updating:
+                self._adopt(await self._everywhere(new))
+        finally:
+            if not was_paused:
+                self._dispatcher.resume()
+        return not was_paused
+
+    async def _roll(self, new: worker_pb2.ServedWeights, mode: PauseMode) -> bool:
+        """Returns whether no worker served for a moment. Raises UpdateFailed."""
+        if mode is PauseMode.ABORT:
+            self._abort_all()
+        rolling = Rolling(self.served.tag, new.tag)
+        try:
+            while True:
+                self._dispatcher.serve(rolling.versions)
+                await self._registry.reconsider()
+                chosen = rolling.next(self._updatable())
+                if chosen is None:
+                    break
+                weights = new if rolling.target == new.tag else self.served
+                await self._update_one(rolling, chosen.id, weights)
+                new.digest = rolling.digest
+                self._verified = new if new.digest and rolling.phase is Phase.FORWARD else None
+        finally:
+            self._verified = None
+        self._dispatcher.serve(rolling.versions)
+        if rolling.phase is Phase.FAILED:
+            raise UpdateFailed(_failure(rolling), public=True)
+        self._adopt(new)
+        return bool(rolling.alone)
+
+    def _updatable(self) -> list[Updatable]:
+        return [
+            Updatable(session.worker_id, session.role, session.info.served.tag)
+            for session in self._registry.sessions()
+        ]
+
+    async def _update_one(self, rolling: Rolling, worker: str, weights: worker_pb2.ServedWeights) -> None:
+        """Returns when the worker serves again, or was lost."""
+        (member,) = (one for one in self._registry.members() if one.handle.worker_id == worker)
+        if (session := member.session) is None:
+            return
+        tag = session.info.served.tag
+        peers = [one for one in self._updatable() if one.tag == tag and one.id != worker]
+        moves = session.info.transport and peers
+        try:
+            digest = (await _update(session, weights, leave_s=_MOVE_S if moves else 0.0)).digest
+        except WorkerRefused as error:
+            rolling.refused(worker, str(error))
+        except RpcError as error:
+            if await self._registry.wait_until(lambda: not session.alive, _GONE_S):
+                rolling.lost(worker)
+            else:
+                rolling.refused(worker, error.details or error.code.name)
+        else:
+            rolling.updated(worker, digest)
+        await self._registry.wait_until(lambda: member.usable or not session.alive, _GONE_S)
 
     async def reset_caches(self) -> None:
         """Drop all cached KV that no request reads, of all tiers. Raises UpdateFailed."""
@@ -123,11 +220,11 @@ class WeightUpdates:
     def _adopt(self, served: worker_pb2.ServedWeights) -> None:
         self.served = worker_pb2.ServedWeights()
         self.served.CopyFrom(served)
-        self._dispatcher.gate.weights = served.tag
+        self._dispatcher.serve((served.tag,))
 
     def _join(self, session: WorkerSession) -> None:
         """Take over what an earlier router has updated."""
-        if session.info.served.tag and not self.served.tag:
+        if session.info.served.digest and not self.served.tag:
             self._adopt(session.info.served)
 
     async def _everywhere(self, new: worker_pb2.ServedWeights) -> worker_pb2.ServedWeights:
@@ -158,17 +255,33 @@ class WeightUpdates:
         """Give a worker that connects the weights of all others. Raises WorkerUnavailable, RpcError."""
         self._join(session)
         async with self._updating:
-            if session.info.served.tag != self.served.tag:
+            if session.info.served.tag not in self._dispatcher.versions:
                 try:
-                    await _update(session, self.served)
+                    await _update(session, self._wanted())
                 except WorkerRefused as error:
                     raise WorkerUnavailable(f"it does not take the weights of the others: {error}") from None
 
+    def _wanted(self) -> worker_pb2.ServedWeights:
+        """Weights for a worker that has none of those that requests may have."""
+        return self.served if self._verified is None else self._verified
 
-async def _update(session: WorkerSession, weights: worker_pb2.ServedWeights) -> worker_pb2.ServedWeights:
-    """Raises WorkerRefused, RpcError."""
-    request = worker_pb2.UpdateWeightsRequest(weights=weights, timeout_s=_LEFT_S)
+
+async def _update(
+    session: WorkerSession, weights: worker_pb2.ServedWeights, leave_s: float | None = None
+) -> worker_pb2.ServedWeights:
+    """`leave_s`: see `UpdateWeightsRequest`. Raises WorkerRefused, RpcError."""
+    request = worker_pb2.UpdateWeightsRequest(weights=weights, timeout_s=_LEFT_S, leave_s=leave_s)
     report = await session.update_weights(request)
+    if report.incomplete or not report.refused:
+        session.info.served.CopyFrom(report.weights)
     if report.refused:
         raise WorkerRefused(report.refused)
     return report.weights
+
+
+def _failure(rolling: Rolling) -> str:
+    """What became of an update that has failed."""
+    why = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.reasons.items())
+    left_out = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.left_out.items())
+    suffix = f" Without requests until they are restarted, or updated: {left_out}." if left_out else ""
+    return f"The weights are not updated: {why}.{suffix}"

@@ -305,10 +305,11 @@ class Registry:
                 " install the same wheel on every machine, and restart Ray and the router"
             )
         for other in self.sessions():
-            if other.info.weights != session.info.weights:
+            mine, theirs = _weights(session.info), _weights(other.info)
+            if mine != theirs and session.info.served.tag == other.info.served.tag:
                 return (
-                    f"its weights {session.info.weights} differ from those of {other.worker_id},"
-                    f" {other.info.weights}; all workers must run one revision of the checkpoint"
+                    f"its weights {mine} differ from those of {other.worker_id}, {theirs};"
+                    " all workers must run one revision of the checkpoint"
                 )
             if other.info.layout_hash != session.info.layout_hash:
                 return (
@@ -342,6 +343,11 @@ def computes(settings_digest: str) -> str:
     They differ otherwise in settings such as limits and chunk sizes, which a session states.
     """
     return settings_digest.partition("-")[0]
+
+
+def _weights(info: worker_pb2.WorkerInfo) -> str:
+    """What a worker computes with, to compare with workers of the same update, or of none."""
+    return str(info.served.digest or info.weights)
 
 
 def _described(session: WorkerSession) -> str:

@@ -198,9 +198,6 @@ class WorkerSession:
     async def update_weights(self, request: worker_pb2.UpdateWeightsRequest) -> worker_pb2.WeightsReport:
         """Takes as long as reading the weights; a worker that dies meanwhile is noticed. Raises RpcError."""
         report: worker_pb2.WeightsReport = await self._answer(self._stub.UpdateWeights(request))
-        if not report.refused:
-            described = self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
-            self.info.CopyFrom(await self._answer(described))
         return report
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
@@ -347,6 +344,8 @@ class WorkerSession:
             self.on_step(batch.step_work)
         if batch.HasField("peer"):
             self.info.peer.CopyFrom(batch.peer)
+        if batch.HasField("served"):
+            self.info.served.CopyFrom(batch.served)
         for change in batch.cache:
             self.load.cached.changed(change)
             self.on_cache(change.stored, change.blocks)

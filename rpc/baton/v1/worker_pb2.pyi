@@ -397,7 +397,7 @@ class Ticket(_message.Message):
     def __init__(self, handoff_id: _Optional[int] = ..., receiver: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., layout_hash: _Optional[str] = ..., pages: _Optional[_Iterable[int]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., timeout_s: _Optional[float] = ..., secret: _Optional[int] = ..., sender: _Optional[str] = ..., state: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EventBatch(_message.Message):
-    __slots__ = ("step", "outputs", "started", "reserved", "handed_off", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache", "preempted", "resumed", "wanted", "slow_step", "sent_s", "written_s")
+    __slots__ = ("step", "outputs", "started", "reserved", "handed_off", "arrived", "failed", "load", "commands", "peer", "progress", "step_work", "cache", "preempted", "resumed", "wanted", "slow_step", "sent_s", "written_s", "served")
     STEP_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +417,7 @@ class EventBatch(_message.Message):
     SLOW_STEP_FIELD_NUMBER: _ClassVar[int]
     SENT_S_FIELD_NUMBER: _ClassVar[int]
     WRITTEN_S_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     step: int
     outputs: _containers.RepeatedCompositeFieldContainer[Output]
     started: _containers.RepeatedCompositeFieldContainer[Started]
@@ -436,7 +437,8 @@ class EventBatch(_message.Message):
     slow_step: SlowStep
     sent_s: float
     written_s: float
-    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., slow_step: _Optional[_Union[SlowStep, _Mapping]] = ..., sent_s: _Optional[float] = ..., written_s: _Optional[float] = ...) -> None: ...
+    served: ServedWeights
+    def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., slow_step: _Optional[_Union[SlowStep, _Mapping]] = ..., sent_s: _Optional[float] = ..., written_s: _Optional[float] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ...) -> None: ...
 
 class SlowStep(_message.Message):
     __slots__ = ("cause", "seconds", "expected_s", "parts")
@@ -740,12 +742,14 @@ class AdapterInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
-    __slots__ = ("weights", "timeout_s")
+    __slots__ = ("weights", "timeout_s", "leave_s")
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_S_FIELD_NUMBER: _ClassVar[int]
     weights: ServedWeights
     timeout_s: float
-    def __init__(self, weights: _Optional[_Union[ServedWeights, _Mapping]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    leave_s: float
+    def __init__(self, weights: _Optional[_Union[ServedWeights, _Mapping]] = ..., timeout_s: _Optional[float] = ..., leave_s: _Optional[float] = ...) -> None: ...
 
 class WeightsReport(_message.Message):
     __slots__ = ("weights", "refused", "incomplete")

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
+from common.background import in_background
 from common.metric_export import MetricSource, exported
 from engine.config import SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
@@ -20,8 +22,9 @@ from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
 from router.api.page.status import StatusReader
+from router.command.admin.drain import WorkerDrainer
 from router.command.server import watch_loop
-from router.config.choices import Mode
+from router.config.choices import Mode, UpdateMode
 from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
@@ -102,8 +105,10 @@ async def local_cluster(
     speculation: SpeculationConfig | None = None,
     access: Access = OPEN_ACCESS,
     pooling: PoolingSpec | None = None,
+    each: int = 1,
+    update_mode: UpdateMode = UpdateMode.ROLLING,
 ) -> AsyncIterator[LocalCluster]:
-    """Mixed: one worker. Disaggregated: one of each role. `assemble` is where a test gets its hand in."""
+    """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
     deaths: list[EngineDied] = []
     engine = engine_config(
@@ -117,9 +122,9 @@ async def local_cluster(
     )
     async with AsyncExitStack() as stack:
         handles = []
-        for role in roles:
+        for role, number in product(roles, range(each)):
             config = WorkerConfig(
-                worker_id=f"{role.value}-0",
+                worker_id=f"{role.value}-{number}",
                 role=role,
                 model="small",
                 engine=engine,
@@ -141,6 +146,7 @@ async def local_cluster(
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
         http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access, pooling)
+        weights._how = update_mode
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
@@ -175,6 +181,8 @@ def _open_frontends(
         has_states=hasattr(small.model.config, "linear_num_key_heads"),
         pooling=pooling,
     )
+    drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
+    in_background(stack, drainer.follow(), "drains")
     generation = Generation(model, small.tokenizer, dispatcher)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
     stack.push_async_callback(generation.close)

@@ -7,6 +7,12 @@ import pytest
 from router.config.choices import Mode
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
+from tests.integration.service.changed_weights import Changed, changed_model
+
+
+@pytest.fixture(scope="session")
+def changed(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Changed:
+    return changed_model(small, tmp_path_factory.mktemp("changed") / "model")
 
 
 @pytest.fixture(params=Mode)

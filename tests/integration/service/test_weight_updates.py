@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from router.api.access import Access, ApiKeys
-from router.config.choices import Mode
+from router.config.choices import Mode, UpdateMode
 from router.config.settings import RouterConfig
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.dispatcher import ClusterDispatcher
@@ -25,112 +20,30 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.weights.weight_updates import UpdateFailed, WeightUpdates
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
-
-KEY = "an-admin-key-of-a-test"
-ADMIN = {"authorization": f"Bearer {KEY}"}
-PROMPT = list(range(5, 75))
-
-
-@dataclass(frozen=True)
-class Changed:
-    """The model with other values of the same shape."""
-
-    folder: Path
-    model: Any
-
-
-@pytest.fixture(scope="module")
-def changed(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Changed:
-    folder = tmp_path_factory.mktemp("changed") / "model"
-    shutil.copytree(small.folder, folder)
-    values = load_file(folder / "model.safetensors")
-    torch.manual_seed(1)
-    values = {
-        name: value + 0.3 * torch.randn_like(value) if value.dim() > 1 else value
-        for name, value in values.items()
-    }
-    save_file(values, folder / "model.safetensors", metadata={"format": "pt"})
-    return Changed(folder, type(small.model).from_pretrained(folder).eval())
+from tests.integration.service.changed_weights import (
+    ADMIN,
+    KEY,
+    PROMPT,
+    Changed,
+    Streamed,
+    agrees,
+    ask,
+    body,
+    cached,
+    check_documented,
+    continued,
+    ids_of,
+    post,
+)
 
 
 @pytest.fixture(params=[Mode.MIXED, Mode.DISAGG], ids=str)
 async def cluster(small: SmallModel, request: pytest.FixtureRequest) -> AsyncIterator[LocalCluster]:
     access = Access(admin_keys=ApiKeys({KEY: "trainer"}))
-    async with local_cluster(small, request.param, access=access) as running:
+    async with local_cluster(small, request.param, access=access, update_mode=UpdateMode.TOGETHER) as running:
         yield running
         await running.all_pages_back()
         assert not running.deaths
-
-
-@torch.no_grad()
-def continued(model: Any, tokens: Sequence[int], count: int) -> list[int]:
-    """What transformers says, greedily."""
-    answer: list[int] = []
-    for _ in range(count):
-        answer.append(int(model(torch.tensor([[*tokens, *answer]])).logits[0, -1].argmax()))
-    return answer
-
-
-async def ask(cluster: LocalCluster, count: int, prompt: Sequence[int] = PROMPT) -> dict[str, Any]:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60.0) as client:
-        answer = await client.post("/v1/completions", json=body(prompt, count))
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
-
-
-def body(prompt: Sequence[int], count: int, **more: Any) -> dict[str, Any]:
-    fields = {"model": "small", "prompt": list(prompt), "max_tokens": count, "temperature": 0.0}
-    return {**fields, "ignore_eos": True, "return_token_ids": True, **more}
-
-
-def ids_of(answer: dict[str, Any]) -> list[int]:
-    return list(answer["choices"][0]["token_ids"])
-
-
-def cached(answer: dict[str, Any]) -> int:
-    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-
-async def check_documented(cluster: LocalCluster, path: str, answer: Any, method: str = "post") -> None:
-    """Compare an answer with /openapi.json."""
-    async with httpx.AsyncClient(base_url=cluster.url) as client:
-        document = (await client.get("/openapi.json")).json()
-    described = document["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"]
-    jsonschema.validate(answer, {**described, "components": document["components"]})
-
-
-async def post(cluster: LocalCluster, path: str, content: Any = None) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=60.0, headers=ADMIN) as client:
-        return await client.post(path, json=content) if content is not None else await client.post(path)
-
-
-class Streamed:
-    """An answer that is read as it comes."""
-
-    def __init__(self, cluster: LocalCluster, count: int) -> None:
-        self.ids: list[int] = []
-        self.finish: str | None = None
-        self._task = asyncio.create_task(self._read(cluster, count))
-
-    async def _read(self, cluster: LocalCluster, count: int) -> None:
-        fields = body(PROMPT, count, stream=True)
-        async with (
-            httpx.AsyncClient(base_url=cluster.url, timeout=60.0) as client,
-            client.stream("POST", "/v1/completions", json=fields) as response,
-        ):
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    (choice,) = json.loads(line.removeprefix("data: "))["choices"] or [{}]
-                    self.ids += choice.get("token_ids") or []
-                    self.finish = choice.get("finish_reason") or self.finish
-
-    async def has(self, count: int) -> None:
-        async with asyncio.timeout(20.0):
-            while len(self.ids) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
-    async def ended(self) -> None:
-        await self._task
 
 
 async def test_all_requests_after_an_update_are_computed_with_the_new_weights_alone(
@@ -216,20 +129,6 @@ async def test_an_update_under_load_loses_no_request_and_no_page(
         )
 
 
-def agrees(answer: list[int], prompt: list[int], order: list[Any]) -> bool:
-    """Whether the weights of `order`, one after the other and then again, have computed the answer."""
-    at, turn, since = 0, 0, 0
-    while at < len(answer):
-        said = continued(order[turn % 2], [*prompt, *answer[:at]], 1)[0]
-        if said == answer[at]:
-            at, since = at + 1, 0
-        elif since:
-            return False
-        else:
-            turn, since = turn + 1, 1
-    return turn <= 6
-
-
 async def test_aborted_requests_end_with_what_they_have_and_new_ones_are_refused(
     cluster: LocalCluster, small: SmallModel
 ) -> None:
@@ -287,7 +186,7 @@ async def test_a_failed_update_says_which_worker_has_failed_and_the_old_weights_
 async def test_workers_that_have_the_weights_give_them_back_if_another_has_not(
     small: SmallModel, changed: Changed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with local_cluster(small, Mode.DISAGG) as cluster:
+    async with local_cluster(small, Mode.DISAGG, update_mode=UpdateMode.TOGETHER) as cluster:
         first = await ask(cluster, 5)
         sessions = {session.worker_id: session for session in cluster.registry.sessions()}
         decode, update = sessions["decode-0"], sessions["decode-0"].update_weights
@@ -343,7 +242,7 @@ async def test_a_router_that_comes_later_takes_over_the_weights_of_its_workers(
         )
         later = WeightUpdates(cluster.registry, dispatcher, lambda: None)
         assert later.served == cluster.weights.served
-        assert dispatcher.gate.weights == later.served.tag != ""
+        assert dispatcher.versions == (later.served.tag,)
 
 
 async def test_a_request_for_other_weights_is_refused_by_a_worker(
@@ -352,12 +251,15 @@ async def test_a_request_for_other_weights_is_refused_by_a_worker(
     """Such as one of a router that does not know of the update yet."""
     async with local_cluster(small, Mode.MIXED) as cluster:
         await cluster.weights.update(str(changed.folder), mode=PauseMode.WAIT)
-        gate = cluster.weights._dispatcher.gate
-        known, gate.weights = gate.weights, "of-yesterday"
+        (session,), dispatcher = cluster.registry.sessions(), cluster.weights._dispatcher
+        known = session.info.served.tag
+        session.info.served.tag = "of-yesterday"
+        dispatcher.serve(("of-yesterday",))
         asked = asyncio.create_task(ask(cluster, 5))
         await asyncio.sleep(0.2)
         assert not asked.done()
-        gate.weights = known
+        session.info.served.tag = known
+        dispatcher.serve((known,))
         assert ids_of(await asked) == continued(changed.model, PROMPT, 5)
 
 

@@ -13,6 +13,7 @@ class Stuck:
 
     tokens_to_reserve = 10
     adapter = b""
+    weights = ""
     progress: Any = None
 
     def __init__(self, decoder: Any) -> None:
@@ -31,7 +32,7 @@ class Worker:
 
 async def test_many_answers_that_cannot_move_hold_a_drain_up_no_longer_than_one() -> None:
     target: Any = Worker()
-    answers = RunningAttempts(lambda tokens, leaving, adapter: target)
+    answers = RunningAttempts(lambda tokens, leaving, adapter, weights: target)
     running = [Stuck(Worker()) for _ in range(3 * _MAX_CONCURRENT)]
     for answer in running:
         answers._running[answer] = None
