@@ -306,6 +306,10 @@ class EngineConfig:
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0
     """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
+    language_model_only: bool = False
+    """Leave out the vision model: requests with images are refused."""
+    image_cache_bytes: int = 256 << 20
+    """Memory of the device for encoded images, beside the one that a step needs."""
     lora: LoraConfig | None = None
     """None: requests with adapters are refused."""
     seed: int = 0

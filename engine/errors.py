@@ -19,6 +19,10 @@ class AdapterRefused(EngineError):
     """An adapter cannot be loaded or unloaded; nothing has changed."""
 
 
+class MediaMissing(EngineError):
+    """Pixels of an image are needed and not here: send the request again, with them."""
+
+
 class GrammarError(UnservableRequest):
     """The grammar of a request cannot be compiled, or followed any further with this vocabulary."""
 

@@ -40,6 +40,7 @@ class _Model:
     kv_groups: tuple[KVGroup, ...]
     vocab_size: int = 1 << 60
     eos_token_ids: tuple[int, ...] = ()
+    vision: None = None
 
 
 class FormulaRunner:

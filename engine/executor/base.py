@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from engine.core.adapters import AdapterBank
 from engine.core.output import Output
 from engine.core.plan import StepPlan
+from engine.core.request import RequestId
 from engine.core.sampling_params import TokenLogprobs
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import EngineError
@@ -25,6 +26,8 @@ class StepResult:
     """Errors by index among these rows; the token of such an entry is undefined, but in range."""
     scores: list[Output | None] = field(default_factory=list)
     """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
+    refused: Mapping[RequestId, EngineError] = field(default_factory=dict)
+    """Requests that lacked something of their own: what the step computed for them is wrong."""
 
     def accepted(self, draft: Sequence[int], first: int) -> int:
         """How many tokens of a draft are what was sampled, without an error, from row `first` on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -11,6 +11,7 @@ import torch
 
 from engine.core.output import Output
 from engine.core.plan import StepPlan
+from engine.core.request import RequestId
 from engine.core.sampling_params import TokenLogprobs
 from engine.device.staging import Readback
 from engine.errors import EngineError, NotFinite
@@ -41,8 +42,15 @@ EnqueuingStep: TypeAlias = Generator[Pause, None, Enqueued]
 class DeviceStep:
     """Implements `StepInFlight`, which has the contract of its methods."""
 
-    def __init__(self, enqueuing: EnqueuingStep, plan: StepPlan, scored: Scored) -> None:
+    def __init__(
+        self,
+        enqueuing: EnqueuingStep,
+        plan: StepPlan,
+        scored: Scored,
+        refused: Mapping[RequestId, EngineError],
+    ) -> None:
         """Enqueues the first part."""
+        self._refused = refused
         self._enqueuing = enqueuing
         self._plan = plan
         self._scored = scored
@@ -78,7 +86,7 @@ class DeviceStep:
         if self._scored:
             scores, read = self._scored.split(read)
         if not self._plan.sampling():
-            return StepResult([], [], scores=scores)
+            return StepResult([], [], scores=scores, refused=self._refused)
         tokens, finite, *logprobs = read
         good = finite.tolist()
         broken: dict[int, EngineError] = (
@@ -89,6 +97,7 @@ class DeviceStep:
             logprobs=self._logprobs(logprobs),
             errors=self._enqueued.errors | broken,
             scores=scores,
+            refused=self._refused,
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:

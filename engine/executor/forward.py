@@ -54,7 +54,8 @@ class Eager:
         self._model.adapt(batch.rows)
 
     def run(self, batch: Batch) -> Enqueuing:
-        hidden: torch.Tensor = self._model(batch.input_ids, batch.positions, self._attention)
+        self._model.media = batch.media
+        hidden: torch.Tensor = self._model(batch.input_ids, batch.rotary_positions, self._attention)
         yield
         return hidden
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -14,6 +15,7 @@ from engine.core.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.core.batch.step_inputs import StepInputs, StepWriter
 from engine.core.largest_step import largest_step
 from engine.core.plan import StepPlan
+from engine.core.request import RequestId
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.device.allocations import reserve_pinned_memory
 from engine.device.compute_threads import ComputeThreads, compute_threads
@@ -34,6 +36,9 @@ from engine.executor.rank_weights import RankWeights
 from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
 from engine.kv.cache.slot_count import share_out, wanted_slots
+from engine.media.encoder import MediaEncoder
+from engine.media.step_media import NO_MEDIA, StepMedia
+from engine.media.support import open_encoder
 from engine.mixers.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
@@ -58,6 +63,8 @@ class PreparedStep:
     batch: Batch
     plan: StepPlan
     scored: Scored
+    refused: Mapping[RequestId, EngineError]
+    """See `StepResult`."""
 
 
 class ModelRunner:
@@ -111,6 +118,7 @@ class ModelRunner:
         self.adapters: RunnerAdapters | None = None
         if config.lora is not None:
             self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
+        self._media = self._open_media(config.model_path)
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
         if companion is not None:
@@ -185,7 +193,9 @@ class ModelRunner:
         self._step_channel.send_order(new)
         if self._threads is not None:
             self._threads.adapt()
+        media = None if self._media is None else self._open_media(new.checkpoint)
         self._weights.refill(self._model, new)
+        self._media = media
 
     @property
     def model(self) -> CausalLM:
@@ -202,14 +212,15 @@ class ModelRunner:
             self._hidden_states.planned(plan)
         if plan.fillings and self.adapters is not None:
             self.adapters.fill(plan.fillings)
+        media = NO_MEDIA if self._media is None else self._media.of(plan)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
-        return PreparedStep(*self._prepared(inputs), plan, Scored.of(plan.chunks))
+        return PreparedStep(*self._prepared(inputs, media), plan, Scored.of(plan.chunks), media.errors)
 
     def launch(self, step: PreparedStep) -> DeviceStep:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         self.expert_load.on_step()
-        return DeviceStep(self._enqueue(step), step.plan, step.scored)
+        return DeviceStep(self._enqueue(step), step.plan, step.scored, step.refused)
 
     def execute_step(self, inputs: StepInputs) -> None:
         """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""
@@ -259,12 +270,13 @@ class ModelRunner:
         if self._states is not None and batch.verified is not None:
             self._states.keep(batch.verified.accepted(batch.input_ids, tokens))
 
-    def _prepared(self, inputs: StepInputs) -> tuple[Forward, Batch]:
+    def _prepared(self, inputs: StepInputs, media: StepMedia = NO_MEDIA) -> tuple[Forward, Batch]:
         if self._threads is not None:
             self._threads.adapt()
         num_rows = len(inputs.input_ids)
-        forward = next(path for path in self._forwards if path.fits(inputs.num_chunks, num_rows))
-        batch = self._batches.build(inputs, forward.place(num_rows))
+        paths = self._forwards if media.rows is None else self._forwards[-1:]
+        forward = next(path for path in paths if path.fits(inputs.num_chunks, num_rows))
+        batch = media.joined(self._batches.build(inputs, forward.place(num_rows)))
         if len(batch.pending_rows):
             batch.input_ids[batch.pending_rows] = self._last_tokens[batch.pending_slots]
         if self._hidden_states is not None:
@@ -314,6 +326,11 @@ class ModelRunner:
                 fp8=self._fp8_kv,
             )
 
+    def _open_media(self, folder: Path) -> MediaEncoder | None:
+        """Raises WeightsError."""
+        dtype = self._model.embed.weight.dtype
+        return open_encoder(self._config, folder, self._model.spec, self._device, dtype)
+
     def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
         attention = attention_for(
             config.attention_backend,
@@ -346,6 +363,7 @@ class ModelRunner:
         with advising(f"a step of {batch.num_rows} tokens", advice), Probe(self._device) as probe:
             self._profile_run(batch, attention, rows=config.max_decode_rows)
         reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
+        reserve += 0 if self._media is None else self._media.reserved_bytes
         page_bytes = pool.page_bytes
         if self._companion is not None:
             page_bytes += self._companion.page_bytes

@@ -97,7 +97,7 @@ class Engine:
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)
         parts = self.scheduler, self.kv, self.grammars, self._in_flight
-        self._requests = Requests(*parts, hooks, clock, config.lora, self.runner.adapters)
+        self._requests = Requests(*parts, hooks, clock, config, self.runner.adapters)
         self.adapters: Final = self._requests.adapters
         self._crowded = False
         """The last step had no room for all waiting requests: a new one would not join the next step."""
@@ -131,7 +131,7 @@ class Engine:
             raise UnservableRequest(
                 "this model computes vectors" if not pools else "this model generates text"
             )
-        self._requests.check_new(request, self.runner.spec.vocab_size)
+        self._requests.check_new(request, self.runner.spec)
         request.arrival = self._clock()
         self.kv.scores.look_up(request)
         self.scheduler.submit(request, request.arrival, self._times.prefill_rate)
@@ -285,7 +285,7 @@ class Engine:
         `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
         request.num_scored = request.scores_until  # by the sender
-        self._requests.check_new(request, self.runner.spec.vocab_size)
+        self._requests.check_new(request, self.runner.spec)
         if request.num_tokens >= self.max_tokens:
             raise UnservableRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
         active = self.scheduler.num_active + len(self.kv.reservations.active)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from engine.config import LoraConfig
+from engine.config import EngineConfig
 from engine.core.adapters import AdapterBank
 from engine.core.events import StepOutput
 from engine.core.request import Request
@@ -15,6 +15,8 @@ from engine.kv.manager.kv_manager import KVManager
 from engine.loop.adapters import Adapters
 from engine.loop.hooks import Hooks
 from engine.loop.in_flight import InFlight
+from engine.media.support import check_images
+from engine.model_config.served_model import ServableSpec
 from engine.sched.scheduler import Scheduler
 
 
@@ -27,19 +29,20 @@ class Requests:
         in_flight: InFlight,
         hooks: Hooks,
         clock: Callable[[], float],
-        lora: LoraConfig | None,
+        config: EngineConfig,
         bank: AdapterBank | None,
     ) -> None:
         self.live: dict[int, Request] = {}
         """All that have not ended, by id."""
         self.hooks = hooks
-        self.adapters = Adapters(lora, bank, scheduler.adapters, self._users)
+        self.adapters = Adapters(config.lora, bank, scheduler.adapters, self._users)
         self.incomplete: WeightsIncomplete | None = None
         """A failed refill, after which no new request is accepted."""
         self._kept: dict[int, Request] = {}
         """Ended, but a hook keeps their pages."""
         self._distrusted: set[int] = set()
         """Requests whose KV must not be reused, because their logits were not finite."""
+        self._config = config
         self._scheduler = scheduler
         self._kv = kv
         self._grammars = grammars
@@ -56,7 +59,7 @@ class Requests:
         yield from self.live.values()
         yield from (reservation.request for reservation in self._kv.reservations.active.values())
 
-    def check_new(self, request: Request, vocab_size: int) -> None:
+    def check_new(self, request: Request, model: ServableSpec) -> None:
         """Gives the request the matcher of its grammar, if it has none yet.
 
         Raises UnservableRequest, and WeightsIncomplete after a failed refill.
@@ -65,7 +68,9 @@ class Requests:
             raise self.incomplete
         if request.id in self.live or request.id in self._kept:
             raise UnservableRequest(f"request {request.id} is here already")
-        request.check(vocab_size)
+        request.check(model.vocab_size)
+        if request.media:
+            check_images(request, self._config, model)
         self.adapters.require(request)
         if request.sampling.grammar is not None and request.matcher is None:
             request.matcher = self._grammars.matcher(request.sampling.grammar)

@@ -44,9 +44,12 @@ class StepResults:
         output.completed = True
         row, scores, accepted, known = 0, iter(result.scores), 0, len(output.tokens)
         errors, on_computed, verify = result.errors, self._requests.hooks.on_computed, ChunkKind.VERIFY
+        refused = result.refused
         for chunk in plan.chunks:  # hundreds: no property or method is called that need not be
             request, place, sampled = chunk.request, chunk.output_index, row
             row += (place is not None) + len(chunk.draft)
+            if refused and request.id in refused:
+                self._requests.fail(request, refused[request.id], output)
             if chunk.num_scored:
                 self._score(chunk, next(scores), output)
             if errors and place is not None and sampled in errors:

@@ -13,6 +13,7 @@ from engine.model_config.config_file import TextFields, dtype_of, eos_token_ids,
 from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families.class_defaults import filled
+from engine.model_config.families.vision import vision_of
 from engine.model_config.general import general_fields
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
@@ -25,6 +26,7 @@ from engine.model_config.parts.latent_spec import LatentSpec
 from engine.model_config.parts.layer_options import Activation, Head, Norms, QKNorm
 from engine.model_config.parts.per_layer_spec import PerLayerSpec
 from engine.model_config.parts.rope_spec import RopeSpec
+from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
 from engine.model_config.quantization_config import read_quantization
 
@@ -100,6 +102,8 @@ class ModelSpec:
     """Served by transformers' modules, which have shown this; None: by a family of Baton's."""
     encoder: EncoderSpec | None = None
     """BERT's embeddings of positions and kinds of tokens."""
+    vision: VisionSpec | None = None
+    """Images, of models that have them; None: it is served as a model of text."""
     head: Head = Head.VOCABULARY
     labels: tuple[str, ...] = ()
     """Names of what a head for labels scores."""
@@ -392,6 +396,7 @@ class ModelSpec:
                 eos_token_ids=eos_token_ids(shape, generation),
                 dtype=dtype_of(shape),
                 quantization=read_quantization({**config, **shape}),
+                vision=vision_of(config),
                 **fields,
             )
         except KeyError as field:

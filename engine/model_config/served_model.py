@@ -6,6 +6,7 @@ from collections.abc import Collection
 from typing import Protocol
 
 from common.kv_groups import KVGroup
+from engine.model_config.parts.vision_spec import VisionSpec
 
 
 class ServableSpec(Protocol):
@@ -14,6 +15,9 @@ class ServableSpec(Protocol):
 
     @property
     def eos_token_ids(self) -> Collection[int]: ...
+
+    @property
+    def vision(self) -> VisionSpec | None: ...
 
     @property
     def kv_groups(self) -> tuple[KVGroup, ...]: ...

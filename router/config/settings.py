@@ -73,6 +73,11 @@ class RouterConfig:
         "JSON",
         aliases=("--override-pooler-config",),
     )
+    language_model_only: bool = _model(
+        False,
+        "leave out the vision model of a model that has one: requests with images are refused",
+        aliases=("--language-only",),
+    )
     mode: Mode = _model(
         Mode.MIXED,
         "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers;"

@@ -11,6 +11,7 @@ import torch
 
 from common.kv_groups import ONE_GROUP, KVGroup
 from engine.core.batch.block_tables import BlockTables, starts_of
+from engine.core.batch.media_rows import MediaRows
 from engine.core.batch.step_inputs import Ints, StepInputs
 from engine.core.batch.verified_rows import VerifiedRows
 from engine.core.largest_step import TokenSpan
@@ -96,6 +97,8 @@ class Batch:
     """None for models without a recurrent state."""
     verified: VerifiedRows | None = None
     """None for these, and without drafts."""
+    media: MediaRows | None = None
+    """None: there are no rows of images."""
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -106,6 +109,12 @@ class Batch:
     def positions(self) -> torch.Tensor:
         """[T] int64, counted from the start of the request."""
         return self.rows[1]
+
+    @property
+    def rotary_positions(self) -> torch.Tensor:
+        """[T], or [3, T] where rows of images have positions along three axes."""
+        media = self.media
+        return self.positions if media is None or media.positions is None else media.positions
 
     @property
     def num_rows(self) -> int:

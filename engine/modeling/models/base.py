@@ -10,6 +10,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.core.batch.media_rows import MediaRows
 from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.layer_options import Head
@@ -76,6 +77,8 @@ class CausalLM(nn.Module, ABC):
         self._live_rows = layers.live_rows
         self.adapter_rows: AdapterSlotsOfRows | None = None
         """Told which adapters the rows have; None: the model takes no adapters."""
+        self.media: MediaRows | None = None
+        """Rows of images in the next forward pass."""
         self.head: nn.Module = self.make_head(layers)
 
     def make_head(self, layers: Layers) -> nn.Module:

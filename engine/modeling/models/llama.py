@@ -87,12 +87,16 @@ class LlamaModel(CausalLM):
         x: Tensor = self.embed(input_ids)
         if self._scale != 1.0:
             x = x * self._scale
+        if self.media is not None:
+            x = self.media.placed(x)
         rotations = self.rotations(positions, x.dtype)
         inputs = self.layer_inputs(input_ids, x)
         residual = torch.zeros_like(x)
         taps: list[Tensor] = []
         for index, (layer, rope) in enumerate(zip(self.layers, self._ropes, strict=True)):
             x, residual = layer(x, residual, rotations[rope], attn, *inputs[index])
+            if self.media is not None:
+                x = self.media.deepened(x, index)
             if index in self._tapped:
                 taps.append(x + residual)
         hidden = self.norm.add(x, residual)[0]

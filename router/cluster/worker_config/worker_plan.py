@@ -146,6 +146,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         load_format=config.load_format,
         quantization=_quantization(config),
         model_impl=config.model_impl,
+        language_model_only=config.language_model_only,
         fp8_kv=config.kv_cache_dtype is KVCacheDtype.FP8,
         page_size=config.page_size,
         num_pages=0 if profiled else pool.num_pages,

@@ -24,6 +24,7 @@ from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv.cache.pages import PagePool, PageState
+from engine.model_config.parts.vision_spec import VisionSpec
 from engine.sampling.scoring import labelled
 from tests.unit.engine.fake_adapters import FakeAdapters
 from tests.unit.engine.plan_checks import check_plan
@@ -38,6 +39,7 @@ class FakeSpec:
     vocab_size: int = VOCAB
     eos_token_ids: frozenset[int] = frozenset({EOS})
     kv_groups: tuple[KVGroup, ...] = ONE_GROUP
+    vision: VisionSpec | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""Which rows of a step are those of images, and their positions. Plain numpy, from a plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.core.batch.step_inputs import Ints
+from engine.core.media import MediaItem
+from engine.core.plan import Chunk, StepPlan
+from engine.core.request import RequestId
+
+
+class MediaPart(NamedTuple):
+    """A part of one item in a step."""
+
+    request: RequestId
+    item: MediaItem
+    first: int
+    """Row of the item that is the first of this part."""
+    rows: Ints
+    """[M]: rows of the step, which take rows first to first + M of the item."""
+
+
+def media_parts(plan: StepPlan, placeholder: int) -> list[MediaPart]:
+    """In the order of the rows. O(chunks), and O(tokens of items that the step computes a part of)."""
+    return [part for row, chunk in _with_media(plan) for part in _parts_of(chunk, row, placeholder)]
+
+
+def num_placeholders(item: MediaItem, prompt: Sequence[int], placeholder: int) -> int:
+    """Rows that the item must have."""
+    return sum(token == placeholder for token in prompt[item.offset : item.end])
+
+
+def _with_media(plan: StepPlan) -> Iterator[tuple[int, Chunk]]:
+    """Chunks that begin before the last item of their request ends, with their first row in the step."""
+    row = 0
+    for chunk in plan.chunks:
+        media = chunk.request.media
+        if media and chunk.start < media[-1].end:
+            yield row, chunk
+        row += chunk.length
+
+
+def _parts_of(chunk: Chunk, row: int, placeholder: int) -> Iterator[MediaPart]:
+    for item in chunk.request.media:
+        start, end = max(item.offset, chunk.start), min(item.end, chunk.end)
+        if start >= end:
+            continue
+        of_item = np.asarray(chunk.request.tokens(item.offset, end)) == placeholder
+        cut = start - item.offset
+        rows = row + start - chunk.start + np.flatnonzero(of_item[cut:])
+        if len(rows):
+            yield MediaPart(chunk.request.id, item, int(np.count_nonzero(of_item[:cut])), rows)

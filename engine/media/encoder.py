@@ -1,0 +1,88 @@
+"""Rows of images for the steps of a runner: encoded when first needed, and kept by digest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.core.batch.media_parts import MediaPart, media_parts
+from engine.core.batch.media_rows import MediaRows
+from engine.core.media import MediaItem
+from engine.core.plan import StepPlan
+from engine.core.request import RequestId
+from engine.device.staging import send
+from engine.errors import EngineError, MediaMissing
+from engine.media.step_media import NO_MEDIA, StepMedia
+from engine.model_config.parts.vision_spec import VisionSpec
+
+_WORKSPACE: Final = 1 << 30
+"""Bytes set aside on a GPU for the activations of one image."""
+
+
+class VisionModel(Protocol):
+    def rows(self, item: MediaItem) -> Tensor:
+        """Rows of the item, [n, (1 + deepstack) * d]: those of the embedding first."""
+
+
+class MediaEncoder:
+    def __init__(self, tower: VisionModel, spec: VisionSpec, cache_bytes: int, device: torch.device) -> None:
+        """`cache_bytes`: of rows kept for later steps; the least recently used go first."""
+        self._tower = tower
+        self._spec = spec
+        self._device = device
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.encoded = 0
+        """Items encoded so far."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory that it may take beside the weights of the vision model."""
+        return self._cache_bytes + _WORKSPACE
+
+    def of(self, plan: StepPlan) -> StepMedia:
+        """Encode what is missing of a step's rows. O(chunks), and the time of the vision model."""
+        parts = media_parts(plan, self._spec.placeholder)
+        if not parts:
+            return NO_MEDIA
+        errors: dict[RequestId, EngineError] = {}
+        found: list[tuple[MediaPart, Tensor]] = []
+        for part in parts:
+            try:
+                found.append((part, self._rows(part.item)[part.first : part.first + len(part.rows)]))
+            except MediaMissing as error:
+                errors[part.request] = error
+        self._evict()
+        return StepMedia(self._placed(found), errors)
+
+    def _placed(self, found: Sequence[tuple[MediaPart, Tensor]]) -> MediaRows | None:
+        if not found:
+            return None
+        (rows,) = send([np.concatenate([part.rows for part, _ in found])], self._device)
+        values, *deeper = torch.cat([values for _, values in found]).chunk(1 + self._spec.deepstack, dim=-1)
+        return MediaRows(rows, values, deeper=tuple(deeper))
+
+    def _rows(self, item: MediaItem) -> Tensor:
+        """All rows of an item. Raises MediaMissing."""
+        if (rows := self._cache.get(item.digest)) is not None:
+            self._cache.move_to_end(item.digest)
+            return rows
+        if not item.arrays:
+            raise MediaMissing(
+                f"the image at position {item.offset} is to be computed, but its pixels are not here"
+            )
+        rows = self._cache[item.digest] = self._tower.rows(item)
+        self.encoded += 1
+        self._cached_bytes += rows.nbytes
+        return rows
+
+    def _evict(self) -> None:
+        while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+            _, rows = self._cache.popitem(last=False)
+            self._cached_bytes -= rows.nbytes

@@ -1,0 +1,27 @@
+"""What images add to one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from engine.core.batch.batch import Batch
+from engine.core.batch.media_rows import MediaRows
+from engine.core.request import RequestId
+from engine.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class StepMedia:
+    rows: MediaRows | None = None
+    """None: the step has no rows of images."""
+    errors: Mapping[RequestId, EngineError] = field(default_factory=dict)
+    """Requests whose rows cannot be had."""
+
+    def joined(self, batch: Batch) -> Batch:
+        """The batch of the step, with its images."""
+        return batch if self.rows is None else replace(batch, media=self.rows)
+
+
+NO_MEDIA: Final = StepMedia()

@@ -1,0 +1,118 @@
+"""The vision model of a checkpoint: transformers' own modules, without its language model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import logging as reports
+
+from engine.core.media import MediaArray, MediaItem
+from engine.model_config.errors import WeightsError
+from engine.model_config.parts.vision_spec import VisionSpec
+from engine.modeling.general import classes
+
+_DTYPES: Final = {
+    "float32": torch.float32,
+    "int64": torch.int64,
+    "int32": torch.int32,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+
+class Tower:
+    """Encodes one item at a time, so that equal items have equal rows whatever else a step has."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: VisionSpec,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        dummy_seed: int | None,
+    ) -> None:
+        """`dummy_seed`: of random weights; None: those of the checkpoint. Raises WeightsError."""
+        self._spec = spec
+        self._device = device
+        self._model = _load(folder, dtype, dummy_seed).to(device)
+
+    @torch.inference_mode()
+    def rows(self, item: MediaItem) -> Tensor:
+        """See `VisionModel`."""
+        arrays = {array.name: self._tensor(array) for array in item.arrays if array.name in self._spec.arrays}
+        if self._spec.grid is not None:
+            arrays["image_grid_thw"] = torch.tensor([item.grid], device=self._device)
+        features = self._model.get_image_features(**arrays, return_dict=True)
+        parts = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
+        return torch.cat([_flat(part) for part in parts], dim=-1)
+
+    def _tensor(self, array: MediaArray) -> Tensor:
+        flat = torch.frombuffer(bytearray(array.data), dtype=_DTYPES[array.dtype])
+        return flat.view(array.shape).to(self._device)
+
+
+def _flat(features: Any) -> Tensor:
+    """[n, d] of one tensor, or of one for each image or tile."""
+    rows: Tensor = features if isinstance(features, Tensor) else torch.cat([*features])
+    return rows.reshape(-1, rows.shape[-1])
+
+
+def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
+    """The inner model of the checkpoint's class, whose language model is gone."""
+    config = classes.config_of(_with_short_text(json.loads((folder / "config.json").read_text("utf-8"))))
+    cls: Any = classes.class_of(config)
+    missing: Iterable[str] = ()
+    with _quiet():
+        if dummy_seed is None:
+            top, report = cls.from_pretrained(
+                folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
+            missing = report["missing_keys"]
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(dummy_seed)
+                top = cls(config).to(dtype)
+    inner = top.base_model
+    text = inner.get_decoder()
+    path = classes.path_of(top, text)
+    ignored = (f"{path}.", f"{classes.path_of(top, top.get_output_embeddings())}.")
+    if lacking := sorted(name for name in missing if not name.startswith(ignored)):
+        raise WeightsError(
+            f"{folder} lacks weights of the vision model, such as {lacking[0]}; serve its text alone by"
+            " --language-model-only"
+        )
+    for name, child in inner.named_children():
+        if child is text:
+            setattr(inner, name, nn.Module())
+    return inner.eval().requires_grad_(False)
+
+
+def _with_short_text(fields: dict[str, Any]) -> dict[str, Any]:
+    """A parsed config.json whose language model has one layer, which is thrown away."""
+    full = classes.config_of(fields).to_dict()
+    text = full["text_config"] | {"num_hidden_layers": 1}
+    if text.get("layer_types"):
+        text["layer_types"] = text["layer_types"][:1]
+    full.pop("quantization_config", None)
+    return full | {"text_config": text}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress, and report of the language model's weights, which are not wanted."""
+    before, bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    reports.set_verbosity_error()  # type: ignore[no-untyped-call]
+    reports.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        reports.set_verbosity(before)
+        if bars:
+            reports.enable_progress_bar()  # type: ignore[no-untyped-call]

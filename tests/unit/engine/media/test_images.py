@@ -1,0 +1,175 @@
+"""Images through a whole engine, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from engine.config import Forecast, SpeculationConfig
+from engine.core.weights import NewWeights
+from engine.errors import MediaMissing, UnservableRequest
+from engine.loop.engine import Engine
+from engine.speculation.kinds import DraftHints
+from tests.engine_config import engine_config
+from tests.unit.engine.engines import run
+from tests.unit.engine.media.vlms import FAMILIES, Family, Part, request_of, tokens_of, without_arrays
+
+
+@dataclass
+class Served:
+    folder: Path
+    model: PreTrainedModel
+    family: Family
+
+    def engine(self, **settings: object) -> Engine:
+        base = {"page_size": 4, "num_pages": 128, "max_model_len": 256, "max_running_requests": 8}
+        return Engine(engine_config(model_path=self.folder, **(base | settings)))
+
+    def expected(self, parts: Sequence[Part], max_tokens: int = 8) -> list[int]:
+        return self.family.expected(self.model, parts, max_tokens)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    folder, family = tmp_path_factory.mktemp("vlm"), FAMILIES[request.param]
+    return Served(folder, family.save(folder), family)
+
+
+def answers(engine: Engine, *prompts: Sequence[Part]) -> list[list[int]]:
+    requests = [request_of(number, parts) for number, parts in enumerate(prompts, 1)]
+    run(engine, *requests)
+    return [request.output for request in requests]
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 7, 16, 64])
+def test_the_answer_is_that_of_transformers_for_every_chunk_size(served: Served, budget: int) -> None:
+    red, blue = served.family.images(2)
+    parts: list[Part] = [[3, 4, 5], red, [6, 7, 8, 9], blue, [10]]
+    engine = served.engine(chunk_budget=budget, page_aligned_chunks=False)
+    assert answers(engine, parts) == [served.expected(parts)]
+    engine.close()
+
+
+def test_another_image_has_another_answer(served: Served) -> None:
+    """The blue image that was answered "Red": equal tokens, another item."""
+    red, blue = served.family.images(2)
+    prompts = [[[3, 4, 5], image, [6, 7]] for image in (red, blue)]
+    assert tokens_of(prompts[0]) == tokens_of(prompts[1])
+    engine = served.engine()
+    apart = [answers(engine, parts)[0] for parts in prompts]  # the second finds only the text before
+    assert apart == [served.expected(parts) for parts in prompts]
+    assert apart[0] != apart[1]
+    engine.close()
+
+
+def test_a_prefix_hit_ends_within_an_image(served: Served) -> None:
+    """The cached beginning of an image is not computed again, and its rows go on where the hit ends."""
+    (image,) = served.family.images(1)
+    engine = served.engine(chunk_budget=6, page_aligned_chunks=False)
+    parts: list[Part] = [[3, 4, 5], image, [6, 7]]
+    first, begin = request_of(1, parts), request_of(2, parts, priority=1)
+    engine.submit(first)
+    engine.step()
+    engine.abort(1)  # within the image
+    run(engine, begin)
+    assert 4 <= (begin.num_cached or 0) < 3 + len(image.tokens)
+    assert begin.output == served.expected(parts)
+    engine.close()
+
+
+def test_equal_images_at_other_offsets_and_side_by_side(served: Served) -> None:
+    red, blue = served.family.images(2)
+    prompts: list[list[Part]] = [
+        [[3], red, red, blue, [4]],
+        [[3, 4, 5, 6], blue, red, [4]],
+        [red, [4]],
+        [[3], red, red, [5]],
+    ]
+    engine = served.engine(chunk_budget=9)
+    assert answers(engine, *prompts) == [served.expected(parts) for parts in prompts]
+    engine.close()
+
+
+def test_an_image_that_is_cached_needs_no_pixels(served: Served) -> None:
+    (image,) = served.family.images(1)
+    parts: list[Part] = [[3, 4, 5], image, [6, 7, 8, 9, 10]]
+    engine = served.engine()
+    first, later = request_of(1, parts), without_arrays(request_of(2, parts))
+    run(engine, first)
+    run(engine, later)
+    assert first.output == later.output == served.expected(parts)
+    assert (later.num_cached or 0) >= 3 + len(image.tokens)
+    engine.close()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_pixels_that_are_missing_fail_the_request_and_leave_no_kv(served: Served, overlap: bool) -> None:
+    red, blue = served.family.images(2)
+    parts: list[Part] = [[3, 4, 5, 6], red, [6, 7]]
+    engine = served.engine(chunk_budget=5, overlap=overlap)
+    other = request_of(2, [[3], blue, [4]])
+    lacking = without_arrays(request_of(1, parts))
+    for request in (lacking, other):
+        engine.submit(request)
+    failed, tokens = [], []
+    while engine.has_work:
+        output = engine.step()
+        failed += output.failed
+        tokens += [token.request.id for token in output.tokens]
+    assert [(request.id, type(error)) for request, error in failed] == [(1, MediaMissing)]
+    assert 1 not in tokens
+    assert other.output == served.expected([[3], blue, [4]])
+    again = request_of(3, parts)
+    run(engine, again)
+    assert again.output == served.expected(parts)
+    assert (again.num_cached or 0) <= 4
+    engine.close()
+
+
+def test_preempted_requests_go_on_with_the_same_tokens(served: Served) -> None:
+    images = served.family.images(4)
+    prompts: list[list[Part]] = [[[3, 4, number], image, [5]] for number, image in enumerate(images)]
+    pages = len(served.engine().kv.needs.groups) * 16
+    engine = served.engine(num_pages=pages, forecast=Forecast.NONE, image_cache_bytes=0)
+    requests = [request_of(number, parts, 16) for number, parts in enumerate(prompts, 1)]
+    run(engine, *requests)
+    assert engine.stats().preemptions
+    for request, parts in zip(requests, prompts, strict=True):
+        assert request.output == served.expected(parts, 16)
+    engine.close()
+
+
+def test_drafts_after_an_image_change_no_token(served: Served) -> None:
+    (image,) = served.family.images(1)
+    parts: list[Part] = [[3, 4, 5], image, [6, 7, 6, 7, 6]]
+    answer = served.expected(parts, 24)
+    engine = served.engine(speculation=SpeculationConfig(num_draft_tokens=4))
+    request = request_of(1, parts, 24, hints=DraftHints(answer[:12]))
+    run(engine, request)
+    assert request.output == answer
+    assert engine.stats().drafts.accepted
+    engine.close()
+
+
+def test_new_weights_are_those_of_the_vision_model_too(served: Served, tmp_path: Path) -> None:
+    (image,) = served.family.images(1)
+    parts: list[Part] = [[3, 4, 5], image, [6]]
+    model = served.family.save(tmp_path, seed=1)
+    engine = served.engine()
+    before = answers(engine, parts)
+    engine.refill(NewWeights(tmp_path, "second"))
+    assert answers(engine, parts) == [served.family.expected(model, parts, 8)] != before
+    engine.close()
+
+
+def test_a_model_without_its_vision_part_refuses_images_by_name_and_serves_text(served: Served) -> None:
+    (image,) = served.family.images(1)
+    engine = served.engine(language_model_only=True)
+    with pytest.raises(UnservableRequest, match="--language-model-only"):
+        engine.submit(request_of(1, [image]))
+    assert answers(engine, [[3, 4, 5]]) == [served.expected([[3, 4, 5]])]
+    engine.close()
