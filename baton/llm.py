@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Self, TypeAlias, cast
+from typing import Any, Final, Self, TypeAlias, cast, overload
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,6 +16,7 @@ from baton import reads
 from baton.generation import OfflineRunner, OfflineSequence
 from baton.lora import Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
+from baton.pairs import OfflinePairs
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
 from baton.vectors import vectors
@@ -26,15 +27,17 @@ from engine.loop.engine import Engine
 from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.model_config.pooling_spec import PoolingSpec
 from engine.modeling.loader.checkpoint import resolve
-from router.api.embeddings.pooled import Vectors, embeddings, scores
+from router.api.embeddings.pooled import TextPair, Vectors, embeddings, scores
 from router.api.generation.completion import Completion
 from router.api.generation.params.bounds import ServedBounds
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
 from router.api.generation.sampling_defaults import sampling_defaults
+from router.api.generation.text.pair_form import PairForm
 from router.api.generation.text.tokenizer import Tokenizer
 from router.cluster.worker_config.plan_warnings import warnings_of
 from router.cluster.worker_config.this_machine import this_machine
 from router.cluster.worker_config.worker_plan import plan_workers
+from router.config.flags.text_settings import RerankerOverrides
 from router.errors import InvalidRequest
 from router.request_limits import LOGPROBS_LIMIT
 
@@ -77,6 +80,9 @@ class LLM:
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
         COMPILATIONS.serve()
         self._runner = OfflineRunner(self._engine, self._tokenizer)
+        override = RerankerOverrides.of(config.hf_overrides)
+        form = PairForm.load(checkpoint.path, self._tokenizer, override, template)
+        self._pairs = OfflinePairs(self._engine, self._runner, self._tokenizer, form)
         self._vocab_size = spec.vocab_size
         self._defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         self._bounds = ServedBounds(
@@ -147,6 +153,11 @@ class LLM:
         body = json.dumps({"input": input, "questions": list(questions)}).encode()
         return reads.decide(self._runner, self._tokenizer, body, chat_template_kwargs or {})
 
+    @overload
+    def score(
+        self, query: str | Sequence[str], items: Sequence[str], *, instruction: str | None = None
+    ) -> list[float]: ...
+    @overload
     def score(
         self,
         query: str | Sequence[int],
@@ -155,16 +166,31 @@ class LLM:
         *,
         apply_softmax: bool = False,
         item_first: bool = False,
-    ) -> list[list[float]]:
-        """Probabilities of the labels after the query and each item, as `/v1/score` has them.
+    ) -> list[list[float]]: ...
+    def score(
+        self,
+        query: str | Sequence[str] | Sequence[int],
+        items: Sequence[str] | Sequence[Sequence[int]],
+        label_token_ids: Sequence[int] | None = None,
+        *,
+        apply_softmax: bool = False,
+        item_first: bool = False,
+        instruction: str | None = None,
+    ) -> list[float] | list[list[float]]:
+        """A score of the query, or of each of as many queries, and each item, as `/score` has them.
 
-        `apply_softmax`: among the labels; otherwise among all tokens. Raises ValueError.
+        With labels: their probabilities after the query and each item, as `/v1/score` has them;
+        `apply_softmax`: among the labels, otherwise among all tokens. Raises ValueError.
         """
-        pairs = [(item, query) if item_first else (query, item) for item in items]
-        texts = [a + b for a, b in pairs if isinstance(a, str) and isinstance(b, str)]
-        if texts and len(texts) < len(pairs):
+        if label_token_ids is None:
+            queries = [query] * len(items) if isinstance(query, str) else query
+            pairs = [TextPair(str(a), str(b)) for a, b in zip(queries, items, strict=True)]
+            return self._pairs.scores(pairs, instruction)
+        both = [(item, query) if item_first else (query, item) for item in items]
+        texts = [a + b for a, b in both if isinstance(a, str) and isinstance(b, str)]
+        if texts and len(texts) < len(both):
             raise ValueError("query and items must both be texts, or both token ids.")
-        ids = [[*a, *b] for a, b in pairs if not isinstance(a, str) and not isinstance(b, str)]
+        ids = [[*a, *b] for a, b in both if not isinstance(a, str) and not isinstance(b, str)]
         prompts = self._tokenizer.encode_batch(texts) if texts else ids
         return reads.score(self._runner, prompts, label_token_ids, among_labels=apply_softmax)
 

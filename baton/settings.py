@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,6 +26,10 @@ ARGUMENTS: Final = frozenset(
         "max_lora_rank",
         "max_cpu_loras",
         "chat_template",
+        "runner",
+        "convert",
+        "pooler_config",
+        "hf_overrides",
     }
 )
 """Settings that mean something in one process, by their own names."""
@@ -33,11 +38,15 @@ _UNLIMITED: Final = 1 << 30
 
 
 def config_of(arguments: Mapping[str, Any]) -> RouterConfig:
-    """None is the default of any argument.
+    """None is the default of any argument; a mapping is given as JSON.
 
     Raises TypeError for a name that LLM does not have, ValueError for values that are wrong.
     """
-    given = {name: value for name, value in arguments.items() if value is not None}
+    given = {
+        name: json.dumps(value) if isinstance(value, Mapping) else value
+        for name, value in arguments.items()
+        if value is not None
+    }
     found = named_settings(given)
     for name in found.unknown:
         known = {*ARGUMENTS, *(_argument(flag) for flag in TRANSLATIONS)}

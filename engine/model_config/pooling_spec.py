@@ -63,6 +63,22 @@ class PoolingSpec:
         return bool(self.labels)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """The score of a pair by a model of text: how likely one token is next, against another."""
+
+    true_id: int
+    false_id: int
+    instruction: str = ""
+    """The default one; empty: none."""
+    raw_scores: bool = False
+    """Whether the difference of both logits is wanted, and not a probability."""
+
+    @property
+    def ids(self) -> tuple[int, int]:
+        return self.true_id, self.false_id
+
+
 _ACTIVATIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu"}
 _MODES: Final = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "lasttoken": Pooling.LAST}
 _OVERRIDES: Final = {"pooling_type", "seq_pooling_type", "normalize", "use_activation", "dimensions"}
@@ -76,6 +92,8 @@ def pooling_of(
     Raises UnsupportedModel.
     """
     modules = _read(folder / "modules.json", list)
+    if token_score_of(folder) is not None:
+        modules = None
     pools = bool(modules) or spec.head is not Head.VOCABULARY
     if convert is Convert.NONE or (convert is Convert.AUTO and not pools):
         if spec.head is not Head.VOCABULARY:
@@ -102,18 +120,39 @@ def pooling_of(
     return found
 
 
+def token_score_of(folder: Path) -> TokenScore | None:
+    """The LogitScore of a cross-encoder of sentence-transformers, if it has one. Raises UnsupportedModel."""
+    for module in _read(folder / "modules.json", list) or ():
+        if _kind(module) != "LogitScore":
+            continue
+        options = _read(folder / module.get("path", "") / "config.json", dict) or {}
+        if options.get("false_token_id") is None:
+            raise UnsupportedModel("a LogitScore without false_token_id is not supported")
+        texts = _read(folder / "config_sentence_transformers.json", dict) or {}
+        instruction = (texts.get("prompts") or {}).get(texts.get("default_prompt_name") or "", "")
+        yes, no = int(options["true_token_id"]), int(options["false_token_id"])
+        return TokenScore(yes, no, instruction, _activation(folder) == "Identity")
+    return None
+
+
+def _kind(module: Mapping[str, Any]) -> str:
+    return str(module.get("type", "")).rpartition(".")[2]
+
+
 def _activation(folder: Path) -> str:
     """What a cross-encoder of sentence-transformers applies to its scores."""
     config = _read(folder / "config.json", dict) or {}
     named = (config.get("sentence_transformers") or {}).get("activation_fn")
-    return str(named or config.get("sbert_ce_default_activation_function") or "").rpartition(".")[2]
+    named = named or config.get("sbert_ce_default_activation_function")
+    named = named or (_read(folder / "config_sentence_transformers.json", dict) or {}).get("activation_fn")
+    return str(named or "").rpartition(".")[2]
 
 
 def _of_modules(folder: Path, spec: ModelSpec, modules: Any) -> PoolingSpec:
     pooling = Pooling.CLS if spec.attention.bidirectional else Pooling.LAST
     normalize, dense, size = not modules, list[DenseSpec](), spec.hidden_size
     for module in modules or ():
-        kind, place = str(module.get("type", "")).rpartition(".")[2], module.get("path", "")
+        kind, place = _kind(module), module.get("path", "")
         options = _read(folder / place / "config.json", dict) or {}
         match kind:
             case "Transformer":

@@ -24,6 +24,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.sampling_defaults import sampling_defaults
 from router.api.generation.served_model import ServedModel
+from router.api.generation.text.pair_form import PairForm
 from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, check_text_files
 from router.api.page.status import StatusReader
 from router.cluster.adapter_record import AdapterRecord
@@ -41,7 +42,7 @@ from router.command.admin.scaling import Scaling
 from router.command.preflight import taking
 from router.command.progress import StartupDisplay
 from router.config.choices import Mode
-from router.config.flags.text_settings import adapters_of, bounds_of
+from router.config.flags.text_settings import RerankerOverrides, adapters_of, bounds_of
 from router.config.settings import RouterConfig
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.dispatcher import ClusterDispatcher, OnEnd
@@ -166,6 +167,8 @@ class ModelStart:
         await self._ready(cluster, registry)
         adapters = await self._adapters(registry, cluster, name)
         scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
+        tokenizer = await tokenizing
+        override = RerankerOverrides.of(config.hf_overrides)
         model = ServedModel(
             name=name,
             path=checkpoint.path,
@@ -177,8 +180,8 @@ class ModelStart:
             has_states=spec.delta is not None,
             sampling_defaults=defaults,
             pooling=plans[0].config.engine.pooling,
+            pairs=PairForm.load(checkpoint.path, tokenizer, override, template),
         )
-        tokenizer = await tokenizing
         if config.uses_handoffs and not cluster.found_workers:
             await self._check_links(registry, dispatcher)
         await self.stack.enter_async_context(

@@ -78,6 +78,13 @@ class RouterConfig:
         "leave out the vision model of a model that has one: requests with images are refused",
         aliases=("--language-only",),
     )
+    hf_overrides: str | None = _model(
+        None,
+        "JSON of a model of text that scores pairs by two of its tokens, such as"
+        ' {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true} (vLLM\'s); no other'
+        " field of config.json can be overridden",
+        "JSON",
+    )
     mode: Mode = _model(
         Mode.MIXED,
         "mixed: every worker prefills and decodes; disagg: separate prefill and decode workers;"

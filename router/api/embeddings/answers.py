@@ -21,13 +21,13 @@ from router.api.embeddings.bodies import (
     TeiEmbedBody,
     TeiPredictBody,
 )
+from router.api.embeddings.pairs import PairOptions, pair_scores, tokens_around
 from router.api.embeddings.pooled import (
     Input,
     PooledInputs,
     TextPair,
     Vectors,
     embeddings,
-    pair_scores,
     pool,
     pooling_of,
     scores,
@@ -90,9 +90,8 @@ async def classes(model: Generation, asked: tuple[ClassifyBody, str]) -> bytes:
 
 async def score_list(model: Generation, asked: tuple[PairScoreBody, str]) -> bytes:
     body, request_id = asked
-    found, pooled = await pair_scores(
-        model, request_id, body.pairs, body.work, _cut(model, body), _raw(body.use_activation)
-    )
+    options = PairOptions(cut=_cut(model, body), raw=_raw(body.use_activation), instruction=body.instruction)
+    found, pooled = await pair_scores(model, request_id, body.pairs, body.work, options)
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(found)]
     return orjson.dumps(_list(model, request_id, pooled, data))
 
@@ -105,11 +104,11 @@ async def ranking(model: Generation, asked: tuple[RerankBody, str]) -> bytes:
     if body.truncate:
         cut = _whole(model, body.truncation_direction == "Left")
     if body.max_tokens_per_doc is not None:
-        [query] = model.tokenizer.encode_inputs([body.query])
-        most = min(len(query) + body.max_tokens_per_doc, model.model.max_model_len)
-        cut = Truncation(most)
+        around = tokens_around(model, body.query, body.instruction)
+        cut = Truncation(min(around + body.max_tokens_per_doc, model.model.longest_prompt))
     pairs = [TextPair(body.query, text) for text in texts]
-    found, pooled = await pair_scores(model, request_id, pairs, body.work, cut, body.raw_scores)
+    options = PairOptions(cut=cut, raw=body.raw_scores, instruction=body.instruction)
+    found, pooled = await pair_scores(model, request_id, pairs, body.work, options)
     order = sorted(range(len(texts)), key=lambda index: -found[index])[: body.top_n]
     if body.texts is not None:
         with_text = {index: {"text": texts[index]} if body.return_text else {} for index in order}
@@ -218,13 +217,13 @@ def _raw(use_activation: bool | None) -> bool | None:
 
 
 def _whole(model: Generation, left: bool = False) -> Truncation:
-    return Truncation(model.model.max_model_len, left)
+    return Truncation(model.model.longest_prompt, left)
 
 
 def _cut(model: Generation, body: PooledFields) -> Truncation | None:
     if body.truncate_prompt_tokens is None:
         return None
-    most, left = model.model.max_model_len, body.truncation_side == "left"
+    most, left = model.model.longest_prompt, body.truncation_side == "left"
     tokens = body.truncate_prompt_tokens
     if tokens == 0 or tokens > most:
         raise InvalidRequest(

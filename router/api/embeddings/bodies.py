@@ -21,6 +21,9 @@ MAX_INPUTS: Final = 2048
 """OpenAI's."""
 _Texts: TypeAlias = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS)]
 _Count: TypeAlias = Annotated[int, Field(ge=1)]
+Instruction: TypeAlias = Annotated[
+    str | None, Field(description="vLLM's. What relevance means, for models whose prompt says so.")
+]
 _OneOrMore: TypeAlias = Annotated[str | _Texts, Field(union_mode="left_to_right")]
 
 
@@ -89,6 +92,7 @@ class PairScoreBody(PooledFields):
     data_2: _OneOrMore | None = None
     use_activation: bool | None = None
     """vLLM's. False: scores as they are."""
+    instruction: Instruction = None
 
     @model_validator(mode="after")
     def _pairs_fit(self) -> PairScoreBody:
@@ -133,6 +137,7 @@ class RerankBody(PooledFields):
     """Number of documents to report, the best ones; by default all."""
     return_documents: bool | None = None
     """Report the texts of documents."""
+    instruction: Instruction = None
     return_text: bool | None = None
     """TEI's."""
     raw_scores: bool | None = None

@@ -109,34 +109,13 @@ def scores(vectors: Vectors, pooling: PoolingSpec, raw: bool | None) -> Vectors:
     if pooling.raw_scores if raw is None else raw:
         return vectors
     if vectors.shape[1] == 1:
-        return np.asarray(1.0 / (1.0 + np.exp(-vectors.astype(np.float64))), np.float32)
+        return sigmoid(vectors)
     shifted = np.exp(vectors - vectors.max(axis=1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=1, keepdims=True), np.float32)
 
 
-async def pair_scores(
-    model: Generation,
-    request_id: str,
-    pairs: Sequence[TextPair],
-    work: worker_pb2.Work,
-    cut: Truncation | None = None,
-    raw: bool | None = None,
-) -> tuple[list[float], PooledInputs]:
-    """A score of each pair: a cross-encoder's, or else the cosine of both embeddings."""
-    pooling = pooling_of(model)
-    if pooling.classifies:
-        if len(pooling.labels) != 1:
-            raise InvalidRequest(
-                f"This model has {len(pooling.labels)} labels; pairs need a cross-encoder, which has one.",
-                param="model",
-            )
-        found = await pool(model, request_id, pairs, work, cut)
-        return scores(found.vectors, pooling, raw)[:, 0].tolist(), found
-    texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
-    found = await pool(model, request_id, texts, work, cut)
-    place = {text: index for index, text in enumerate(texts)}
-    unit = normalized(found.vectors)
-    return [float(unit[place[pair.first]] @ unit[place[pair.second]]) for pair in pairs], found
+def sigmoid(x: Vectors) -> Vectors:
+    return np.asarray(1.0 / (1.0 + np.exp(-x.astype(np.float64))), np.float32)
 
 
 async def _token_ids(

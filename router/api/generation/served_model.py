@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.pooling_spec import PoolingSpec
 from router.api.generation.sampling_defaults import OPENAI_DEFAULTS, SamplingDefaults
+from router.api.generation.text.pair_form import PairForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +30,10 @@ class ServedModel:
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
     pooling: PoolingSpec | None = None
     """How prompts become vectors; None: the model generates text."""
+    pairs: PairForm = field(default_factory=PairForm)
+    """How pairs of texts are put to it."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """In tokens; where a model generates text, one is for the answer."""
+        return self.max_model_len - (self.pooling is None)

@@ -1,7 +1,8 @@
-"""Parses the settings whose text has parts: --autoscale, --worker-env, --lora-modules, --cors-origins."""
+"""Parses the settings whose text has parts, such as --autoscale, --worker-env and --hf-overrides."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Collection, Iterator
@@ -147,3 +148,43 @@ def is_origin(name: str) -> bool:
     written = f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "")
     named = bool(parts.hostname) and "*" not in name  # no patterns: origins are compared literally
     return default is not None and named and port != default and name == written
+
+
+_SOFTMAX: Final = "from_2_way_softmax"
+_OVERRIDES: Final = frozenset(
+    {"architectures", "classifier_from_token", "method", "is_original_qwen3_reranker"}
+)
+
+
+class WrongOverrides(ValueError):
+    """The message names the part that is wrong and what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class RerankerOverrides:
+    """What --hf-overrides says about a model of text that scores pairs, in vLLM's names."""
+
+    tokens: tuple[str, str] | None = None
+    """For irrelevant documents, and for relevant ones."""
+    is_qwen3: bool = False
+
+    @classmethod
+    def of(cls, setting: str | None) -> RerankerOverrides:
+        """Raises WrongOverrides."""
+        try:
+            given = json.loads(setting or "{}")
+        except ValueError as error:
+            raise WrongOverrides(f"it is not JSON: {error}") from None
+        if not isinstance(given, dict) or given.keys() - _OVERRIDES:
+            raise WrongOverrides(
+                f"it takes an object with {', '.join(sorted(_OVERRIDES))}; others belong into config.json"
+            )
+        tokens = given.get("classifier_from_token")
+        if given and not (
+            isinstance(tokens, list) and len(tokens) == 2 and all(isinstance(t, str) for t in tokens)
+        ):
+            raise WrongOverrides('classifier_from_token must be two tokens, such as ["no", "yes"]')
+        if given.get("method", _SOFTMAX) != _SOFTMAX:
+            raise WrongOverrides(f"the method {given['method']!r} is not supported; use {_SOFTMAX}")
+        is_qwen3 = bool(given.get("is_original_qwen3_reranker"))
+        return cls(None if tokens is None else (tokens[0], tokens[1]), is_qwen3)

@@ -16,9 +16,11 @@ from engine.kv.tiers.object_url import ObjectUrl
 from router.config.choices import Device, Dtype, Mode, TransportChoice
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (
+    RerankerOverrides,
     WrongAdapters,
     WrongBounds,
     WrongEnvironment,
+    WrongOverrides,
     adapters_of,
     bounds_of,
     environment_of,
@@ -54,6 +56,10 @@ def _model(config: RouterConfig) -> Iterator[str]:
         yield f"--load-format {config.load_format} is unknown; use auto or dummy"
     if config.device is Device.CPU and config.dtype is Dtype.FLOAT16:
         yield "--dtype float16 is slow and inexact with --device cpu; use float32 or bfloat16"
+    try:
+        RerankerOverrides.of(config.hf_overrides)
+    except WrongOverrides as error:
+        yield f"--hf-overrides: {error}"
 
 
 def _workers(config: RouterConfig) -> Iterator[str]:

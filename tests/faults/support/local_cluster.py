@@ -18,6 +18,7 @@ from router.api.access import OPEN_ACCESS, Access
 from router.api.generation.generation import Generation
 from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
+from router.api.generation.text.pair_form import PairForm
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
@@ -107,6 +108,7 @@ async def local_cluster(
     pooling: PoolingSpec | None = None,
     each: int = 1,
     update_mode: UpdateMode = UpdateMode.ROLLING,
+    pairs: PairForm | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -145,7 +147,7 @@ async def local_cluster(
             _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
-        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access, pooling)
+        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access, pooling, pairs)
         weights._how = update_mode
         for frontend in (http, grpc):
             await frontend.start()
@@ -169,6 +171,7 @@ def _open_frontends(
     stack: AsyncExitStack,
     access: Access,
     pooling: PoolingSpec | None,
+    pairs: PairForm | None,
 ) -> tuple[HttpServer, GrpcFrontend, WeightUpdates]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -180,6 +183,7 @@ def _open_frontends(
         eos_token_ids=(1,),
         has_states=hasattr(small.model.config, "linear_num_key_heads"),
         pooling=pooling,
+        pairs=pairs or PairForm(),
     )
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")

@@ -71,12 +71,12 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _now
         try:
             self._template: Final = environment.from_string(source)
-            variables = meta.find_undeclared_variables(environment.parse(source))
+            self.variables: Final = meta.find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ValueError(f"cannot parse the template: {error}") from error
         self._special_tokens: Final = dict(special_tokens)
         self.source: Final = source
-        self.takes_tools: Final = "tools" in variables
+        self.takes_tools: Final = "tools" in self.variables
         """Whether the template puts tools into the prompt; otherwise the system message describes them."""
         self._takes_calls: Final = "tool_calls" in source
 

@@ -57,10 +57,10 @@ def tokenizer_file(folder: Path) -> Path:
 def check_text_files(folder: Path, template: str | None = None) -> None:
     """Raise TokenizerError for a model without a tokenizer, or with a chat template that is none."""
     tokenizer_file(folder)
-    _template_of(folder, template)
+    template_of(folder, template)
 
 
-def _template_of(folder: Path, chosen: str | None) -> ChatTemplate | None:
+def template_of(folder: Path, chosen: str | None) -> ChatTemplate | None:
     """The chat template in the file `chosen`, or the model's; None if it has none. Raises TokenizerError."""
     source = f"{folder} has a chat template that" if chosen is None else f"--chat-template {chosen}"
     try:
@@ -74,6 +74,21 @@ class Truncation:
     tokens: int
     left: bool = False
     """Whether the beginning is left out, and not the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """A text in others that are not cut."""
+
+    before: str
+    text: str
+    after: str
+    rendered: bool = True
+    """Whether the whole has all its special tokens already."""
+
+    @property
+    def whole(self) -> str:
+        return self.before + self.text + self.after
 
 
 class Tokenizer:
@@ -115,8 +130,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library has no error class
             raise TokenizerError(f"{path} cannot be read: {error}") from error
-        template_of = _template_of(folder, template)
-        return cls(backend, vocab_size=vocab_size, chat_template=template_of, words=words)
+        chat_template = template_of(folder, template)
+        return cls(backend, vocab_size=vocab_size, chat_template=chat_template, words=words)
 
     def fewest_tokens(self, text: str) -> int:
         """A lower bound of the tokens of `text`, without encoding it; 0 if the vocabulary has none."""
@@ -198,10 +213,33 @@ class Tokenizer:
                     found[index] = self._cut(inputs[index], cut)
         return found
 
+    def encode_framed(self, inputs: Sequence[Framed], cut: Truncation | None = None) -> list[list[int]]:
+        """Ids of framed texts, on all cores. Blocks. `cut`: longer ones lose an end of the text within."""
+        if not inputs:
+            return []
+        special = not inputs[0].rendered
+        found = self.encode_batch([each.whole for each in inputs], add_special_tokens=special)
+        if cut is not None:
+            for index, ids in enumerate(found):
+                if len(ids) > cut.tokens:
+                    found[index] = self._cut_within(inputs[index], cut)
+        return found
+
+    def _cut_within(self, framed: Framed, cut: Truncation) -> list[int]:
+        [encoding] = self._backend.encode_batch([framed.whole], add_special_tokens=not framed.rendered)
+        first = len(framed.before)
+        end = first + len(framed.text)
+        own = [at for at, (one, other) in enumerate(encoding.offsets) if first <= one < other <= end]
+        return self._without(encoding, own, cut)
+
     def _cut(self, text: str | tuple[str, str], cut: Truncation) -> list[int]:
         [encoding] = self._backend.encode_batch([text], add_special_tokens=True)
         last = int(isinstance(text, tuple))
         own = [at for at, of in enumerate(encoding.sequence_ids) if of == last]
+        return self._without(encoding, own, cut)
+
+    def _without(self, encoding: tokenizers.Encoding, own: Sequence[int], cut: Truncation) -> list[int]:
+        """Ids of the encoding without as many of `own` as are too many."""
         over = len(encoding.ids) - cut.tokens
         if over >= len(own):
             raise InvalidRequest(
@@ -217,6 +255,13 @@ class Tokenizer:
         if words is None or not any(kinds):
             return ids
         return [token + words * kind for token, kind in zip(ids, kinds, strict=True)]
+
+    def token_id(self, token: str) -> int:
+        """The id of an entry of the vocabulary. Raises TokenizerError if it has no such entry."""
+        found = self._backend.token_to_id(token)
+        if found is None:
+            raise TokenizerError(f"the tokenizer has no token {token!r}")
+        return found
 
     @property
     def output_formats(self) -> OutputFormats:
