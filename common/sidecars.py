@@ -42,6 +42,17 @@ PROMPT_LOGPROBS: Final = SidecarKind(
 only on tokens up to its own, as the page's KV does. The row of a prompt's first token is zero."""
 
 KINDS: Final = (PROMPT_LOGPROBS,)
-"""What pages of a worker's pool own."""
+"""What pages of every worker's pool own."""
+ROUTED_EXPERTS: Final = "routed_experts"
+
+
+def routed_experts(layers: int, per_token: int, count: int) -> SidecarKind:
+    """The experts that computed a token in each layer, of `count`: [layers, per_token], in order of choice.
+
+    The rows of a page come from the computation of its KV. 0: a layer without experts, in all of its places.
+    """
+    number = np.uint8 if count <= 1 << 8 else np.dtype("<u2")
+    return SidecarKind(ROUTED_EXPERTS, 1, np.dtype((number, (layers, per_token))))
+
 
 Rows: TypeAlias = npt.NDArray[Any]

@@ -310,6 +310,8 @@ class EngineConfig:
     """Leave out the vision model: requests with images are refused."""
     image_cache_bytes: int = 256 << 20
     """Memory of the device for encoded images, beside the one that a step needs."""
+    return_routed_experts: bool = False
+    """Whether pages keep which experts have computed their tokens, for requests that want to know."""
     lora: LoraConfig | None = None
     """None: requests with adapters are refused."""
     seed: int = 0

@@ -33,5 +33,7 @@ class RequestLimits:
     """Whether the scheduling policy uses deadlines of first tokens."""
     separate_tenants: bool = False
     """Whether the requests of one API key share no KV with those of others."""
+    routed_experts: bool = False
+    """Whether workers keep the experts of each token."""
     retention: bool = False
     """Whether requests may retain KV; otherwise it has no effect that they ask for it."""

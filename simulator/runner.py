@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.kv_groups import ONE_GROUP, KVGroup
+from common.sidecars import KINDS
 from engine.core.plan import StepPlan
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.executor.base import StepResult
@@ -64,6 +65,7 @@ class FormulaRunner:
         self.spec = _Model(groups)
         self.weights = WeightsIdentity("formula")
         self.num_state_slots = state_slots
+        self.sidecars = KINDS
         self._costs = costs
         self._clock = clock
         self._noise = random.Random(seed)

@@ -7,7 +7,6 @@ from typing import Final
 
 import torch
 
-from common.sidecars import KINDS
 from engine.executor.runner import ModelRunner
 from engine.kv.cache.pool import KVPool
 from kv_transfer import KVLayout, PoolMemory
@@ -51,7 +50,7 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
         state=None if delta is None else StateLayout(delta.key_heads, delta.state_rows(pool.dtype.itemsize)),
-        sidecars=tuple(kind.identity for kind in KINDS),
+        sidecars=tuple(kind.identity for kind in runner.sidecars),
     )
 
 

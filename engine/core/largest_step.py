@@ -30,3 +30,9 @@ def largest_step(config: EngineConfig) -> list[TokenSpan]:
     whole, rest = divmod(tokens, longest)
     lengths = [longest] * whole + [rest] * bool(rest) + [1] * decodes
     return [TokenSpan(longest - length if length > 1 else 0, length) for length in lengths]
+
+
+def most_rows(config: EngineConfig) -> int:
+    """Rows of a forward pass at most: tokens of the largest step, drafts, and the padding of CUDA graphs."""
+    tokens = sum(span.length for span in largest_step(config)) + config.scheduler.max_running_requests
+    return max(tokens, config.cuda_graph_max_tokens) + config.max_decode_rows

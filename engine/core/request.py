@@ -96,6 +96,10 @@ class Request:
     """Tokens whose KV is in the pool, counting those of the step in flight."""
     num_scored: int = 0
     """Rows of the prompt that have given the log-probability of the token after them; see `scores_until`."""
+    routed_experts: bool = False
+    """Whether the experts that compute its tokens are reported."""
+    num_routed: int = 0
+    """Tokens whose experts are reported, here or by an earlier worker."""
     pages: list[PageId] = field(default_factory=list)
     """The block table: block i is tokens [i * page_size, (i + 1) * page_size), with a page for each group of
     layers, one after another. NO_PAGE where a group with a window needs none, or none yet."""
@@ -171,7 +175,8 @@ class Request:
         """Leading tokens whose KV may come from a cache; the others are computed for their logits."""
         if self.read is not None and self.read.needs_all_rows:
             return 0
-        return self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
+        reusable = self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
+        return min(reusable, self.num_routed) if self.routed_experts else reusable
 
     @property
     def num_sought(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from common.sidecars import Rows, SidecarKind
 from engine.core.adapters import AdapterBank
 from engine.core.output import Output
 from engine.core.plan import StepPlan
@@ -28,6 +29,9 @@ class StepResult:
     """For each chunk with scored rows, in the plan's order; None: its logits were not finite."""
     refused: Mapping[RequestId, EngineError] = field(default_factory=dict)
     """Requests that lacked something of their own: what the step computed for them is wrong."""
+
+    routed: Rows | None = None
+    """For each row of the plan, in its order, the experts of its token in every layer; None: not recorded."""
 
     def accepted(self, draft: Sequence[int], first: int) -> int:
         """How many tokens of a draft are what was sampled, without an error, from row `first` on."""
@@ -70,6 +74,10 @@ class Runner(Protocol[PreparedT]):
     @property
     def num_pages(self) -> int:
         """Number of pages in the KV pool."""
+
+    @property
+    def sidecars(self) -> Sequence[SidecarKind]:
+        """What pages own besides KV."""
 
     @property
     def num_state_slots(self) -> int:

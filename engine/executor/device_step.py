@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from engine.core.output import Output
@@ -34,6 +35,8 @@ class Enqueued:
     readback: Readback
     errors: dict[int, EngineError] = field(default_factory=dict)
     """Known before the step has run; see `StepResult.errors`."""
+    is_routed: bool = False
+    """Whether the first tensor has the experts of each row."""
 
 
 EnqueuingStep: TypeAlias = Generator[Pause, None, Enqueued]
@@ -82,11 +85,15 @@ class DeviceStep:
             pass
         assert self._enqueued is not None
         read = self._enqueued.readback.wait()  # also when nothing is sampled: the KV must be in the pool
+        routed = None
+        if self._enqueued.is_routed:
+            choices, *read = read
+            routed = choices.numpy().view(np.uint8 if choices.dtype == torch.uint8 else np.uint16)
         scores: list[Output | None] = []
         if self._scored:
             scores, read = self._scored.split(read)
         if not self._plan.sampling():
-            return StepResult([], [], scores=scores, refused=self._refused)
+            return StepResult([], [], scores=scores, routed=routed, refused=self._refused)
         tokens, finite, *logprobs = read
         good = finite.tolist()
         broken: dict[int, EngineError] = (
@@ -98,6 +105,7 @@ class DeviceStep:
             errors=self._enqueued.errors | broken,
             scores=scores,
             refused=self._refused,
+            routed=routed,
         )
 
     def _logprobs(self, tensors: list[torch.Tensor]) -> list[TokenLogprobs | None]:

@@ -100,6 +100,7 @@ def _head_config(config: EngineConfig, num_pages: int) -> EngineConfig:
         expert_parallel_size=1,
         cuda_graph_max_tokens=0,
         lora=None,
+        return_routed_experts=False,
     )
 
 

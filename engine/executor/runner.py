@@ -10,10 +10,11 @@ from typing import Final
 import torch
 
 from common.progress import Progress, silent
+from common.sidecars import KINDS, SidecarKind
 from engine.config import EngineConfig
 from engine.core.batch.batch import Batch, BatchBuilder, scratch_batch
 from engine.core.batch.step_inputs import StepInputs, StepWriter
-from engine.core.largest_step import largest_step
+from engine.core.largest_step import largest_step, most_rows
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
 from engine.core.weights import NewWeights, WeightsIdentity
@@ -43,6 +44,7 @@ from engine.mixers.attention import AttentionBackend, GraphableAttention, Piecew
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
 from engine.model_config.model_spec import ModelSpec
+from engine.modeling.layers.chosen_experts import ChosenExperts
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
@@ -126,6 +128,9 @@ class ModelRunner:
         self.spec: ModelSpec = self._model.spec
         """Spec of the whole model."""
         self.expert_load = ExpertLoad(self._model, self._device)
+        self._chosen: ChosenExperts | None = None
+        if config.return_routed_experts:
+            self._chosen = ChosenExperts(self._model, self.spec, most_rows(config), self._device)
         self._fp8_kv = self._weights.fp8_kv(self.spec)
         self._sampler = Sampler(
             vocab_size=self.spec.vocab_size,
@@ -171,6 +176,10 @@ class ModelRunner:
     @property
     def num_pages(self) -> int:
         return self.kv.num_pages
+
+    @property
+    def sidecars(self) -> Sequence[SidecarKind]:
+        return KINDS if self._chosen is None else (*KINDS, self._chosen.kind)
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
         return self.kv.blocks_of(slot)
@@ -231,15 +240,16 @@ class ModelRunner:
     def _enqueue(self, step: PreparedStep) -> EnqueuingStep:
         batch = step.batch
         hidden = self._shown(batch, (yield from busy(step.forward.run(batch))))
-        scores: list[torch.Tensor] = []
+        routed = [] if self._chosen is None else [self._chosen.of(batch.num_rows)]
+        scores = list[torch.Tensor](routed)
         if step.scored and self._pooler is not None:
-            scores = [self._pooler(hidden, batch.scored_rows, step.scored.chunks)]
+            scores += [self._pooler(hidden, batch.scored_rows, step.scored.chunks)]
         elif step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
-            scores = score(blocks, *step.scored.targets(self._device), step.scored.num_top).tensors()
+            scores += score(blocks, *step.scored.targets(self._device), step.scored.num_top).tensors()
         sampling = step.plan.sampling()  # only now: the device is busy meanwhile
         if not sampling:
-            return Enqueued(Readback(scores, self._device))
+            return Enqueued(Readback(scores, self._device), is_routed=bool(routed))
         logits = self._model.logits(hidden[batch.sample_rows])
         masks = None
         if rows := constrained_rows(sampling):
@@ -248,7 +258,7 @@ class ModelRunner:
         sampled = self._sampler.sample(logits, sampling, masks)
         self._take_tokens(batch, sampled.tokens)
         errors: dict[int, EngineError] = {} if masks is None else {**masks.errors}
-        return Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors)
+        return Enqueued(Readback([*scores, *sampled.tensors()], self._device), errors, bool(routed))
 
     @torch.inference_mode()
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:

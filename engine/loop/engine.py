@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from common.sidecars import KINDS
 from engine.config import EngineConfig
 from engine.core.draft_source import DraftSource
 from engine.core.events import Occupancy, StepMeasured, StepOutput
@@ -74,7 +73,7 @@ class Engine:
             radix_cache=config.radix_cache,
             num_state_slots=self.runner.num_state_slots,
             retained_share=config.retained_kv_share,
-            sidecars=KINDS,
+            sidecars=self.runner.sidecars,
         )
         self.grammars = GrammarCompiler(config.model_path, self.runner.spec)
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
@@ -133,7 +132,7 @@ class Engine:
             )
         self._requests.check_new(request, self.runner.spec)
         request.arrival = self._clock()
-        self.kv.scores.look_up(request)
+        self.kv.routed.look_up(request)
         self.scheduler.submit(request, request.arrival, self._times.prefill_rate)
         self._take_in(request)
 
@@ -201,14 +200,14 @@ class Engine:
         if launched is not None:
             self._finish(launched, output)
         else:
-            output.outputs += self.kv.scores.take_found()
+            output.outputs += self.kv.routed.take_found()
             if not (plan and output.completed):
                 self._times.rest()
         return output
 
     def _finish(self, launched: Launched, output: StepOutput) -> None:
         """Wait for a step that is `_launched` no more, and report what it brought."""
-        output.outputs += self.kv.scores.take_found()
+        output.outputs += self.kv.routed.take_found()
         waited = not launched.step.done()
         result = self._result_of(launched)
         more = self._in_flight.launched is not None
@@ -284,7 +283,7 @@ class Engine:
 
         `room`: tokens by which it may grow until then. Raises InvalidRequest if the pool is too small.
         """
-        request.num_scored = request.scores_until  # by the sender
+        request.num_scored, request.num_routed = request.scores_until, request.num_tokens  # by the sender
         self._requests.check_new(request, self.runner.spec)
         if request.num_tokens >= self.max_tokens:
             raise UnservableRequest(f"{request.num_tokens} tokens do not fit: {self.max_tokens} at most")
@@ -335,6 +334,7 @@ class Engine:
         """The KV of `num_computed` tokens has arrived: continue from there. The output so far is complete."""
         self.kv.reservations.arrived(reservation)
         request.num_computed = max(num_computed, reservation.first_token)
+        request.num_routed = request.num_computed
         self.kv.tables.pass_by(request, request.num_computed)
         now = self._clock()
         request.scheduling.waited = {WaitReason.TRANSFER: now - request.arrival}

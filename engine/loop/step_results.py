@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from common.sidecars import Rows
 from engine.core.events import StepOutput, TokenOut, Verified
 from engine.core.output import Output
 from engine.core.plan import Chunk, ChunkKind, StepPlan
@@ -43,6 +44,8 @@ class StepResults:
         self.num_prompt_tokens += plan.prompt_tokens
         output.completed = True
         row, scores, accepted, known = 0, iter(result.scores), 0, len(output.tokens)
+        if result.routed is not None:
+            self._report_experts(plan, result, result.routed, output)
         errors, on_computed, verify = result.errors, self._requests.hooks.on_computed, ChunkKind.VERIFY
         refused = result.refused
         for chunk in plan.chunks:  # hundreds: no property or method is called that need not be
@@ -74,6 +77,19 @@ class StepResults:
             else:
                 speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
         return accepted
+
+    def _report_experts(self, plan: StepPlan, result: StepResult, rows: Rows, output: StepOutput) -> None:
+        """Keep the rows of all tokens that are right, and report those that requests want."""
+        first, sampled = 0, 0
+        for chunk in plan.chunks:
+            count = chunk.length
+            if chunk.kind is ChunkKind.VERIFY:
+                count = 1 + result.accepted(chunk.draft, sampled)
+            found = self._scheduler.kv.routed.computed(chunk, rows[first : first + count])
+            if found is not None:
+                output.outputs.append((chunk.request, found))
+            first += chunk.length
+            sampled += chunk.samples + len(chunk.draft)
 
     def _verify(self, chunk: Chunk, result: StepResult, first: int, output: StepOutput) -> int:
         """Deliver the tokens of a verify chunk; `first` is its first row. Returns how many drafts are right.

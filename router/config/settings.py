@@ -114,6 +114,10 @@ class RouterConfig:
         "N",
         aliases=("--ep-size", "--ep"),
     )
+    enable_return_routed_experts: bool = _workers(
+        False,
+        "keep the experts that compute each token, beside its KV, for requests with return_routed_experts",
+    )
     accelerator: str | None = _workers(
         None, "Ray accelerator type of the workers' GPUs, such as H100 (default: any)", "TYPE"
     )

@@ -18,6 +18,7 @@ from common.sidecars import KINDS
 from common.token_array import token_array
 from router.dispatch.adapters.table import Digest
 from router.dispatch.request_status import NO_WORKER, RequestStatus
+from router.dispatch.row_order import RowOrder
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -110,6 +111,8 @@ class SequenceState:
     """The sequence's span in the trace."""
     output: list[int] = field(default_factory=list)
     """Tokens received from workers, in order; a retry continues after them."""
+    rows: RowOrder = field(default_factory=RowOrder)
+    """Rows received from workers; a retry continues after them."""
     status: Callable[[], RequestStatus] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
@@ -193,6 +196,13 @@ class SequenceState:
             blocks = self._blocks[page_size] = block_hashes(self.keys[:-1], page_size, before)
         return blocks
 
+    def take(self, output: worker_pb2.Output, first: list[worker_pb2.Output]) -> None:
+        """Deliver rows that go on through the answer; others are added to `first`, for its first token."""
+        if output.HasField("routed_experts"):
+            self.stream.delta.outputs += self.rows.take(output)
+        else:
+            first.append(output)
+
     def seconds_left(self) -> float:
         """math.inf without a deadline; never negative."""
         return max(self.deadline - time.monotonic(), 0.0)
@@ -204,6 +214,7 @@ class SequenceState:
             request_id=request_id,
             output=self.output,
             num_scored=len(self.prompt) - 1 if self.output else 0,
+            num_routed=self.rows.known,
             name=self.id,
             traceparent=self.traceparent,
         )

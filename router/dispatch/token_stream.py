@@ -70,7 +70,7 @@ class Delta:
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
     """One per token, or none."""
     outputs: list[worker_pb2.Output] = field(default_factory=list)
-    """With the first delta: what the request gets besides tokens, in order."""
+    """What the request gets besides tokens, in order: with the first delta, rows of tokens with any."""
     finish: int = sampling_pb2.FINISH_REASON_UNSPECIFIED
     """A sampling_pb2.FinishReason; unspecified (0) until the last delta."""
     stop_token: int | None = None

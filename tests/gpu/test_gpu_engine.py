@@ -193,3 +193,29 @@ def test_the_pool_takes_what_the_largest_step_leaves(tmp_path: Path) -> None:
     assert 0.2 * total < total - free < 0.32 * total
     assert engine.kv.pool.num_pages == engine.runner.kv.num_pages
     engine.close()
+
+
+@pytest.mark.parametrize(("graphs", "tokens", "overlap"), [(8, 0, False), (4, 64, True)])
+def test_the_experts_of_tokens_recorded_in_graphs_are_those_of_eager_steps(
+    graphs: int, tokens: int, overlap: bool, tmp_path: Path
+) -> None:
+    save("qwen3-experts", tmp_path)
+
+    def recorded(**settings: object) -> list[bytes]:
+        config = gpu_config(tmp_path, chunk_budget=64, return_routed_experts=True, **settings)
+        engine = Engine(config)
+        rows = dict.fromkeys(range(len(PROMPTS)), b"")
+        for number, prompt in enumerate(PROMPTS):
+            engine.submit(Request(number, prompt, GREEDY, routed_experts=True))
+        while engine.has_work:
+            for request, part in engine.step().outputs:
+                rows[request.id] += part.rows
+        engine.close()
+        return list(rows.values())
+
+    plain = recorded()
+    layers = len(plain[0]) // (len(PROMPTS[0]) + GREEDY.max_tokens - 1)
+    assert [len(rows) for rows in plain] == [layers * (len(p) + GREEDY.max_tokens - 1) for p in PROMPTS]
+    captured = recorded(cuda_graph_max_batch=graphs, cuda_graph_max_tokens=tokens, overlap=overlap)
+    same = sum(a == b for a, b in zip(b"".join(plain), b"".join(captured), strict=True))
+    assert same >= 0.98 * sum(map(len, plain)), "bfloat16 routes few tokens otherwise"

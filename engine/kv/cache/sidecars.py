@@ -9,8 +9,10 @@ import numpy as np
 
 from common.sidecars import Rows, SidecarKind
 
-_MASK_BYTES: Final = 8
-"""Which kinds a record has, in the first byte; keeps the rows after it aligned."""
+_COUNT: Final = np.dtype("<u4")
+"""Known rows of a kind, of which a record begins with one for each kind."""
+_ALIGNMENT: Final = 8
+"""Bytes, of the rows in a record."""
 
 
 class Sidecars:
@@ -28,7 +30,8 @@ class Sidecars:
         self._known = np.zeros((len(self.kinds), num_pages), np.int32)
         """Rows of each page that are known, from its first token on."""
         self._sizes = [page_size * kind.row.itemsize for kind in kinds]
-        self.record_bytes = _MASK_BYTES + sum(self._sizes) if kinds else 0
+        self._begin = -(-len(self.kinds) * _COUNT.itemsize // _ALIGNMENT) * _ALIGNMENT
+        self.record_bytes = self._begin + sum(self._sizes)
         """Size of a page's record: the rows of all kinds."""
 
     def clear(self, pages: Iterable[int]) -> None:
@@ -63,32 +66,29 @@ class Sidecars:
     # ------------------------------------------------------------------------------ as bytes
 
     def read(self, page: int) -> bytes:
-        """The record of a page: `record_bytes`, or none if no kind is complete. From any thread."""
+        """The record of a page: `record_bytes`, or none if no row is known. From any thread."""
         if page >= self._known.shape[1]:
             return b""  # of a recurrent state
-        complete = [number for number, known in enumerate(self._known[:, page]) if known == self._page_size]
-        if not complete:
+        counts = self._known[:, page].astype(_COUNT)  # before the rows, which are written before they count
+        if not counts.any():
             return b""
-        mask = sum(1 << number for number in complete)
-        parts = [mask.to_bytes(_MASK_BYTES, "little")]
-        for number, size in enumerate(self._sizes):
-            parts.append(self._rows[number][page].tobytes() if number in complete else bytes(size))
-        return b"".join(parts)
+        rows = [self._rows[number][page].tobytes() for number in range(len(self.kinds))]
+        return b"".join([counts.tobytes().ljust(self._begin, b"\0"), *rows])
 
     def put(self, page: int, record: bytes) -> None:
         """Give a page what `read` has returned, perhaps on another worker. From the thread that owns it.
 
-        A record of another size, or of unknown kinds, is ignored.
+        A record of another size, or with more rows than a page has, is ignored.
         """
-        mask = int.from_bytes(record[:_MASK_BYTES], "little")
-        if len(record) != self.record_bytes or page >= self._known.shape[1] or mask >> len(self.kinds):
+        if not record or len(record) != self.record_bytes or page >= self._known.shape[1]:
             return
-        begin = _MASK_BYTES
+        counts = np.frombuffer(record, _COUNT, len(self.kinds))
+        if counts.max() > self._page_size:
+            return
+        begin = self._begin
         for number, (kind, size) in enumerate(zip(self.kinds, self._sizes, strict=True)):
-            if mask >> number & 1:
-                rows = np.frombuffer(record[begin : begin + size], kind.row)
-                self._rows[number][page] = rows
-                self._known[number, page] = self._page_size
+            self._rows[number][page] = np.frombuffer(record[begin : begin + size], kind.row)
+            self._known[number, page] = counts[number]
             begin += size
 
 

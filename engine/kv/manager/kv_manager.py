@@ -31,6 +31,7 @@ from engine.kv.manager.peer_prefixes import PeerPrefixes
 from engine.kv.manager.prefix_holds import PrefixHolds
 from engine.kv.manager.prompt_scores import PromptScores
 from engine.kv.manager.reservations import Reservation, Reservations
+from engine.kv.manager.routed_rows import RoutedRows
 from engine.kv.manager.state_slots import StateSlots
 from engine.kv.tiers.jobs import Copier
 from engine.kv.tiers.tiers import KVTiers
@@ -79,6 +80,7 @@ class KVManager:
         self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.unlock_arrived())
         self.tables = BlockTableAllocator(self.needs, self.pool, self._windows, self._supply.take_most)
         self.scores = PromptScores(self.sidecars, self.needs, self.pool, self.cache)
+        self.routed = RoutedRows(self.sidecars, self.needs, self.cache, self.scores)
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
         self.arriving = ArrivingPrefixes(
             self.pool, self.cache, self.holds, self.states, self.needs, self._supply.take
@@ -165,7 +167,7 @@ class KVManager:
         at = node.depth * self.page_size
         if at != request.num_computed:
             return  # its previous chunk is still in flight
-        self.scores.look_up(request)
+        self.routed.look_up(request)
         found = self.cache.match(request.keys(at, request.num_reusable), node)
         if not found.pages:
             return
@@ -221,7 +223,7 @@ class KVManager:
             return
         keys = request.keys(first * self.page_size, end * self.page_size)
         pages = request.pages[first * self._stride : end * self._stride]
-        there = self.cache.known(keys, node).pages if request.scores_until else []
+        there = self.cache.known(keys, node).pages if request.scores_until or request.routed_experts else []
         inserted = self.cache.insert(keys, pages, node)
         self.scores.merge(pages, there)
         self.pool.to_cache(inserted.adopted, request.id)
@@ -347,7 +349,7 @@ class KVManager:
         if headroom(needs.pages(blocks)) >= self.num_available:
             return None  # it does not fit even without sharing, so skip the search
         arrives = state is PageState.IN_FLIGHT
-        self.scores.look_up(request)
+        self.routed.look_up(request)
         position = request.num_tokens - 1 if arrives else 0  # what arrives is computed up to here or beyond
         keys, root = request.keys(0, request.num_reusable), self.cache.root(request.namespace)
         found = self.cache.match(keys, root, resume=position)

@@ -29,7 +29,7 @@ class PromptScores:
         self._pool = pool
         self._cache = cache
         full = (number for number, group in enumerate(needs.groups) if group.window is None)
-        self._group = next(full, None)
+        self.group = next(full, None)
         """The group whose pages own the rows. None: windows drop every page, and its rows with it."""
         self._found: list[tuple[Request, Output]] = []
 
@@ -55,7 +55,7 @@ class PromptScores:
     def inherit(self, request: Request) -> None:
         """Copy known rows to the pages that a request has of its own: it does not compute those rows."""
         for block, page in enumerate(self._known_pages(request, scored=True)):
-            own = self._own_page(request, block)
+            own = self.own_page(request, block)
             if own is not None and own != page:
                 self._sidecars.copy(page, own)
 
@@ -64,13 +64,13 @@ class PromptScores:
         if not isinstance(scores, PromptLogprobs):
             return scores
         size = self._needs.page_size
-        if self._group is not None:
+        if self.group is not None:
             first, rows = scores.position, _rows(scores)
             if first == 1:
                 first, rows = 0, np.concatenate([np.zeros(1, PROMPT_LOGPROBS.row), rows])
             end = first + len(rows)
             for block in range(first // size, -(-end // size)):
-                page = self._own_page(request, block)
+                page = self.own_page(request, block)
                 if page is not None:
                     begin = max(first, block * size)
                     part = rows[begin - first : (block + 1) * size - first]
@@ -89,20 +89,20 @@ class PromptScores:
         None of a request that wants no rows, or more than there are, or none any more unless `scored`.
         """
         wanted = request.sampling.prompt_logprobs
-        if self._group is None or not self._sidecars.kinds or not self._cache.enabled:
+        if self.group is None or not self._sidecars.kinds or not self._cache.enabled:
             return []
         if wanted is None or wanted > KEPT_ALTERNATIVES:
             return []
         if request.num_scored >= request.scores_until and not scored:
             return []
         keys, root = request.keys(0, len(request.prompt)), self._cache.root(request.namespace)
-        pages = self._cache.known(keys, root).pages[self._group :: self._needs.stride]
+        pages = self._cache.known(keys, root).pages[self.group :: self._needs.stride]
         return pages[: self._sidecars.num_complete(PROMPT_LOGPROBS, pages)]
 
-    def _own_page(self, request: Request, block: int) -> int | None:
+    def own_page(self, request: Request, block: int) -> int | None:
         """The page that a request writes itself for a block; None: it is shared, or not there."""
-        assert self._group is not None
-        place = block * self._needs.stride + self._group
+        assert self.group is not None
+        place = block * self._needs.stride + self.group
         if place >= len(request.pages):
             return None
         page = request.pages[place]

@@ -42,6 +42,8 @@ class ExpertRouter(Packable):
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
         self.counts = torch.zeros(spec.count, dtype=torch.int64)
         """Tokens of each expert so far."""
+        self.record: Tensor | None = None
+        """[rows, k]: where it writes the experts of each row; None: nowhere."""
         self._spec = spec
         self._ops = ops
         self._live = live
@@ -71,6 +73,8 @@ class ExpertRouter(Packable):
         routes = self._weighed(
             self._ops.route(logits, self.e_score_correction_bias, self._spec, self._live.count, self.counts)
         )
+        if self.record is not None:
+            self.record[: len(x)] = routes.chosen
         return routes if self._spec.parallel == 1 else routes.only(self._spec.held)
 
     def _weighed(self, routes: Routes) -> Routes:
@@ -103,8 +107,7 @@ class ScaledRouter(ExpertRouter):
         return super().forward(normed * self.scales.scale * x.shape[1] ** -0.5)
 
     def _weighed(self, routes: Routes) -> Routes:
-        experts = routes.experts[routes.places.clamp(min=0)]
-        return replace(routes, weights=routes.weights * self.scales.per_expert_scale[experts])
+        return replace(routes, weights=routes.weights * self.scales.per_expert_scale[routes.chosen])
 
 
 class ExpertStack(Packable):

@@ -38,6 +38,11 @@ class Routes:
         experts = torch.searchsorted(self.starts[1:].contiguous(), pairs, right=True)
         return experts.clamp_(max=len(self.starts) - 2)
 
+    @property
+    def chosen(self) -> Tensor:
+        """[T, k]: the experts of each token, in the order of choice; any of them for padding."""
+        return self.experts[self.places.clamp(min=0)]
+
     def only(self, experts: range) -> Routes:
         """The pairs of these experts, which are E from now on; their places stay."""
         starts = self.starts[experts.start : experts.stop + 1]

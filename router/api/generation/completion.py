@@ -36,7 +36,7 @@ class OutputChunk:
     timings: router_pb2.Timings | None = None
     """With the last chunk."""
     outputs: list[worker_pb2.Output] = field(default_factory=list)
-    """With the first chunk: what the request gets besides tokens, in order."""
+    """What the request gets besides tokens, in order: with the first chunk, rows of tokens with any."""
     parts: list[Part] | None = None
     """The parts of `text` if it is parsed; None: all of it is content."""
     cut_call: bool = False

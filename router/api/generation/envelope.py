@@ -72,6 +72,7 @@ def limits_of(config: RouterConfig) -> RequestLimits:
         priorities=config.scheduling.effective_policy is Policy.PRIORITY,
         ttft_deadlines=config.scheduling.effective_policy is Policy.DEADLINE,
         separate_tenants=config.access.separate_tenants,
+        routed_experts=config.enable_return_routed_experts,
         retention=config.retained_kv_share > 0 and not config.disable_radix_cache,
     )
 
@@ -85,6 +86,12 @@ def check(work: worker_pb2.Work, limits: RequestLimits) -> None:
             "priority is not supported by this server (--schedule-policy priority goes by it); leave it"
             " out, or send 0.",
             param="priority",
+            code="unsupported_parameter",
+        )
+    if work.routed_experts and not limits.routed_experts:
+        raise InvalidRequest(
+            "return_routed_experts needs a server that was started with --enable-return-routed-experts.",
+            param="return_routed_experts",
             code="unsupported_parameter",
         )
     CURRENT_TENANT.get().require_priority(work.priority)

@@ -180,6 +180,7 @@ class Generation:
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids) + (model.pooling is not None)
             prototype = filled(request.work, token_ids, prepared.prefixes, self.limits)
+            prototype.routed_experts |= request.routed_by_default and self.limits.routed_experts
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
                 sampling = options.resolve(

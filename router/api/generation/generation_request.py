@@ -47,6 +47,8 @@ class GenerationRequest:
     """Completions of every prompt."""
     work: worker_pb2.Work = field(default_factory=worker_pb2.Work)
     """What workers are told besides prompt and sampling: see `envelope`."""
+    routed_by_default: bool = False
+    """Whether the experts of its tokens are reported if the workers keep them."""
     prediction: str | Sequence[int] = ""
     """Text or tokens of the answer as the client expects it. It changes no token, only how fast they come."""
     speculative: bool = True

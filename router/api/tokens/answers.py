@@ -12,6 +12,8 @@ FinishName: TypeAlias = Literal["stop", "length", "abort"]
 class TokensChoice(Closed):
     index: int
     token_ids: list[int]
+    routed_experts: NotRequired[str | None]
+    """With the end of an answer: base64 of an .npy file, [tokens - 1, layers, experts of a token]."""
     logprobs: ChatLogprobs | None
     """Each `token` is `token_id:` and the id."""
     finish_reason: FinishName | None
@@ -47,6 +49,8 @@ class MetaInfo(Closed):
     completion_tokens: int
     cached_tokens: int
     weight_version: str
+    routed_experts: NotRequired[str | None]
+    """With the end of an answer: base64 of int32 numbers [tokens - 1, layers, experts of a token]."""
     input_token_logprobs: NotRequired[list[Scored]]
     output_token_logprobs: NotRequired[list[Scored]]
     input_top_logprobs: NotRequired[list[list[Scored] | None]]

@@ -98,6 +98,8 @@ class TokensBody(ScheduledBody):
     """Absent: the served model."""
     request_id: RequestId | None = None
     """For /abort_requests, and of the answer."""
+    return_routed_experts: bool | None = None
+    """Report the experts that computed each token; true unless given, with --enable-return-routed-experts."""
     lora_path: Annotated[str, Field(min_length=1)] | None = None
     """Name of the adapter, unless `model` has one."""
     stream_options: StreamOptions | None = None
@@ -123,8 +125,16 @@ class TokensBody(ScheduledBody):
             given |= {"max_tokens": _VLLM_MAX_TOKENS, "cut_max_tokens": True}
         if given["logprob_token_ids"] and given["logprobs"] is None:
             given["logprobs"] = 0
-        n = self.sampling_params.n or 1
-        return self._request(self.request_id or request_id, [self.token_ids], given, n=n)
+        routed = self.return_routed_experts
+        request = self._request(
+            self.request_id or request_id,
+            [self.token_ids],
+            given,
+            n=self.sampling_params.n or 1,
+            routed_by_default=routed is None,
+        )
+        request.work.routed_experts = bool(routed)
+        return request
 
 
 class GenerateParamsBody(_Sampling):
@@ -184,6 +194,10 @@ class GenerateBody(ScheduledBody):
     """Report the log-probabilities of these tokens."""
     return_text_in_logprobs: bool = False
     """Report the text of each token."""
+    return_routed_experts: bool = False
+    """Report the experts that computed each token; with --enable-return-routed-experts."""
+    routed_experts_start_len: Annotated[int, Field(ge=0)] = 0
+    """Leave out those of this many tokens at the beginning."""
     lora_path: Annotated[str, Field(min_length=1)] | None = None
     """Name of the adapter."""
 
@@ -237,4 +251,6 @@ class GenerateBody(ScheduledBody):
         if self.scores_prompt:
             asked |= ScoredBody.scored(self.top_logprobs_num)
         n = self.sampling_params.n or 1
-        return self._request(self.rid or request_id, self.prompts, asked, n=n)
+        request = self._request(self.rid or request_id, self.prompts, asked, n=n)
+        request.work.routed_experts = self.return_routed_experts
+        return request

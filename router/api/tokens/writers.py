@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from router.api.openai.answers.logprobs import Entry, ScoresWanted, chat_logprob
 from router.api.openai.answers.writer import FINISH_REASONS, usage_object
 from router.api.openai.errors import error_event
 from router.api.tokens.bodies import GenerateBody, TokensBody
+from router.api.tokens.routed import Experts, as_int32, as_npy, experts_of
 from router.errors import RouterError
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
@@ -69,6 +70,16 @@ class _Writer(ABC):
     @abstractmethod
     def body(self) -> bytes: ...
 
+    def _routed(self, answer: _Answer, render: Callable[[Experts], str]) -> dict[str, Any]:
+        """The experts of every token but the last, at the end of an answer that wants them."""
+        if not answer.finish or not self._run.work(answer.index).routed_experts:
+            return {}
+        usage = self._run.usage_of(answer.index)
+        aborted = answer.finish == sampling_pb2.FINISH_REASON_ABORT
+        count = usage.prompt_tokens + usage.completion_tokens - 1
+        experts = experts_of(answer.outputs, count, aborted=aborted)
+        return {"routed_experts": None if experts is None else render(experts)}
+
 
 def _event(content: Any) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(content)
@@ -87,6 +98,8 @@ class TokensWriter(_Writer):
             return b""
         new = _Answer(chunk.index)
         new.add(chunk)
+        new.outputs = self._answers[chunk.index].outputs
+        new.outputs += chunk.outputs
         return _event({"request_id": self._run.request.id, "choices": [self._choice(new)]})
 
     def closing(self) -> bytes:
@@ -117,6 +130,7 @@ class TokensWriter(_Writer):
             "logprobs": logprobs,
             "finish_reason": FINISH_REASONS.get(answer.finish),
             "stop_reason": answer.stop,
+            **self._routed(answer, as_npy),
         }
 
 
@@ -146,6 +160,7 @@ class GenerateWriter(_Writer):
             "cached_tokens": usage.cached_tokens,
             "weight_version": "" if self._weights is None else self._weights.served.version,
         }
+        meta |= self._routed(answer, lambda experts: as_int32(experts, self._asked.routed_experts_start_len))
         if self._asked.return_logprob:
             meta |= self._scores(answer)
         return {"text": "".join(answer.text), "output_ids": answer.token_ids, "meta_info": meta}

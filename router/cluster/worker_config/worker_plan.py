@@ -129,6 +129,13 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
     pooling = pooling_for(config, checkpoint)
     if pooling is not None and config.adapters.engine is not None:
         raise PlanError(f"--enable-lora: {checkpoint.name} computes vectors, for which there are no adapters")
+    if config.enable_return_routed_experts and (
+        spec.experts is None or spec.general is not None or pooling is not None
+    ):
+        raise PlanError(
+            f"--enable-return-routed-experts: {checkpoint.name} is no model with experts whose choice the"
+            " workers see; leave it out"
+        )
     encodes = spec.attention.bidirectional
     if pooling is not None:
         longest = min(longest, pooling.max_length or longest)
@@ -163,6 +170,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         tensor_parallel_size=ranks,
         expert_parallel_size=config.expert_parallel_size,
         lora=config.adapters.engine,
+        return_routed_experts=config.enable_return_routed_experts,
     )
 
 

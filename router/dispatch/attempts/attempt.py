@@ -308,7 +308,7 @@ class Attempt(ABC):
         if self._finished.done():
             return
         if not output.HasField("tokens"):
-            self._outputs.append(output)
+            self._sequence.take(output, self._outputs)
             return
         tokens = output.tokens
         try:
@@ -351,7 +351,7 @@ class Attempt(ABC):
         if not self._has_tokens:
             self._has_tokens = True
             if tokens.position == 0:
-                delta.outputs = self._outputs
+                delta.outputs = self._outputs + delta.outputs
                 delta.cached_tokens = tokens.cached_tokens
             self.on_first_token()
         if tokens.finish:

@@ -124,6 +124,20 @@ class PromptLogprobs(_message.Message):
     top_logprobs: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, position: _Optional[int] = ..., logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., num_top: _Optional[int] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class RoutedExperts(_message.Message):
+    __slots__ = ("position", "layers", "per_token", "rows", "count")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    layers: int
+    per_token: int
+    rows: bytes
+    count: int
+    def __init__(self, position: _Optional[int] = ..., layers: _Optional[int] = ..., per_token: _Optional[int] = ..., rows: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+
 class LabelLogprobs(_message.Message):
     __slots__ = ("position", "ids", "logprobs", "mass")
     POSITION_FIELD_NUMBER: _ClassVar[int]

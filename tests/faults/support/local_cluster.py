@@ -32,6 +32,7 @@ from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.weights.weight_updates import WeightUpdates
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
+from router.request_limits import RequestLimits
 from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
@@ -109,6 +110,7 @@ async def local_cluster(
     each: int = 1,
     update_mode: UpdateMode = UpdateMode.ROLLING,
     pairs: PairForm | None = None,
+    return_routed_experts: bool = False,
 ) -> AsyncIterator[LocalCluster]:
     """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -120,6 +122,7 @@ async def local_cluster(
         max_running_requests=max_running_requests,
         speculation=speculation,
         pooling=pooling,
+        return_routed_experts=return_routed_experts,
         **_WHOLE_PROMPTS if _encodes(small) else {"chunk_budget": 128},
     )
     async with AsyncExitStack() as stack:
@@ -147,7 +150,10 @@ async def local_cluster(
             _watch(metrics, registry, role)
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
-        http, grpc, weights = _open_frontends(small, mode, registry, metrics, stack, access, pooling, pairs)
+        limits = RequestLimits(routed_experts=return_routed_experts)
+        http, grpc, weights = _open_frontends(
+            small, mode, registry, metrics, stack, access, pooling, pairs, limits
+        )
         weights._how = update_mode
         for frontend in (http, grpc):
             await frontend.start()
@@ -172,6 +178,7 @@ def _open_frontends(
     access: Access,
     pooling: PoolingSpec | None,
     pairs: PairForm | None,
+    limits: RequestLimits,
 ) -> tuple[HttpServer, GrpcFrontend, WeightUpdates]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -187,7 +194,7 @@ def _open_frontends(
     )
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")
-    generation = Generation(model, small.tokenizer, dispatcher)
+    generation = Generation(model, small.tokenizer, dispatcher, limits)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
     stack.push_async_callback(generation.close)
     models = ServedModels([generation])

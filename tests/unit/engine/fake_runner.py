@@ -12,8 +12,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
-from common.sidecars import KEPT_ALTERNATIVES
+from common.sidecars import KEPT_ALTERNATIVES, KINDS, SidecarKind, routed_experts
 from engine.core.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
 from engine.core.read import LabelLogprobs
@@ -140,6 +142,20 @@ def scores(position: int, digests: Sequence[int], num_top: int) -> PromptLogprob
     )
 
 
+def experts(digest: int) -> list[list[int]]:
+    """Numbers that stand for the experts of a token with this digest."""
+    return [[digest & 0xFF, digest >> 8 & 0xFF, digest >> 16 & 0xFF]]
+
+
+def reference_experts(keys: Sequence[int], namespace: bytes = b"") -> bytes:
+    """The experts of all tokens with these keys, as bytes."""
+    digest, rows = begin(namespace), list[int]()
+    for key in keys:
+        digest = extend(digest, key)
+        rows += experts(digest)[0]
+    return bytes(rows)
+
+
 def reference_scores(keys: Sequence[int], num_top: int, namespace: bytes = b"") -> PromptLogprobs:
     """The log-probabilities of all tokens of a prompt but the first."""
     digests = [begin(namespace)]
@@ -192,6 +208,7 @@ class FakeRunner:
     pool: PagePool | None = None
     """Owners of the pages; None: they are not checked."""
     weights: WeightsIdentity = field(default_factory=lambda: WeightsIdentity("fake"))
+    sidecars: tuple[SidecarKind, ...] = (*KINDS, routed_experts(1, 3, 256))
 
     def __post_init__(self) -> None:
         pages = self.num_pages + self.num_state_slots * _BLOCKS_OF_SLOT
@@ -234,12 +251,15 @@ class FakeRunner:
 
     def launch(self, step: list[Work]) -> FakeStep:
         assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
-        answer = StepResult([], [], {})
+        rows = sum(len(work.keys) for work in step)
+        answer = StepResult([], [], {}, routed=np.zeros((rows, 1, 3), np.uint8))
         self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
         return self.enqueuing
 
     def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
         right, state = True, begin()
+        assert answer.routed is not None
+        row = 0
         for work in step:
             yield
             digest = self._attend(work)
@@ -254,6 +274,8 @@ class FakeRunner:
             for position, key in enumerate(work.keys, work.start):
                 digest = extend(digest, self.last_tokens[work.slot] if key == PENDING else key)
                 self.write(work.pages, position, digest)
+                answer.routed[row] = experts(digest)
+                row += 1
                 if position in work.scored and work.labels is None:
                     scored.append(extend(digest, work.targets[position - work.scored.start]))
                 if save != NO_SLOT and position + 1 == work.start + rows:

@@ -42,6 +42,8 @@ class Question:
     scored: int | None = None
     """`prompt_logprobs`."""
     adapter: str = ""
+    routed: bool = False
+    """Whether the experts of its tokens are wanted."""
 
     @property
     def origin(self) -> tuple[list[int], bytes, str, str]:
@@ -84,6 +86,7 @@ class Question:
             sampling=sampling,
             priority=self.priority,
             retention=kept,
+            routed_experts=self.routed,
         )
         right = reference(self.keys, self.length, ignore_eos=True, namespace=self.namespace)
         return SequenceState(request, Waterfall(0.0)), right
@@ -102,4 +105,5 @@ QUESTIONS = st.builds(
     answers=st.sampled_from([1, 1, 2]),
     scored=st.sampled_from([None, None, 0, 1, 2]),
     adapter=st.sampled_from(["", "", *ADAPTERS]),
+    routed=st.booleans(),
 )

@@ -10,6 +10,7 @@ way to a page that was not lent. In the end every answer is complete, and nothin
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
+from tests.unit.engine.fake_runner import reference_experts
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 from tests.unit.whole_cluster.questions import QUESTIONS, WORKERS, Question
 from tests.unit.whole_cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
@@ -66,6 +68,8 @@ class Client:
     """Workers of its attempts, in turn."""
     right: list[int]
     scores: PromptLogprobs | None
+    experts: bytes
+    """Empty: they are not wanted."""
     pulled: int
     """Blocks that each attempt gets from another worker's cache first, if that has them."""
     attempt: Any = None
@@ -74,12 +78,23 @@ class Client:
     def check_scores(self) -> None:
         """What came with the first token."""
         found: dict[str, list[Any]] = {name: [] for name in SCORES}
-        for output in self.sequence.stream.delta.outputs:
-            part = output.prompt_logprobs
+        outputs = self.sequence.stream.delta.outputs
+        for part in (one.prompt_logprobs for one in outputs if one.HasField("prompt_logprobs")):
             assert part.position == 1 + len(found["logprobs"])
             for name, values in found.items():
                 values += getattr(part, name)
         assert found == {name: [] if self.scores is None else getattr(self.scores, name) for name in SCORES}
+
+    def check_experts(self) -> None:
+        """The experts of every token but the last are known, once each, and right."""
+        outputs = self.sequence.stream.delta.outputs
+        parts = [one.routed_experts for one in outputs if one.HasField("routed_experts")]
+        ends = [0, *itertools.accumulate(part.count for part in parts)]
+        assert [part.position for part in parts] == ends[:-1]
+        rows = b"".join([part.rows for part in parts])
+        assert self.experts.startswith(rows)
+        if self.experts and self.sequence.output:
+            assert ends[-1] >= self.sequence.num_tokens - 1
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -174,7 +189,9 @@ class ClusterMachine(RuleBasedStateMachine):
         for question in asked:
             for _ in range(question.answers):
                 sequence, right = question.sequence()
-                client = Client(sequence, question.places, right, question.scores, question.pulled)
+                experts = reference_experts([*question.keys, *right], question.namespace)
+                experts = experts if question.routed else b""
+                client = Client(sequence, question.places, right, question.scores, experts, question.pulled)
                 self.clients.append(client)
                 client.task = self.loop.create_task(self.read(client))
         self.settle()
@@ -336,6 +353,7 @@ class ClusterMachine(RuleBasedStateMachine):
             assert client.sequence.output == client.right[: len(client.sequence.output)]
             if client.sequence.output:
                 client.check_scores()
+            client.check_experts()
             if client.task.done() and not client.task.cancelled():
                 client.task.result()
 

@@ -146,6 +146,8 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         adapter="sql",
         adapter_digest=b"0123456789abcdef",
         weights="tag",
+        routed_experts=True,
+        num_routed=1,
         read=worker_pb2.Read(label_ids=[5, 9]),
         retention=worker_pb2.Retention(
             key="chat", seconds=5.0, prefixes=[worker_pb2.RetainedPrefix(tokens=1, seconds=2.0)]
