@@ -15,8 +15,10 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from engine.model_config.config_fields import Config
+from engine.model_config.config_file import of_the_text
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.parts.general_spec import GeneralLayer, GeneralSpec
+from engine.model_config.quantization_config import read_quantization
 
 _INSTALL: Final = "pip install 'baton-llm[transformers]'"
 _DESCRIBER: Final = "engine.modeling.general.describe"
@@ -39,12 +41,17 @@ def general_fields(config: Config) -> dict[str, Any]:
         raise UnsupportedModel("config.json has no model_type")
     if find_spec("transformers") is None:
         raise UnsupportedModel(f"transformers, whose modules may run it, is not installed: {_INSTALL}")
-    if config.get("quantization_config"):
-        raise UnsupportedModel("quantized weights are not supported with transformers' modules")
-    answer = _described(json.dumps(config, sort_keys=True))
+    quantization = read_quantization({**config, **of_the_text(config)})
+    unquantized = {name: value for name, value in config.items() if name != "quantization_config"}
+    answer = _described(json.dumps(unquantized, sort_keys=True))
     if "refused" in answer:
         raise UnsupportedModel(answer["refused"])
-    return fields_of(answer)
+    if quantization is not None and answer["general"]["stacks"]:
+        raise UnsupportedModel(
+            "quantized experts are not supported with transformers' modules, which have all of a layer in one"
+            " tensor; use an unquantized checkpoint"
+        )
+    return fields_of(answer) | {"quantization": quantization}
 
 
 @lru_cache(maxsize=64)

@@ -41,6 +41,8 @@ class GeneralSpec:
     """Linear layers applied to other rows than one for each token, such as those of chosen experts."""
     unused: tuple[str, ...] = ()
     """Modules that text does not pass through, such as a vision tower."""
+    stacks: bool = False
+    """Whether all experts of a layer are one parameter."""
     waits: bool = False
     """Whether a pass waits for the device, as loops over chosen experts do: CUDA graphs cannot have it."""
     eos: int | list[int] | None = None

@@ -50,11 +50,12 @@ def build(config: PreTrainedConfig, attention: str, experts: str) -> PreTrainedM
     made = type(config).from_dict(config.to_dict())
     for one in _configs(made):
         one._attn_implementation = attention
-        one._experts_implementation = experts
         one.use_cache = False
     cls = class_of(config)
     with no_init_weights(), _parameters_on_meta():
         model: PreTrainedModel = cls(made)
+    for one in _configs_of(model):
+        one._experts_implementation = experts  # not before: classes without experts refuse it
     model.tie_weights()
     model.train(mode=False)
     return model
@@ -62,9 +63,14 @@ def build(config: PreTrainedConfig, attention: str, experts: str) -> PreTrainedM
 
 def attend_by(model: PreTrainedModel, attention: str) -> None:
     """Change the implementation of attention."""
+    for config in _configs_of(model):
+        config._attn_implementation = attention
+
+
+def _configs_of(model: PreTrainedModel) -> Iterator[PreTrainedConfig]:
     for module in model.modules():
         if isinstance(config := getattr(module, "config", None), PreTrainedConfig):
-            config._attn_implementation = attention
+            yield config
 
 
 def _configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:

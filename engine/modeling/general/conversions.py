@@ -61,6 +61,16 @@ class Conversions:
         yield from self._converted(self._open.pop(target), target, rule)
 
     def _renamed(self, stored: str) -> tuple[str, str | None]:
+        """Tensors of a quantized layer, which the class does not have, go with its weight."""
+        module, _, tensor = stored.rpartition(".")
+        name, pattern = self._renamed_weight(stored)
+        if name not in self._state and tensor != "weight":
+            weight, of_weight = self._renamed_weight(f"{module}.weight")
+            if weight in self._state and of_weight is None:
+                return f"{weight.removesuffix('weight')}{tensor}", None
+        return name, pattern
+
+    def _renamed_weight(self, stored: str) -> tuple[str, str | None]:
         prefix = self._model.base_model_prefix
         name, pattern = rename_source_key(stored, self._renamings, self._converters, prefix, self._state)
         if name not in self._state and stored in self._state:

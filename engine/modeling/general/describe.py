@@ -32,6 +32,8 @@ _FAR: Final = 1 << 20
 """Position whose mask is looked at: farther than any window."""
 
 
+_TENSORS: Final = frozenset({"position_ids", "cache_position", "s_aux"})
+"""Tensors that attention takes; others would choose what a token attends to, or weigh it."""
 _WAITING: Final = (
     torch.ops.aten.nonzero.default,
     torch.ops.aten._local_scalar_dense.default,
@@ -71,8 +73,9 @@ class _Describing:
             raise UnsupportedModel(f"{where} adds something to attention's mask")
         if options.get("is_causal", getattr(call.module, "is_causal", True)) is False and call.mask is None:
             raise UnsupportedModel(f"{where} attends in both directions, or to another sequence")
-        for unknown in {"position_bias", "block_sequence_ids", "indices"} & set(options):
-            raise UnsupportedModel(f"{where} gives {unknown} to attention")
+        for name, value in options.items():
+            if isinstance(value, Tensor) and name not in _TENSORS:
+                raise UnsupportedModel(f"{where} gives {name} to attention")
         if call.query.shape[2] != 1 or call.key.shape[2] != 1:
             raise UnsupportedModel(f"{where} attends to more than the tokens of the sequence")
         window = options.get("sliding_window") if call.mask is None else call.mask.window
@@ -240,6 +243,10 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
             "its positions begin after that of padding, in which transformers is not consistent"
         )
     outside = {id(_weight(table)), id(_weight(head))}
+    unused = _unused(paths, used)
+    inside = [
+        p for path, p in model.named_parameters() if not path.startswith(tuple(f"{one}." for one in unused))
+    ]
     watched = {path: one for path, one in paths.items() if isinstance(one, _Watched)}
     spec = GeneralSpec(
         class_name=type(model).__name__,
@@ -251,7 +258,8 @@ def _described(model: PreTrainedModel, config: PreTrainedConfig) -> dict[str, An
         table=(table.num_embeddings, table.embedding_dim),
         read_directly=tuple(path for path, one in watched.items() if one.read_directly),
         not_by_token=tuple(path for path, one in watched.items() if one.rows != _TOKENS),
-        unused=tuple(_unused(paths, used)),
+        unused=tuple(unused),
+        stacks=any(parameter.dim() == 3 for parameter in inside),
         waits=shapes.waits,
     )
     return {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.general_spec import GeneralSpec
 from engine.modeling.general import classes
@@ -102,6 +103,9 @@ class GeneralModel(CausalLM):
     def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         return self._conversions.tensors(name, tensor)
 
+    def source_name(self, name: str) -> str:
+        return name if self.spec.quantization is None else self.spec.quantization.read_as(name)
+
     def reads(self, name: str) -> bool:
         return not self._paths.are_unused(self._conversions.name(name))
 
@@ -188,7 +192,14 @@ def _replace_linears(top: nn.Module, general: GeneralSpec, layers: Layers) -> No
         for parameter in module._parameters.values():
             uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     for path, module in list(top.named_modules()):
-        if type(module) is not nn.Linear or path in general.read_directly or uses[id(module.weight)] > 1:
+        if type(module) is not nn.Linear:
+            continue
+        if path in general.read_directly or uses[id(module.weight)] > 1:
+            if layers.stores_quantized(path):
+                raise UnsupportedModel(
+                    f"{path} is quantized, but {general.class_name} reads its weight; use an unquantized"
+                    " checkpoint"
+                )
             continue
         bias = module.bias is not None
         made = layers.linear(

@@ -107,6 +107,10 @@ class Layers:
         online = self.quantization is not None and self.quantization.online
         return PLAIN if online else self._method(source)
 
+    def stores_quantized(self, source: str) -> bool:
+        """Whether the checkpoint has `source` quantized."""
+        return self.stored_method(source) is not PLAIN
+
     def mlp(self, spec: ModelSpec, layer: int, names: MlpNames) -> nn.Module:
         """The MLP of a layer, x [T, d] -> [T, d], or its experts. `spec`: the shape of this rank's part."""
         if spec.experts is not None and spec.has_experts(layer):
@@ -178,8 +182,7 @@ class Layers:
     def head(self, embed: Embedding, *, tied: bool) -> Linear:
         """The language-model head: hidden [S, d] -> logits [S, vocab] on rank 0; shares `embed` if tied."""
         vocab, features = embed.weight.shape
-        stored = None if self.quantization is None or self.quantization.online else self.quantization
-        if not tied and stored is not None and stored.of("lm_head") is not None:
+        if not tied and self.stores_quantized("lm_head"):
             raise UnsupportedModel(
                 "a quantized lm_head is not supported; use a checkpoint whose quantization_config ignores it"
             )

@@ -75,6 +75,12 @@ _OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Fields of configs whose shrunk default no class takes."""
 
+_KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "lfm2": ("conv", "full_attention", "conv", "full_attention"),
+    "minimax_m3_vl_text": ("full_attention", "minimax_m3_sparse", "full_attention", "minimax_m3_sparse"),
+}
+"""Kinds of layers of published checkpoints, where the default of a class has one kind."""
+
 
 def classes() -> dict[str, str]:
     """Model type by the name of its class: one of each class that generates text."""
@@ -120,6 +126,8 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if isinstance(name, str) and name not in ("id2label", "label2id"):
             small[name] = _small(name, value, layers)
+    if kinds := _KINDS.get(str(fields.get("model_type"))):
+        small["layer_types"] = list(kinds)
     if "is_decoder" in small and not fields.get("is_encoder_decoder"):
         small["is_decoder"] = True
     if "qk_rope_head_dim" in small:  # latent attention: as many key heads as query heads

@@ -31,6 +31,7 @@ _REASONS: Final = {
     "an encoder": "it is, or needs, an encoder",
     "is an encoder-decoder": "it is, or needs, an encoder",
     "sparse attention indexer": "attention to tokens that an indexer chooses",
+    "block_indices": "attention to tokens that an indexer chooses",
     "attention's mask": "its code computes with attention's mask: ALiBi, sparse or bidirectional attention",
     "neither causal nor": "its code computes with attention's mask: ALiBi, sparse or bidirectional attention",
     "ALiBi": "its code computes with attention's mask: ALiBi, sparse or bidirectional attention",

@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import SpeculationConfig
 from engine.loop.engine import Engine
 from engine.model_config import general
+from engine.model_config.draft_heads import drafts_as_head
+from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.general import describe
+from engine.modeling.general.classes import build
+from engine.modeling.general.interface import ATTENTION
 from engine.speculation.kinds import DrafterKind
+from tests.eagle_head import HeadShape
 from tests.engine_config import engine_config
 from tests.integration.models.classes.outcome import PROMPT, Outcome, Served, outcome
 from tests.integration.models.classes.shrinking import classes, random_model, tiny_config
@@ -32,7 +38,20 @@ REFUSED = {
     "BartForCausalLM": "an encoder",
     "BloomForCausalLM": "mask",
     "MptForCausalLM": "mask",
+    "Lfm2ForCausalLM": "recurrent state",
+    "MiniMaxM3VLForCausalLM": "block_indices",
 }
+
+HEAD = HeadShape(
+    vocab_size=260,
+    draft_vocab_size=260,
+    hidden_size=64,
+    intermediate_size=96,
+    num_heads=4,
+    num_kv_heads=2,
+    max_position=512,
+    layers=(0, 1, 2),
+)
 
 
 @pytest.fixture
@@ -79,6 +98,21 @@ def test_drafts_change_no_answer(tmp_path: Path) -> None:
         answers.append([request.output for request in requests])
     assert engine.stats().drafts.drafted > 0
     assert answers[0] == answers[1] == [greedy(model, prompt), greedy(model, prompt[3:])]
+
+
+@pytest.mark.parametrize("name", ["PhiForCausalLM", "MixtralForCausalLM"])
+def test_classes_with_and_without_experts_are_built_with_the_products_of_a_gpu(name: str) -> None:
+    with torch.device("meta"):
+        built = build(tiny_config(classes()[name]), ATTENTION, "grouped_mm")
+    assert built.config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.usefixtures("described_here")
+def test_a_head_that_reads_hidden_states_is_refused_by_name() -> None:
+    target = ModelSpec.from_config(tiny_config("opt").to_dict())
+    head = ModelSpec.from_config(HEAD.config())
+    with pytest.raises(UnsupportedModel, match="OPTForCausalLM shows no hidden states to an EAGLE-3 head"):
+        drafts_as_head(target, head)
 
 
 def test_a_process_of_its_own_describes_a_model_as_this_one_does() -> None:
