@@ -38,6 +38,7 @@ FEATURES: Final = {
     "reads": r"label_?(ids|logprobs)|\bis_read\b(?!\()|ReadPlacement|\(\"read\"\)",
     "retention": r"retention|retain_s\b|RetainedPrefix",
     "cache_salt": r"cache_?salt",
+    "weight_versions": r"weight_versions|weights_begin|WeightsBegin",
     "priorities": r"\bpriorit(y|ies)\b",
     "deadlines": r"ttft_?deadline",
     "predicted output": r"\bprediction\b|DraftHints",

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -138,12 +138,12 @@ class ClusterDispatcher:
         self.gate.open()
         self._admission.admit_waiting()
 
-    def serve(self, versions: tuple[str, ...]) -> None:
+    def serve(self, versions: Mapping[str, str]) -> None:
         """See `Selector.versions`."""
         self._selector.versions = versions
 
     @property
-    def versions(self) -> tuple[str, ...]:
+    def versions(self) -> Mapping[str, str]:
         return self._selector.versions
 
     def ready(self) -> bool:
@@ -253,7 +253,8 @@ class ClusterDispatcher:
     def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
         route = self._selector.probe(pick)
-        sequence.use_weights(route.pick(worker_pb2.ROLE_DECODE).info.served.tag)
+        served = route.pick(worker_pb2.ROLE_DECODE).info.served
+        sequence.use_weights(served.tag, served.version)
         return self._attempt(sequence, route)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
@@ -306,7 +307,8 @@ class ClusterDispatcher:
         """See `AdmissionRequest.place`."""
         if self.gate.holds:
             raise withdrawn()
-        sequence.use_weights(self._selector.version_for(sequence))
+        tag = self._selector.version_for(sequence)
+        sequence.use_weights(tag, self._selector.versions[tag])
         return self._selector.route(sequence, retries.avoid)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:

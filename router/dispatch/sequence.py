@@ -119,12 +119,15 @@ class SequenceState:
     """Block hashes by page size."""
     _namespace: Namespace = field(init=False)
     """The request's own, whatever the weights."""
+    _version: str = field(default="", init=False)
+    """Name of the weights of the attempt."""
 
     def __post_init__(self) -> None:
         self._namespace = self.prototype.namespace
 
-    def use_weights(self, tag: str) -> None:
+    def use_weights(self, tag: str, version: str) -> None:
         """Have the next attempts computed with these weights, in a namespace of their own."""
+        self._version = version
         if tag == self.prototype.weights:
             return
         prototype = worker_pb2.Work()
@@ -137,6 +140,13 @@ class SequenceState:
     def weights(self) -> str:
         """Tag of the weights of the attempt."""
         return self.prototype.weights
+
+    def begun(self, position: int) -> list[worker_pb2.Output]:
+        """What goes before the first token of an attempt, which has this position."""
+        if not self.prototype.weight_versions:
+            return []
+        begin = worker_pb2.WeightsBegin(position=position, version=self._version)
+        return [worker_pb2.Output(weights_begin=begin)]
 
     @property
     def prompt(self) -> Sequence[int]:

@@ -154,6 +154,8 @@ class GenerationBody(
     """vLLM's: the name of a token in log-probabilities is `token_id:` and its id."""
     return_token_ids: bool | None = None
     """vLLM's: report the token ids of prompts and answers."""
+    return_weight_versions: bool | None = None
+    """vLLM's: report which weights have computed which tokens; see weights.md."""
     timings: bool | None = None
     """Return the TTFT waterfall; for one completion."""
     prediction: PredictionBody | None = None
@@ -196,7 +198,7 @@ class GenerationBody(
             raise InvalidRequest("timings is only for one prompt and n = 1.", param="timings")
         if self.logprob_token_ids and options["logprobs"] is None:
             options["logprobs"] = 0
-        return self._request(
+        request = self._request(
             request_id,
             prompts,
             {name: getattr(self, name) for name in _SAME} | options,
@@ -205,6 +207,8 @@ class GenerationBody(
             prediction="" if self.prediction is None else self.prediction.text,
             speculative=self.speculative is not False,
         )
+        request.work.weight_versions = bool(self.return_weight_versions)
+        return request
 
 
 _SAME: Final = (OPTIONS & GenerationBody.model_fields.keys()) | {"constraint"}

@@ -17,7 +17,7 @@ from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
 from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
-from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
+from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates, version_of
 from router.errors import InvalidRequest, NotImplementedHere
 from rpc.baton.v1 import worker_pb2
 
@@ -152,7 +152,7 @@ async def _update_from_disk(updates: WeightUpdates, body: UpdateWeightsFromDisk)
 
 
 def _described(served: worker_pb2.ServedWeights) -> Weights:
-    return {"weight_version": served.version, "digest": served.digest, "folder": served.folder}
+    return {"weight_version": version_of(served), "digest": served.digest, "folder": served.folder}
 
 
 def _how(asked: str | None) -> UpdateMode | None:

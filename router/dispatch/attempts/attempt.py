@@ -239,7 +239,7 @@ class Attempt(ABC):
 
     def _submit(self, assignment: Assignment, *, handoff: bool = False) -> None:
         """Have a worker compute the prompt, after it has got what another one has cached of it."""
-        submit = worker_pb2.Submit(work=self._work(), handoff=handoff)
+        submit = worker_pb2.Submit(work=self._sequence.work(self._id), handoff=handoff)
         source = self._route.source
         if source is not None and source.session.alive and source.session is not assignment.session:
             self._pull = Pull(source, assignment.session.key, self._route.on_transfer)
@@ -292,9 +292,6 @@ class Attempt(ABC):
     def _progress(self, assignment: Assignment, progress: worker_pb2.Progress) -> None:
         self._computed_tokens = progress.num_computed
         assignment.task.progressed(progress.num_computed)
-
-    def _work(self) -> worker_pb2.Work:
-        return self._sequence.work(self._id)
 
     @abstractmethod
     def _decodes(self, assignment: Assignment) -> None:
@@ -353,6 +350,7 @@ class Attempt(ABC):
             if tokens.position == 0:
                 delta.outputs = self._outputs + delta.outputs
                 delta.cached_tokens = tokens.cached_tokens
+            delta.outputs.extend(self._sequence.begun(tokens.position))
             self.on_first_token()
         if tokens.finish:
             if self._sequence.is_read:

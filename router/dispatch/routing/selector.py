@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Final, Protocol, TypeAlias
@@ -97,6 +97,9 @@ class Route:
     target, two workers with full pools could deadlock: each holds KV until the other frees pages."""
 
 
+FIRST_VERSION: Final = "default"
+"""Name of the weights of the start."""
+
 MakePolicy = Callable[[str], PlacementPolicy]
 """From the device of the workers to a policy."""
 
@@ -141,8 +144,8 @@ class Selector:
         self._make_policy = make_policy
         self._clock = clock
         self._reads = ReadPlacement()
-        self.versions: tuple[str, ...] = ("",)
-        """Tags of the weights that workers may compute with: first those that requests are to have."""
+        self.versions: Mapping[str, str] = {"": FIRST_VERSION}
+        """Weights that workers may compute with, by tag: first those that requests are to have."""
         self._known: dict[WorkerId, WorkerSession] = {}
         """Sessions by key; also those that get no requests now, but whose requests still run."""
 
@@ -165,9 +168,8 @@ class Selector:
     def version_for(self, sequence: SequenceState) -> str:
         """Tag of the weights for the next attempt: the first ones with room, else the first that a ready
         worker has."""
-        first, *others = self.versions
-        if not others or not self.is_ready(sequence.adapter):
-            return first
+        if len(self.versions) == 1 or not self.is_ready(sequence.adapter):
+            return next(iter(self.versions))
         present = [tag for tag in self.versions if self._view(sequence.adapter, tag).workers]
         return next((tag for tag in present if self._has_room(sequence, tag)), present[0])
 

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,6 +20,7 @@ from common.background import supervised
 from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.dispatcher import ClusterDispatcher
+from router.dispatch.routing.selector import FIRST_VERSION
 from router.dispatch.weights.rolling import Phase, Rolling, Updatable
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.member import WorkerUnavailable
@@ -109,9 +110,10 @@ class WeightUpdates:
     ) -> UpdateDone:
         """Replace the weights of all workers by those of `folder`, which each has on its own disk.
 
-        `how`: None: as configured. Together, it pauses the model meanwhile, in `mode`, unless it is paused,
-        and stays so; so it is done if only one worker is connected, or the model is paused. Raises
-        UpdateFailed, and InvalidRequest with other routers, which would not know of it.
+        `version`: its name; "": one is made. `how`: None: as configured. Together, it pauses the model
+        meanwhile, in `mode`, unless it is paused, and stays so; so it is done if only one worker is
+        connected, or the model is paused. Raises UpdateFailed, and InvalidRequest with other routers, which
+        would not know of it.
         """
         if others := self._registry.other_routers():
             raise InvalidRequest(
@@ -120,7 +122,8 @@ class WeightUpdates:
             )
         if not folder:
             raise InvalidRequest("The folder of the weights is missing.", code="missing_required_parameter")
-        new = worker_pb2.ServedWeights(tag=secrets.token_hex(8), folder=folder, version=version)
+        tag = secrets.token_hex(8)
+        new = worker_pb2.ServedWeights(tag=tag, folder=folder, version=version or tag)
         # A client that leaves does not end an update half-way.
         return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
 
@@ -162,7 +165,7 @@ class WeightUpdates:
         rolling = Rolling(self.served.tag, new.tag)
         try:
             while True:
-                self._dispatcher.serve(rolling.versions)
+                self._serve(rolling.versions, new)
                 await self._registry.reconsider()
                 chosen = rolling.next(self._updatable())
                 if chosen is None:
@@ -173,7 +176,7 @@ class WeightUpdates:
                 self._verified = new if new.digest and rolling.phase is Phase.FORWARD else None
         finally:
             self._verified = None
-        self._dispatcher.serve(rolling.versions)
+        self._serve(rolling.versions, new)
         if rolling.phase is Phase.FAILED:
             raise UpdateFailed(_failure(rolling), public=True)
         self._adopt(new)
@@ -220,7 +223,12 @@ class WeightUpdates:
     def _adopt(self, served: worker_pb2.ServedWeights) -> None:
         self.served = worker_pb2.ServedWeights()
         self.served.CopyFrom(served)
-        self._dispatcher.serve((served.tag,))
+        self._serve((served.tag,), served)
+
+    def _serve(self, tags: Sequence[str], new: worker_pb2.ServedWeights) -> None:
+        """Have requests computed with these weights, the first ones by preference."""
+        versions = {self.served.tag: version_of(self.served), new.tag: version_of(new)}
+        self._dispatcher.serve({tag: versions[tag] for tag in tags})
 
     def _join(self, session: WorkerSession) -> None:
         """Take over what an earlier router has updated."""
@@ -264,6 +272,11 @@ class WeightUpdates:
     def _wanted(self) -> worker_pb2.ServedWeights:
         """Weights for a worker that has none of those that requests may have."""
         return self.served if self._verified is None else self._verified
+
+
+def version_of(served: worker_pb2.ServedWeights) -> str:
+    """The name that clients know."""
+    return served.version or FIRST_VERSION
 
 
 async def _update(

@@ -199,7 +199,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "routed_experts", "num_routed", "prompt_keys", "media")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,7 @@ class Work(_message.Message):
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUTED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     MEDIA_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt: _containers.RepeatedScalarFieldContainer[int]
@@ -243,8 +244,9 @@ class Work(_message.Message):
     routed_experts: bool
     num_routed: int
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
+    weight_versions: bool
     media: _containers.RepeatedCompositeFieldContainer[MediaItem]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
 
 class MediaItem(_message.Message):
     __slots__ = ("digest", "offset", "length", "grid", "arrays")
@@ -482,20 +484,30 @@ class Wanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("request_id", "tokens", "prompt_logprobs", "label_logprobs", "pooled", "routed_experts")
+    __slots__ = ("request_id", "tokens", "prompt_logprobs", "label_logprobs", "pooled", "routed_experts", "weights_begin")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     LABEL_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     POOLED_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BEGIN_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     tokens: Tokens
     prompt_logprobs: _sampling_pb2.PromptLogprobs
     label_logprobs: _sampling_pb2.LabelLogprobs
     pooled: _sampling_pb2.Pooled
     routed_experts: _sampling_pb2.RoutedExperts
-    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[_sampling_pb2.Pooled, _Mapping]] = ..., routed_experts: _Optional[_Union[_sampling_pb2.RoutedExperts, _Mapping]] = ...) -> None: ...
+    weights_begin: WeightsBegin
+    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[_sampling_pb2.Pooled, _Mapping]] = ..., routed_experts: _Optional[_Union[_sampling_pb2.RoutedExperts, _Mapping]] = ..., weights_begin: _Optional[_Union[WeightsBegin, _Mapping]] = ...) -> None: ...
+
+class WeightsBegin(_message.Message):
+    __slots__ = ("position", "version")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    version: str
+    def __init__(self, position: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")

@@ -53,9 +53,11 @@ def continued(model: Any, tokens: Sequence[int], count: int) -> list[int]:
     return answer
 
 
-async def ask(cluster: LocalCluster, count: int, prompt: Sequence[int] = PROMPT) -> dict[str, Any]:
+async def ask(
+    cluster: LocalCluster, count: int, prompt: Sequence[int] = PROMPT, **more: Any
+) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60.0) as client:
-        answer = await client.post("/v1/completions", json=body(prompt, count))
+        answer = await client.post("/v1/completions", json=body(prompt, count, **more))
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -89,13 +91,14 @@ async def post(cluster: LocalCluster, path: str, content: Any = None) -> httpx.R
 class Streamed:
     """An answer that is read as it comes."""
 
-    def __init__(self, cluster: LocalCluster, count: int) -> None:
+    def __init__(self, cluster: LocalCluster, count: int, prompt: Sequence[int] = PROMPT) -> None:
         self.ids: list[int] = []
         self.finish: str | None = None
-        self._task = asyncio.create_task(self._read(cluster, count))
+        self.versions: list[dict[str, Any]] = []
+        self._task = asyncio.create_task(self._read(cluster, count, prompt))
 
-    async def _read(self, cluster: LocalCluster, count: int) -> None:
-        fields = body(PROMPT, count, stream=True)
+    async def _read(self, cluster: LocalCluster, count: int, prompt: Sequence[int]) -> None:
+        fields = body(prompt, count, stream=True, return_weight_versions=True)
         async with (
             httpx.AsyncClient(base_url=cluster.url, timeout=60.0) as client,
             client.stream("POST", "/v1/completions", json=fields) as response,
@@ -104,6 +107,7 @@ class Streamed:
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line.removeprefix("data: "))["choices"] or [{}]
                     self.ids += choice.get("token_ids") or []
+                    self.versions += choice.get("weight_versions", [])
                     self.finish = choice.get("finish_reason") or self.finish
 
     async def has(self, count: int) -> None:
@@ -113,6 +117,22 @@ class Streamed:
 
     async def ended(self) -> None:
         await self._task
+
+
+def spans_agree(
+    answer: Sequence[int], spans: Sequence[dict[str, Any]], models: dict[str, Any], prompt: Sequence[int]
+) -> bool:
+    """Whether each span is what its weights say greedily after all tokens before it, and no token lacks
+    one. One pass of each model, as they see the whole answer."""
+    tokens, said = torch.tensor([[*prompt, *answer]]), {}
+    for version in {span["version"] for span in spans}:
+        with torch.no_grad():
+            said[version] = models[version](tokens).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+    ends = [0, *(span["end"] for span in spans)]
+    return [span["start"] for span in spans] == ends[:-1] and all(
+        list(answer[span["start"] : span["end"]]) == said[span["version"]][span["start"] : span["end"]]
+        for span in spans
+    )
 
 
 def agrees(answer: list[int], prompt: list[int], order: list[Any]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from router.config.choices import Mode, UpdateMode
@@ -21,8 +22,10 @@ from tests.integration.service.changed_weights import (
     agrees,
     ask,
     cached,
+    check_documented,
     continued,
     ids_of,
+    spans_agree,
 )
 
 FLEETS = [(Mode.MIXED, 2), (Mode.DISAGG, 1), (Mode.DISAGG, 2), (Mode.ADAPTIVE, 1)]
@@ -83,28 +86,60 @@ async def test_after_a_rolling_update_all_answers_are_those_of_a_fresh_start(
     assert cached(answers[-1]) > 0
 
 
-async def test_a_kept_stream_goes_on_with_the_new_weights(
+async def test_a_kept_stream_says_which_weights_have_computed_which_tokens(
     fleet: LocalCluster, small: SmallModel, changed: Changed
 ) -> None:
-    answers = [Streamed(fleet, 600) for _ in range(4)]
+    prompts = [[*PROMPT, 90 + i] for i in range(4)]
+    answers = [Streamed(fleet, 900, prompt) for prompt in prompts]
     for answer in answers:
         await answer.has(5)
-    await fleet.weights.update(str(changed.folder))
-    for answer in answers:
+    await fleet.weights.update(str(changed.folder), "2")
+    models = {"default": small.model, "2": changed.model}
+    for prompt, answer in zip(prompts, answers, strict=True):
         await answer.ended()
-        assert (len(answer.ids), answer.finish) == (600, "length")
-        at = next((i for i, (a, b) in enumerate(zip(answer.ids, old(small), strict=True)) if a != b), 600)
-        assert 5 <= at < 600, "the update came after the answer"
-        rest = continued(changed.model, [*PROMPT, *answer.ids[:at]], 20)
-        assert answer.ids[at : at + 20] == rest[: 600 - at]
+        assert (len(answer.ids), answer.finish) == (900, "length")
+        assert [span["version"] for span in answer.versions] == ["default", "2"]
+        assert answer.versions[0]["end"] >= 5
+        assert answer.versions[-1]["end"] == 900
+        assert spans_agree(answer.ids, answer.versions, models, prompt)
 
 
-_OLD: list[int] = []
+async def test_every_choice_of_a_whole_answer_has_its_own_spans(
+    fleet: LocalCluster, small: SmallModel, changed: Changed
+) -> None:
+    more = {"n": 3, "return_weight_versions": True}
+    asked = asyncio.create_task(ask(fleet, 900, **more))
+    async with asyncio.timeout(20.0):
+        while sum(stats.generated_tokens for stats in await fleet.stats()) < 30:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await fleet.weights.update(str(changed.folder), "2")
+    models = {"default": small.model, "2": changed.model}
+    answer = await asked
+    await check_documented(fleet, "/v1/completions", answer)
+    for choice in answer["choices"]:
+        spans = choice["weight_versions"]
+        assert [span["version"] for span in spans] == ["default", "2"]
+        assert spans_agree(choice["token_ids"], spans, models, PROMPT)
+    after = await ask(fleet, 4, **more)
+    assert [choice["weight_versions"] for choice in after["choices"]] == 3 * [
+        [{"version": "2", "start": 0, "end": 4}]
+    ]
+    assert "weight_versions" not in (await ask(fleet, 4))["choices"][0]
 
 
-def old(small: SmallModel) -> list[int]:
-    _OLD[:] = _OLD or continued(small.model, PROMPT, 600)
-    return _OLD
+async def test_an_answer_that_a_stop_string_cuts_reports_the_tokens_that_it_has(
+    fleet: LocalCluster,
+) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 30}
+    chat |= {"return_weight_versions": True, "temperature": 0.0, "ignore_eos": True}
+    async with httpx.AsyncClient(base_url=fleet.url, timeout=60.0) as client:
+        whole = (await client.post("/v1/chat/completions", json=chat)).json()["choices"][0]
+        text = whole["message"]["content"]
+        cut = await client.post("/v1/chat/completions", json={**chat, "stop": text[3:6]})
+    await check_documented(fleet, "/v1/chat/completions", cut.json())
+    (span,) = cut.json()["choices"][0]["weight_versions"]
+    assert (span["start"], span["end"]) == (0, cut.json()["usage"]["completion_tokens"])
+    assert span["end"] < whole["weight_versions"][0]["end"]
 
 
 async def test_a_worker_that_refuses_takes_all_back_to_the_old_weights(

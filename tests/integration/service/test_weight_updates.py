@@ -242,7 +242,7 @@ async def test_a_router_that_comes_later_takes_over_the_weights_of_its_workers(
         )
         later = WeightUpdates(cluster.registry, dispatcher, lambda: None)
         assert later.served == cluster.weights.served
-        assert dispatcher.versions == (later.served.tag,)
+        assert dispatcher.versions == {later.served.tag: "2"}
 
 
 async def test_a_request_for_other_weights_is_refused_by_a_worker(
@@ -254,12 +254,12 @@ async def test_a_request_for_other_weights_is_refused_by_a_worker(
         (session,), dispatcher = cluster.registry.sessions(), cluster.weights._dispatcher
         known = session.info.served.tag
         session.info.served.tag = "of-yesterday"
-        dispatcher.serve(("of-yesterday",))
+        dispatcher.serve({"of-yesterday": "1"})
         asked = asyncio.create_task(ask(cluster, 5))
         await asyncio.sleep(0.2)
         assert not asked.done()
         session.info.served.tag = known
-        dispatcher.serve((known,))
+        dispatcher.serve({known: "2"})
         assert ids_of(await asked) == continued(changed.model, PROMPT, 5)
 
 

@@ -49,12 +49,21 @@ class _Answer(Closed):
     timings: NotRequired[Timings]
 
 
+class WeightVersion(Closed):
+    version: str
+    start: int
+    """Position in the answer of the first token that these weights have computed."""
+    end: int
+    """Position after the last one."""
+
+
 class _Choice(Closed):
     index: int
     finish_reason: Finish
     stop_reason: str | int | None
     """What the answer stopped at."""
     token_ids: NotRequired[list[int]]
+    weight_versions: NotRequired[list[WeightVersion]]
 
 
 class _ChunkChoice(Closed):
@@ -62,6 +71,8 @@ class _ChunkChoice(Closed):
     finish_reason: Finish | None
     stop_reason: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]
+    weight_versions: NotRequired[list[WeightVersion]]
+    """In the last event of a choice."""
 
 
 class CompletionLogprobs(Closed):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import orjson
@@ -18,11 +19,13 @@ from router.api.generation.output.parts import Call
 from router.api.generation.run import Run, TokenUsage
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.openai.answers.logprobs import Entry, ScoresWanted
+from router.api.openai.answers.schemas import WeightVersion
+from router.api.openai.answers.weight_versions import weight_versions
 from router.api.openai.errors import error_event
 from router.api.openai.requests import GenerationBody, StreamedUsage
 from router.errors import RouterError
 from rpc.as_json import as_json
-from rpc.baton.v1 import sampling_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _DONE: Final = b"data: [DONE]\n\n"
 FINISH_REASONS: Final[Mapping[int, str]] = {
@@ -51,6 +54,9 @@ class AnswerWriter(ABC):
         self._usage: Final = body.streamed_usage
         self._token_ids: Final = bool(body.return_token_ids)
         self._named_by_id: Final = bool(body.return_tokens_as_token_ids)
+        self._versions: Final[list[_Versions] | None] = (
+            [_Versions() for _ in range(run.num_completions)] if body.return_weight_versions else None
+        )
         self._scores: Final = ScoresWanted.of(run.request.options, body)
         self._whole: Final = [
             OutputChunk(index, "", [], [], 0, parts=[]) for index in range(run.num_completions)
@@ -96,6 +102,7 @@ class AnswerWriter(ABC):
 
     def event(self, chunk: OutputChunk) -> bytes:
         """Empty if a chunk has no visible text yet."""
+        self._note_versions(chunk)
         if self._token_ids or chunk.finish or chunk.logprobs or chunk.parts is not None:
             return self._rare_events(chunk)
         if not chunk.text:
@@ -134,6 +141,7 @@ class AnswerWriter(ABC):
     def add(self, chunk: OutputChunk) -> None:
         """Take the next chunk of a whole answer."""
         self._note_calls(chunk)
+        self._note_versions(chunk)
         self._whole[chunk.index].add(chunk)
 
     def body(self) -> bytes:
@@ -165,7 +173,12 @@ class AnswerWriter(ABC):
         complete = chunk.finish == sampling_pb2.FINISH_REASON_STOP and not chunk.cut_call
         calls = complete and chunk.index in self._calling
         reason = "tool_calls" if calls else FINISH_REASONS[chunk.finish]
-        return {"finish_reason": reason, "stop_reason": chunk.stop}
+        more = {} if self._versions is None else {"weight_versions": self._versions[chunk.index].spans()}
+        return {"finish_reason": reason, "stop_reason": chunk.stop, **more}
+
+    def _note_versions(self, chunk: OutputChunk) -> None:
+        if self._versions is not None:
+            self._versions[chunk.index].add(chunk)
 
     def _note_calls(self, chunk: OutputChunk) -> None:
         if any(isinstance(part, Call) for part in chunk.parts or ()):
@@ -207,6 +220,21 @@ class AnswerWriter(ABC):
 
     def _rare(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
         return b"data: %b\n\n" % orjson.dumps(self._event_head | {"choices": choices} | more)
+
+
+@dataclass(slots=True)
+class _Versions:
+    """What the chunks of a completion have said about its weights."""
+
+    outputs: list[worker_pb2.Output] = field(default_factory=list)
+    num_tokens: int = 0
+
+    def add(self, chunk: OutputChunk) -> None:
+        self.outputs += chunk.outputs
+        self.num_tokens += len(chunk.token_ids)
+
+    def spans(self) -> list[WeightVersion]:
+        return weight_versions(self.outputs, self.num_tokens)
 
 
 def _choice(index: int, content: dict[str, Any]) -> dict[str, Any]:
