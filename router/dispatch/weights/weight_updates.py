@@ -156,6 +156,7 @@ class WeightUpdates:
         finally:
             if not was_paused:
                 self._dispatcher.resume()
+            await self._registry.reconsider()
         return not was_paused
 
     async def _roll(self, new: worker_pb2.ServedWeights, mode: PauseMode) -> bool:
@@ -180,6 +181,7 @@ class WeightUpdates:
         if rolling.phase is Phase.FAILED:
             raise UpdateFailed(_failure(rolling), public=True)
         self._adopt(new)
+        await self._registry.reconsider()
         return bool(rolling.alone)
 
     def _updatable(self) -> list[Updatable]:

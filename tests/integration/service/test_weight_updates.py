@@ -260,6 +260,7 @@ async def test_a_request_for_other_weights_is_refused_by_a_worker(
         assert not asked.done()
         session.info.served.tag = known
         dispatcher.serve({known: "2"})
+        await cluster.registry.reconsider()
         assert ids_of(await asked) == continued(changed.model, PROMPT, 5)
 
 
