@@ -35,6 +35,7 @@ class OfflineSequence:
     sampling: sampling_pb2.SamplingParams
     completion: Completion
     output: CompletionOutput
+    stops: Sequence[str] = ()
     lora: LoRARequest | None = None
 
 
@@ -157,6 +158,11 @@ class OfflineRunner:
 
     def _text(self, token_id: int) -> str:
         return self._tokenizer.token_bytes(token_id).decode(errors="replace")
+
+
+def finish_of(output: CompletionOutput) -> int:
+    """The sampling_pb2.FinishReason of an answer without an error."""
+    return next(reason for reason, name in _NAMES.items() if name == output.finish_reason)
 
 
 def _delta(token: TokenOut) -> Delta:

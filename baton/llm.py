@@ -13,13 +13,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baton import reads
-from baton.generation import OfflineRunner, OfflineSequence
-from baton.lora import Loras, for_each, loaded
+from baton.generation import OfflineRunner, OfflineSequence, finish_of
+from baton.lora import LoRARequest, Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.pairs import OfflinePairs
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
 from baton.vectors import vectors
+from common.origin import namespace_of
 from engine.device.current import enter_device
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
@@ -28,6 +29,8 @@ from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.model_config.pooling_spec import PoolingSpec
 from engine.modeling.loader.checkpoint import resolve
 from router.api.embeddings.pooled import TextPair, Vectors, embeddings, scores
+from router.api.generation.audit.answer import Answer
+from router.api.generation.audit.receipts import Detail, Issuer, WeightsSpan, issued, receipt_of
 from router.api.generation.completion import Completion
 from router.api.generation.params.bounds import ServedBounds
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
@@ -40,6 +43,7 @@ from router.cluster.worker_config.worker_plan import plan_workers
 from router.config.flags.text_settings import RerankerOverrides
 from router.errors import InvalidRequest
 from router.request_limits import LOGPROBS_LIMIT
+from rpc.baton.v1 import worker_pb2
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +87,7 @@ class LLM:
         override = RerankerOverrides.of(config.hf_overrides)
         form = PairForm.load(checkpoint.path, self._tokenizer, override, template)
         self._pairs = OfflinePairs(self._engine, self._runner, self._tokenizer, form)
+        self._name = config.served_model_name or checkpoint.name
         self._vocab_size = spec.vocab_size
         self._defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         self._bounds = ServedBounds(
@@ -104,10 +109,11 @@ class LLM:
         sampling_params: Params = None,
         *,
         lora_request: Loras = None,
+        receipt: bool | str = False,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts. `sampling_params`, `lora_request`: for all, or one for each
-        prompt; adapters need `enable_lora=True`.
+        prompt; adapters need `enable_lora=True`. `receipt`: True or "digests", as in requests.
 
         An answer that could not be computed has finish_reason "error"; the others are complete. Raises
         ValueError for a prompt or parameters that cannot be, before anything is computed.
@@ -116,7 +122,7 @@ class LLM:
         texts, ids = [_text_of(prompt) for prompt in each], [_ids_of(prompt) for prompt in each]
         encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
         token_ids = [next(encoded) if given is None else given for given in ids]
-        return self._answer(texts, token_ids, sampling_params, lora_request, progress)
+        return self._answer(texts, token_ids, sampling_params, lora_request, receipt, progress)
 
     def chat(
         self,
@@ -125,6 +131,7 @@ class LLM:
         *,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: Loras = None,
+        receipt: bool | str = False,
         progress: bool = True,
     ) -> list[RequestOutput]:
         """Answers to one conversation, or to several: lists of {"role": …, "content": …}.
@@ -137,7 +144,7 @@ class LLM:
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
         token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._answer(texts, token_ids, sampling_params, lora_request, progress)
+        return self._answer(texts, token_ids, sampling_params, lora_request, receipt, progress)
 
     def decide(
         self,
@@ -242,8 +249,10 @@ class LLM:
         prompts: Sequence[list[int]],
         params: Params,
         lora_request: Loras,
+        receipt: bool | str,
         progress: bool,
     ) -> list[RequestOutput]:
+        detail = _detail(receipt)
         each, loras = _for_each(params, len(prompts)), for_each(lora_request, len(prompts))
         answers, sequences = [], []
         for index, (text, prompt, one) in enumerate(zip(texts, prompts, each, strict=True)):
@@ -255,10 +264,32 @@ class LLM:
         columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bars:
             bar = bars.add_task("", total=len(sequences))
-            self._runner.run(sequences, loaded(self._engine.adapters, loras), lambda _: bars.advance(bar))
+            digests = loaded(self._engine.adapters, loras)
+            self._runner.run(sequences, digests, lambda _: bars.advance(bar))
+        if detail is not None:
+            for sequence in sequences:
+                self._issue(sequence, digests, detail)
         for answer, first in answers:
             answer.num_cached_tokens = first.completion.cached_tokens
         return [answer for answer, _ in answers]
+
+    def _issue(self, sequence: OfflineSequence, digests: Mapping[LoRARequest, bytes], detail: Detail) -> None:
+        """Add the receipt of an answer without an error."""
+        lora, output, weights = sequence.lora, sequence.output, self._engine.weights
+        if output.error is not None:
+            return
+        adapter = b"" if lora is None else digests[lora]
+        work = worker_pb2.Work(
+            prompt=sequence.prompt,
+            sampling=sequence.sampling,
+            adapter_digest=adapter,
+            namespace=namespace_of(adapter=adapter),
+        )
+        answer = Answer(work, sequence.stops, output.token_ids, finish_of(output), ())
+        span = WeightsSpan(first=0, digest=weights.checkpoint, version=weights.version)
+        name = self._name if lora is None else lora.lora_name
+        issuer = Issuer(name, self._engine.config.numerics, self._tokenizer)
+        output.receipt = issued(receipt_of(answer, issuer, [span]), answer, detail)
 
     def _sequences(self, prompt: list[int], params: SamplingParams) -> list[OfflineSequence]:
         """One for each of n answers. Raises ValueError."""
@@ -297,13 +328,21 @@ class LLM:
             min_tokens=options.min_tokens,
         )
         output = CompletionOutput(index, logprobs=None if options.logprobs is None else [])
-        return OfflineSequence(prompt, sampling, completion, output)
+        return OfflineSequence(prompt, sampling, completion, output, options.stop)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
     return cast(list[Prompt], list(prompts))
+
+
+def _detail(receipt: bool | str) -> Detail | None:
+    """Raises ValueError."""
+    try:
+        return Detail.asked(receipt)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
 
 
 def _text_of(prompt: Prompt) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,9 @@ class CompletionOutput:
     """The stop string, or the EOS or stop token, that ended it."""
     error: str | None = None
     """Why this answer could not be computed; the other answers are not affected."""
+
+    receipt: dict[str, Any] | None = None
+    """Digests of everything that it was computed from: docs/receipts.md. None if not asked for."""
 
     @property
     def cumulative_logprob(self) -> float | None:

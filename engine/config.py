@@ -318,6 +318,13 @@ class EngineConfig:
     """For dummy weights and the random policy."""
 
     @property
+    def numerics(self) -> str:
+        """What rounds beside weights and kernels, such as "float32 on cpu"."""
+        weights = [] if self.quantization is None else [f"{self.quantization} weights"]
+        kv = ["fp8 KV"] if self.fp8_kv else []
+        return ", ".join([f"{self.dtype} on {self.device.partition(':')[0]}", *weights, *kv])
+
+    @property
     def max_decode_rows(self) -> int:
         """Decodes and drafted tokens of a step: with CUDA graphs, what the largest has room for."""
         running, speculation = self.scheduler.max_running_requests, self.scheduler.speculation

@@ -35,6 +35,7 @@ FEATURES: Final = {
     "prompt_logprobs": r"prompt_?logprobs",
     "logprob_token_ids": r"logprob_token_?ids|named_logprobs",
     "routed experts": r"(?<!n_)routed_?experts|num_routed",
+    "receipts": r"receipt",
     "reads": r"label_?(ids|logprobs)|\bis_read\b(?!\()|ReadPlacement|\(\"read\"\)",
     "retention": r"retention|retain_s\b|RetainedPrefix",
     "cache_salt": r"cache_?salt",

@@ -49,7 +49,8 @@ def assemble(parts: Parts) -> RequestHandler:
     if parts.config.engine.device == "cpu":
         parts.metrics.watch_threads(lambda: compute_threads().threads)
     if parts.config.transport is None:
-        return RequestHandler(parts.engine, answers, parts.clock, grammars)
+        identified = parts.config.identify_weights
+        return RequestHandler(parts.engine, answers, parts.clock, grammars, identified=identified)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)

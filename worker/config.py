@@ -49,6 +49,8 @@ class WorkerConfig:
     """"nixl", "ucxx" or "loopback"; None without KV transfer."""
     kv_by_ranks: bool = False
     """Whether a worker of the cluster has several ranks, so that KV is transferred from rank to rank."""
+    identify_weights: bool = False
+    """Compute the digest of the weights at the start also without KV transfer."""
     host: str = "127.0.0.1"
     """Address on which this worker listens, and under which routers and other workers reach it. Empty: Ray's
     address of its node."""

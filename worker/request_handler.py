@@ -57,13 +57,17 @@ class RequestHandler:
         clock: Callable[[], float],
         grammars: GrammarLoading,
         handoffs: Handoffs | None = None,
+        *,
+        identified: bool = False,
     ) -> None:
-        """`handoffs`: None without a KV transport; every request is then computed here to its end."""
+        """`handoffs`: None without a KV transport; every request is then computed here to its end.
+        `identified`: see `WorkerWeights`; always so with a transport.
+        """
         self._engine = engine
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
-        self._weights = WorkerWeights(engine, identified=handoffs is not None)
+        self._weights = WorkerWeights(engine, identified=identified or handoffs is not None)
         self._starting = JobStarter(engine, answers, grammars, self._weights)
         self._handoffs = handoffs
         self._step_began = 0.0

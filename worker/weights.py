@@ -22,7 +22,7 @@ class WorkerWeights:
     """Which update made the weights: a request that names another one is refused."""
 
     def __init__(self, engine: Engine, *, identified: bool) -> None:
-        """`identified`: their identity is part of what both ends of a handoff compare."""
+        """`identified`: the worker tells their identity, which both ends of a handoff compare."""
         self._engine = engine
         self._identified = identified
         self._served: worker_pb2.ServedWeights | None = worker_pb2.ServedWeights()

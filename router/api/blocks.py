@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import orjson
 
+from router.api.generation.audit.answer import Extras
 from router.api.generation.completion import OutputChunk
 from router.api.generation.output.parts import Arguments, Call, Content, ReasoningPart
 from router.api.generation.run import Run
@@ -90,6 +91,10 @@ class BlockWriter(ABC):
     @abstractmethod
     def answer(self) -> Any:
         """The answer so far."""
+
+    def _extras(self) -> Extras:
+        """Further fields of a finished answer."""
+        return {} if self._last is None or self._last.extras is None else self._last.extras
 
     def _open(self, kind: Kind, name: str = "") -> Iterator[bytes]:
         yield from self._close("completed")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from router.api.cache_hints import CacheHints
+from router.api.generation.audit.receipts import Detail
 from router.api.generation.envelope import envelope
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.params.bounds import Priority, Timeout
@@ -37,6 +38,9 @@ class ScheduledFields(CacheHints):
 class ScheduledBody(ScheduledFields):
     stream: bool | None = None
     """Server-sent events."""
+    receipt: bool | Literal["digests"] | None = None
+    """Return digests of everything that the answer was computed from, and the token ids; `digests`: without
+    these."""
 
     @abstractmethod
     def to_request(self, request_id: str) -> GenerationRequest:
@@ -51,5 +55,6 @@ class ScheduledBody(ScheduledFields):
             prompts=prompts,
             options=SamplingOptions(**{name: value for name, value in options.items() if value is not None}),
             work=self.work,
+            receipt=Detail.asked(self.receipt),
             **more,
         )

@@ -179,6 +179,7 @@ class ModelStart:
             eos_token_ids=spec.eos_token_ids,
             has_states=spec.delta is not None,
             sampling_defaults=defaults,
+            numerics=plans[0].config.engine.numerics,
             pooling=plans[0].config.engine.pooling,
             pairs=PairForm.load(checkpoint.path, tokenizer, override, template),
         )

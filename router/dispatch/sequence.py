@@ -135,6 +135,7 @@ class SequenceState:
         prototype.weights, prototype.namespace = tag, with_weights(self._namespace, tag)
         self.prototype = prototype
         self._blocks.clear()
+        self.stream.computed_with(tag, len(self.output))
 
     @property
     def weights(self) -> str:

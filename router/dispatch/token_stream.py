@@ -94,7 +94,17 @@ class TextEnded(Exception):
 class TokenStream:
     """Create it with `deliver`, and pass it to `Dispatcher.generate`."""
 
-    __slots__ = ("deliver", "delta", "due", "interrupt", "is_paused", "is_queued", "queue", "waiter")
+    __slots__ = (
+        "deliver",
+        "delta",
+        "due",
+        "interrupt",
+        "is_paused",
+        "is_queued",
+        "queue",
+        "waiter",
+        "weights",
+    )
 
     def __init__(self, deliver: Deliver = lambda _delta: False) -> None:
         """An error of `deliver` ends the sequence."""
@@ -102,6 +112,8 @@ class TokenStream:
         """Tokens that are not delivered yet; call `changed` after adding to it."""
         self.interrupt: Final = Interrupt()
         """Ends the computation: triggered with TextEnded, or with the error of `deliver`."""
+        self.weights: list[tuple[int, str]] = [(0, "")]
+        """Tags of the weights that compute the tokens, each with the position of the first of these."""
         self.queue: DeliveryQueue | None = None
         """Set by the dispatcher; without a queue nothing is delivered."""
         self.deliver: Final = deliver
@@ -110,6 +122,10 @@ class TokenStream:
         self.waiter: asyncio.Future[bool] | None = None
         """Future of `drained`, which waits for a slow reader until `due`."""
         self.due = math.inf
+
+    def computed_with(self, tag: str, position: int) -> None:
+        """Tokens from `position` on are computed with the weights of this tag."""
+        self.weights = [span for span in self.weights if span[0] < position] + [(position, tag)]
 
     def pause(self) -> None:
         """The reader is slow: keep new tokens until `resume`."""

@@ -329,6 +329,7 @@ class WorkerHost:
         if transfer is not None:
             info.peer.CopyFrom(peer_to_proto(transfer.peer))
             info.layout_hash = transfer.peer.layout_hash
+        if transfer is not None or config.identify_weights:
             info.weights = str(engine.weights)
         return info
 

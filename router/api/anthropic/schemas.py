@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+from router.api.generation.audit.answer import Extras
 from router.api.openai.answers.schemas import Closed
 
 
@@ -53,7 +54,7 @@ class MessageUsage(InputUsage):
     output_tokens_details: OutputTokens
 
 
-class Message(Closed):
+class Message(Closed, Extras):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -121,7 +122,7 @@ class Stop(Closed):
     stop_sequence: str | None
 
 
-class MessageEnd(Closed):
+class MessageEnd(Closed, Extras):
     type: Literal["message_delta"]
     delta: Stop
     usage: MessageUsage

@@ -30,7 +30,9 @@ class MessageWriter(BlockWriter):
     def closing(self) -> bytes:
         message = self.answer()
         delta = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
-        return _event("message_delta", delta=delta, usage=message["usage"]) + _event("message_stop")
+        return _event("message_delta", delta=delta, usage=message["usage"], **self._extras()) + _event(
+            "message_stop"
+        )
 
     def failure(self, error: RouterError) -> bytes:
         """The last event of a stream that failed."""
@@ -47,6 +49,7 @@ class MessageWriter(BlockWriter):
             "stop_reason": reason,
             "stop_sequence": stop,
             "usage": self._usage(),
+            **self._extras(),
         }
 
     def _stop(self) -> tuple[Any, str | None]:

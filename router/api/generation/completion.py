@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from router.api.generation.audit.answer import Extras
 from router.api.generation.output.cut_call import CutCall
 from router.api.generation.output.parts import Content, OutputParser, Part
 from router.api.generation.output.reasoning import ReasoningCounter
@@ -39,6 +40,8 @@ class OutputChunk:
     """What the request gets besides tokens, in order: with the first chunk, rows of tokens with any."""
     parts: list[Part] | None = None
     """The parts of `text` if it is parsed; None: all of it is content."""
+    extras: Extras | None = None
+    """With the last chunk: further fields of the answer that the request asked for."""
     cut_call: bool = False
     """With the last chunk: the answer ends within a tool call, which must not be run."""
 
@@ -55,6 +58,7 @@ class OutputChunk:
         self.logprobs += later.logprobs
         self.outputs += later.outputs
         self.finish, self.stop, self.timings = later.finish, later.stop, later.timings
+        self.extras = later.extras
         self.cut_call = later.cut_call
 
 

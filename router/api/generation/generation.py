@@ -12,6 +12,8 @@ from functools import partial
 from typing import Final
 
 from engine.grammar.grammar import Grammar
+from router.api.generation.audit.issuing import on_answer_of
+from router.api.generation.audit.receipts import Issuer
 from router.api.generation.completion import Completion
 from router.api.generation.envelope import check, filled
 from router.api.generation.forced.forced_calls import forced_calls
@@ -157,6 +159,9 @@ class Generation:
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
+        on_answer = on_answer_of(
+            request.receipt, Issuer(model.name, model.numerics, self.tokenizer), self.weights
+        )
         use = self.adapters.use(self._adapter) if self.adapters is not None and self._adapter else None
         try:
             # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
@@ -166,7 +171,9 @@ class Generation:
             if use is not None:
                 use.end()
             raise
-        return Run(model.name, request, sequences, self._dispatcher, self._running, self._history, use)
+        return Run(
+            model.name, request, sequences, self._dispatcher, self._running, self._history, use, on_answer
+        )
 
     async def _sequences(self, request: GenerationRequest) -> list[tuple[worker_pb2.Work, Completion]]:
         model, drafts = self.model, await self._drafts(request)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from router.api.generation.audit.receipts import Detail
 from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.system_messages import Message
@@ -55,3 +56,5 @@ class GenerationRequest:
     """False: no tokens are drafted."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""
+    receipt: Detail | None = None
+    """What the receipt in the last chunk of every completion contains; None: there is none."""

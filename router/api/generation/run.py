@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from router.api.generation.audit.answer import Answer, OnAnswer
 from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.generation_request import GenerationRequest
 from router.api.generation.history import CompletionRecord, History, RequestRecord
@@ -50,9 +51,10 @@ class Run:
         running: Running,
         history: History | None = None,
         use: Use | None = None,
+        on_answer: OnAnswer | None = None,
     ) -> None:
         """`sequences`: what each completion asks the dispatcher for, and the processing of its tokens. `use`:
-        ends with the run.
+        ends with the run. `on_answer`: gets every completion that is not aborted.
 
         The run is in `running` while it runs, and in `history` when it has ended.
 
@@ -78,6 +80,7 @@ class Run:
         self._interrupt: Final = Interrupt()
         self._streams: Final[list[TokenStream]] = []
         self._is_paused = False
+        self._on_answer: Final = on_answer
         self._use: Final = use
         if use is not None:
             weakref.finalize(self, use.end)  # also of a run that is never served
@@ -256,10 +259,13 @@ class Run:
         self, work: worker_pb2.Work, completion: Completion, deliver: Callable[[OutputChunk], object]
     ) -> None:
         last: OutputChunk | None = None
+        tokens: list[int] | None = None if self._on_answer is None else []
 
         def on_delta(delta: Delta) -> bool:
             nonlocal last
             chunk = completion.feed(delta)
+            if tokens is not None:
+                tokens.extend(chunk.token_ids)
             if not chunk.finish:
                 deliver(chunk)
                 return False
@@ -279,6 +285,9 @@ class Run:
         self._ended[completion.index] = (last.finish, timings)
         if self.request.timings:
             last.timings = timings if self._tenant is ANYBODY else without_workers(timings)
+        if self._on_answer is not None and tokens is not None:
+            answer = Answer(work, self.request.options.stop, tokens, last.finish, stream.weights)
+            last.extras = await self._on_answer(answer)
         deliver(last)
 
 

@@ -28,6 +28,8 @@ class ServedModel:
     has_states: bool = False
     """Whether layers have recurrent states, which requests that start together cannot share."""
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    numerics: str = ""
+    """Formats of numbers that it is computed in; see `EngineConfig.numerics`."""
     pooling: PoolingSpec | None = None
     """How prompts become vectors; None: the model generates text."""
     pairs: PairForm = field(default_factory=PairForm)

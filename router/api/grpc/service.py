@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from google.protobuf.message import Message
 
 from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.api.disclosure import as_router_error, disclosed
+from router.api.generation.audit.receipts import Detail
 from router.api.generation.completion import OutputChunk
 from router.api.generation.envelope import of_grpc
 from router.api.generation.generation import Generation
@@ -211,6 +213,7 @@ def _request(
         prediction=drafts.prediction,
         speculative=not drafts.off,
         timings=request.return_timings,
+        receipt=Detail.asked(request.receipt),
     )
 
 
@@ -254,6 +257,8 @@ def _response(run: Run, chunk: OutputChunk) -> router_pb2.GenerateResponse:
         response.usage.reasoning_tokens = usage.reasoning_tokens
         if chunk.timings is not None:
             response.timings.CopyFrom(chunk.timings)
+        for name, value in (chunk.extras or {}).items():
+            setattr(response, name, json.dumps(value))
     return response
 
 

@@ -80,6 +80,7 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             metric_names=config.operation.metrics_names,
             tiers=_tiers(config),
             transport=config.kv_transport.value if config.has_transport else None,
+            identify_weights=config.operation.identify_weights,
             kv_by_ranks=config.has_transport and config.num_ranks > len(roles),
             host=machine.host,
             network=config.cluster.worker_network,

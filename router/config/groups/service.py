@@ -283,6 +283,10 @@ class OperationSettings:
     explain_requests: int = _operation(
         1000, "number of finished requests kept for `router explain`", "N", least=0
     )
+    identify_weights: bool = _operation(
+        False,
+        "compute the digest of the weights at the start also without KV transfer, which needs it anyway",
+    )
     log_level: LogLevel = _operation(LogLevel.INFO, "log level; debug includes the workers' output")
     log_format: LogFormat = _operation(
         LogFormat.TEXT,

@@ -70,6 +70,8 @@ class WeightUpdates:
         self._how = how
         self.served = worker_pb2.ServedWeights()
         """The same on all workers; without a digest before the first update."""
+        self._known: dict[str, worker_pb2.ServedWeights] = {}
+        """All that requests were computed with, by tag."""
         self._registry = registry
         self._dispatcher = dispatcher
         self._abort_all = abort_all
@@ -85,6 +87,10 @@ class WeightUpdates:
     @property
     def is_paused(self) -> bool:
         return self._dispatcher.gate.mode is not None
+
+    def of_tag(self, tag: str) -> worker_pb2.ServedWeights:
+        """Weights by the tag of the update; its digest is empty if the workers do not tell theirs."""
+        return self._known.get(tag) or worker_pb2.ServedWeights(tag=tag)
 
     def workers(self) -> dict[str, worker_pb2.ServedWeights]:
         """What each worker that is connected has."""
@@ -124,6 +130,7 @@ class WeightUpdates:
             raise InvalidRequest("The folder of the weights is missing.", code="missing_required_parameter")
         tag = secrets.token_hex(8)
         new = worker_pb2.ServedWeights(tag=tag, folder=folder, version=version or tag)
+        self._known[tag] = new  # whose digest follows
         # A client that leaves does not end an update half-way.
         return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
 
@@ -225,6 +232,7 @@ class WeightUpdates:
     def _adopt(self, served: worker_pb2.ServedWeights) -> None:
         self.served = worker_pb2.ServedWeights()
         self.served.CopyFrom(served)
+        self._known[served.tag] = self.served
         self._serve((served.tag,), served)
 
     def _serve(self, tags: Sequence[str], new: worker_pb2.ServedWeights) -> None:
@@ -234,6 +242,8 @@ class WeightUpdates:
 
     def _join(self, session: WorkerSession) -> None:
         """Take over what an earlier router has updated."""
+        if not session.info.served.tag:
+            self._known[""] = worker_pb2.ServedWeights(digest=session.info.weights)
         if session.info.served.digest and not self.served.tag:
             self._adopt(session.info.served)
 

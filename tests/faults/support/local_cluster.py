@@ -111,6 +111,7 @@ async def local_cluster(
     update_mode: UpdateMode = UpdateMode.ROLLING,
     pairs: PairForm | None = None,
     return_routed_experts: bool = False,
+    identify_weights: bool = True,
 ) -> AsyncIterator[LocalCluster]:
     """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
@@ -134,6 +135,7 @@ async def local_cluster(
                 model="small",
                 engine=engine,
                 transport=transport if mode is not Mode.MIXED else None,
+                identify_weights=identify_weights,
             )
             host = WorkerHost(config, assemble, on_death=deaths.append)
             await host.start()
@@ -183,6 +185,7 @@ def _open_frontends(
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
+        numerics="float32 on cpu",
         path=small.folder,
         mode=mode.value,
         max_model_len=MAX_LEN,

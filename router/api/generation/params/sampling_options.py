@@ -149,6 +149,8 @@ _FIELDS: Final[dict[str, Any]] = {
 OPTIONS: Final = _FIELDS.keys()
 _FOR_WORKERS: Final = (OPTIONS & set(sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name)) - {"stop"}
 """Options that workers get, under the same names."""
+CHANGE_NO_TOKEN: Final = {"logprobs", "prompt_logprobs", "logprob_token_ids", "drafts"}
+"""Parameters of workers that say what is reported, or how fast tokens come."""
 _BOUNDED: Final[type[BaseModel]] = create_model("SamplingOptions", __config__=STRICT, **_FIELDS)
 """The same fields as a pydantic model."""
 

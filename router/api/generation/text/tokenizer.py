@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -111,11 +112,20 @@ class Tokenizer:
         self._backend: Final = backend
         self._chat_template: Final = chat_template
         self._words: Final = words
-        spec = json.loads(backend.to_str())
+        written = backend.to_str()
+        spec = json.loads(written)
+        self.digest: Final = blake2b(written.encode(), digest_size=32).hexdigest()
+        """Digest of the vocabulary and all rules of the tokenizer."""
         self._table: Final = byte_table(spec, max(vocab_size, backend.get_vocab_size(with_added_tokens=True)))
         self._bound: Final = TokenBound.of(spec)
         self._after: Final[dict[tuple[str, tuple[str, ...]], tuple[int | None, ...]]] = {}
         self._visible: Final[dict[tuple[str, ...], Sequence[bytes]]] = {}
+
+    @property
+    def template_digest(self) -> str:
+        """Digest of the chat template; empty if there is none."""
+        template = self._chat_template
+        return "" if template is None else blake2b(template.source.encode(), digest_size=32).hexdigest()
 
     @classmethod
     def load(

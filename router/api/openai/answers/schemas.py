@@ -11,6 +11,7 @@ from typing import Any, Literal, NotRequired, TypeAlias
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
+from router.api.generation.audit.answer import Extras
 from router.api.openai.answers.timings import Timings
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "abort"]
@@ -57,7 +58,7 @@ class WeightVersion(Closed):
     """Position after the last one."""
 
 
-class _Choice(Closed):
+class _Choice(Closed, Extras):
     index: int
     finish_reason: Finish
     stop_reason: str | int | None
@@ -66,7 +67,7 @@ class _Choice(Closed):
     weight_versions: NotRequired[list[WeightVersion]]
 
 
-class _ChunkChoice(Closed):
+class _ChunkChoice(Closed, Extras):
     index: int
     finish_reason: Finish | None
     stop_reason: NotRequired[str | int | None]

@@ -174,7 +174,7 @@ class AnswerWriter(ABC):
         calls = complete and chunk.index in self._calling
         reason = "tool_calls" if calls else FINISH_REASONS[chunk.finish]
         more = {} if self._versions is None else {"weight_versions": self._versions[chunk.index].spans()}
-        return {"finish_reason": reason, "stop_reason": chunk.stop, **more}
+        return {"finish_reason": reason, "stop_reason": chunk.stop, **more, **(chunk.extras or {})}
 
     def _note_versions(self, chunk: OutputChunk) -> None:
         if self._versions is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NotRequired, TypeAlias
 
 from router.api.blocks import BlockStatus
+from router.api.generation.audit.answer import Extras
 from router.api.openai.answers.schemas import Closed
 
 
@@ -74,7 +75,7 @@ class ResponseError(Closed):
     message: str
 
 
-class Response(Closed):
+class Response(Closed, Extras):
     id: str
     object: Literal["response"]
     created_at: int

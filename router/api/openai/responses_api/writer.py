@@ -114,6 +114,7 @@ class ResponseWriter(BlockWriter):
             "truncation": "disabled",
             "usage": self._usage() if finish else None,
             "user": None,
+            **self._extras(),
         }
 
     def _usage(self) -> ResponseUsage:

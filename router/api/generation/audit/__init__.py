@@ -1,0 +1,1 @@
+"""What an answer was computed from."""
