@@ -37,6 +37,7 @@ _OTHERS = {
     "chat": "router.command.client.chat",
     "top": "router.command.client.top",
     "batch": "router.command.client.batch",
+    "verify": "router.command.audit.verify",
 }
 """Commands that need no server, each with the module whose `run` takes the arguments after the name. Imported
 when asked for: torch and the simulator take seconds."""

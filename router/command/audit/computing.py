@@ -1,0 +1,89 @@
+"""Where an answer is computed again: on a service, or by a model in this process."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from importlib import import_module
+from typing import Any, Protocol
+
+from router.command.audit.comparison import NotComparable
+from router.command.client.api import ApiClient, ApiError, Unreachable
+
+
+class Computer(Protocol):
+    def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
+        """The answer to a body of /v1/completions, with what the body asks for. Raises NotComparable.
+
+        `adapter`: digest of the LoRA adapter, which the body's `model` names; empty: none.
+        """
+        ...
+
+    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+        """Log-probabilities of these tokens after others, among all tokens; None if they cannot be had."""
+        ...
+
+
+class OnService:
+    """Thread-safe. Cached KV of other requests is not used: each answer is computed as a whole."""
+
+    def __init__(self, api: ApiClient, model: str | None = None) -> None:
+        """`model`: name of the model there; None: as the body says."""
+        self._api = api
+        self._model = model
+
+    def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
+        try:
+            answer: Mapping[str, Any] = self._api.post(
+                "/v1/completions", self._named(body) | {"cache_salt": secrets.token_hex(8)}
+            )
+        except (ApiError, Unreachable) as error:
+            raise NotComparable(str(error)) from None
+        return answer
+
+    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+        asked = {"query": before[:-1], "items": [before[-1:]], "label_token_ids": tokens}
+        try:
+            answer = self._api.post("/v1/score", self._named({"model": model, **asked}))
+        except (ApiError, Unreachable):
+            return None
+        return [math.log(share) if share else -math.inf for share in answer["scores"][0]]
+
+    def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {**body, "model": self._model or body["model"]}
+
+
+class InProcess:
+    """A model that this process loads, as `baton.LLM` does."""
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        """Raises what loading raises."""
+        baton = import_module("baton")  # torch takes seconds to import
+        self._params = baton.SamplingParams
+        self._llm = baton.LLM(model, **settings)
+
+    def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
+        if adapter:
+            raise NotComparable("the answer is one of a LoRA adapter, which only a service has; use --url")
+        names = {field.name for field in fields(self._params) if field.init}
+        options = {name: value for name, value in body.items() if name in names}
+        more = {name: body[name] for name in body.keys() - names - {"model", "prompt"}}
+        if "structured_outputs" in more:
+            raise NotComparable("offline inference has no structured output; use --url")
+        try:
+            if "logit_bias" in options:
+                options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
+            params = self._params(**options)
+            (answer,) = self._llm.generate([body["prompt"]], params, progress=False, **more)
+        except ValueError as error:
+            raise NotComparable(str(error)) from None
+        output = answer.outputs[0]
+        if output.error is not None:
+            raise NotComparable(output.error)
+        return asdict(output)
+
+    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+        (shares,) = self._llm.score(list(before[:-1]), [list(before[-1:])], list(tokens))
+        return [math.log(share) if share else -math.inf for share in shares]
