@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypeAlias
 
+from router.api.generation.audit.answer import Extras
 from router.api.openai.answers.schemas import ChatLogprobs, Closed, ScoredPrompt, Usage
 
 FinishName: TypeAlias = Literal["stop", "length", "abort"]
 
 
-class TokensChoice(Closed):
+class TokensChoice(Closed, Extras):
     index: int
     token_ids: list[int]
     routed_experts: NotRequired[str | None]
@@ -42,7 +43,7 @@ Scored: TypeAlias = tuple[float | None, int, str | None]
 """Log-probability, token id, and text with `return_text_in_logprobs`."""
 
 
-class MetaInfo(Closed):
+class MetaInfo(Closed, Extras):
     id: str
     finish_reason: Finished | None
     prompt_tokens: int

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 
+from router.api.generation.audit.answer import Extras
 from router.api.generation.completion import OutputChunk
 from router.api.generation.generation import Generation
 from router.api.generation.run import Run
@@ -34,13 +35,14 @@ class _Answer:
     outputs: list[worker_pb2.Output] = field(default_factory=list)
     finish: int = 0
     stop: str | int | None = None
+    extras: Extras | None = None
 
     def add(self, chunk: OutputChunk) -> None:
         self.text.append(chunk.text)
         self.token_ids += chunk.token_ids
         self.logprobs += chunk.logprobs
         self.outputs += chunk.outputs
-        self.finish, self.stop = chunk.finish, chunk.stop
+        self.finish, self.stop, self.extras = chunk.finish, chunk.stop, chunk.extras
 
 
 class _Writer(ABC):
@@ -131,6 +133,7 @@ class TokensWriter(_Writer):
             "finish_reason": FINISH_REASONS.get(answer.finish),
             "stop_reason": answer.stop,
             **self._routed(answer, as_npy),
+            **(answer.extras or {}),
         }
 
 
@@ -159,6 +162,7 @@ class GenerateWriter(_Writer):
             "completion_tokens": usage.completion_tokens,
             "cached_tokens": usage.cached_tokens,
             "weight_version": "" if self._weights is None else self._weights.served.version,
+            **(answer.extras or {}),
         }
         meta |= self._routed(answer, lambda experts: as_int32(experts, self._asked.routed_experts_start_len))
         if self._asked.return_logprob:

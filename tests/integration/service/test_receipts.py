@@ -25,7 +25,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": WORDS, "max_output_tokens": 24},
     "/v1/messages": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 24},
     "/v1/completions": {"max_tokens": 24},
+    "/inference/v1/generate": {"sampling_params": {"max_tokens": 24}},
+    "/generate": {"sampling_params": {"max_new_tokens": 24}},
 }
+TOKENS_IN = {"/inference/v1/generate": "token_ids", "/generate": "input_ids"}
 
 
 def prompt_of(small: SmallModel) -> list[int]:
@@ -34,6 +37,9 @@ def prompt_of(small: SmallModel) -> list[int]:
 
 
 def body_of(path: str, small: SmallModel, **more: Any) -> dict[str, Any]:
+    if "generate" in path:
+        name, params = TOKENS_IN[path], {**BODIES[path]["sampling_params"], **more}
+        return {name: prompt_of(small), "sampling_params": params, "receipt": True}
     body = {"model": "small", "receipt": True, **BODIES[path], **more}
     return body | {"prompt": prompt_of(small)} if path == "/v1/completions" else body
 
@@ -99,7 +105,7 @@ async def test_all_apis_and_modes_give_the_same_receipt(small: SmallModel, tmp_p
         (answer,) = llm.generate([prompt_of(small)], params, receipt=True, progress=False)
     offline = answer.outputs[0].receipt
     assert offline is not None
-    assert len(receipts) == 27
+    assert len(receipts) == 39
     assert all(receipt == receipts[0] for receipt in receipts)
     assert offline == receipts[0]
     presented = Presented.read(receipts[0])
