@@ -54,7 +54,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Comparison:
     altered: Sequence[str]
     """Parts of the receipt that do not have its digests: it was changed after it was issued."""
     fields: Mapping[str, tuple[Any, Any]]
@@ -116,7 +116,7 @@ _GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "choice": "choice",
 """Field of `structured_outputs` for each kind of grammar."""
 
 
-def compare(presented: Presented, prompt: Sequence[int], computed: Computed) -> Verdict:
+def compare(presented: Presented, prompt: Sequence[int], computed: Computed) -> Comparison:
     """`prompt`: of both."""
     old, new = presented.receipt, computed.receipt
     fields = {
@@ -133,7 +133,7 @@ def compare(presented: Presented, prompt: Sequence[int], computed: Computed) -> 
         if presented.tokens is None
         else first_difference(presented.tokens, computed.tokens)
     )
-    return Verdict(presented.changes(), fields, difference, old.output.count)
+    return Comparison(presented.changes(), fields, difference, old.output.count)
 
 
 def first_difference(recorded: Sequence[int], computed: Sequence[int]) -> Difference | None:
@@ -147,7 +147,7 @@ def first_difference(recorded: Sequence[int], computed: Sequence[int]) -> Differ
 
 
 def _first_page(receipt: Receipt, prompt: Sequence[int], tokens: Sequence[int]) -> Difference | None:
-    """By the digest of the answer and the hashes of its pages."""
+    """Find the first page whose hash differs, unless the digests of the answers are equal."""
     if TokensDigest.of(tokens) == receipt.output:
         return None
     chain = page_chain([*prompt, *tokens], bytes.fromhex(receipt.namespace))

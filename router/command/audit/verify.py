@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from router.api.generation.audit.receipts import Presented, ReceiptError
 from router.command.audit.comparison import (
+    Comparison,
     Computed,
     NotComparable,
-    Verdict,
     compare,
     prompt_of,
     receipts_in,
@@ -81,11 +81,11 @@ def verified(
     return found
 
 
-def _verdict(presented: Presented, prompt: Sequence[int], computer: Computer) -> Verdict:
+def _verdict(presented: Presented, prompt: Sequence[int], computer: Computer) -> Comparison:
     """Raises NotComparable, ReceiptError."""
     altered = presented.changes()
     if "prompt" in altered:
-        return Verdict(altered, {}, None, presented.receipt.output.count)
+        return Comparison(altered, {}, None, presented.receipt.output.count)
     computed = Computed.of(computer.answer(request_of(presented, prompt), presented.receipt.adapter))
     return compare(presented, prompt, computed)
 

@@ -51,7 +51,7 @@ examples:
       where a request was computed, and what it waited for: budget, pages, policy, transfer
 
   router verify ANSWER.json
-      compute an answer with a receipt again, here or on a service, and compare
+      compute a recorded answer again, here or on a service, and compare (see --help)
 
   router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
       simulate which mode, split and tensor parallelism serve a load best (see --help)
