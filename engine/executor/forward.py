@@ -38,9 +38,13 @@ class Forward(Protocol):
 class Eager:
     """Kernel by kernel; computes any batch."""
 
-    def __init__(self, model: CausalLM, attention: AttentionBackend) -> None:
+    def __init__(
+        self, model: CausalLM, attention: AttentionBackend, masked: AttentionBackend | None = None
+    ) -> None:
+        """`masked`: for steps with images whose tokens see those after them."""
         self._model = model
-        self._attention = attention
+        self._causal = self._attention = attention
+        self._masked = masked or attention
 
     def fits(self, num_chunks: int, num_rows: int) -> bool:
         return True
@@ -49,6 +53,8 @@ class Eager:
         return None
 
     def prepare(self, batch: Batch) -> None:
+        spans = batch.media is not None and batch.media.spans
+        self._attention = self._masked if spans else self._causal
         self._attention.prepare(batch)
         self._model.expect(batch.num_rows)
         self._model.adapt(batch.rows)

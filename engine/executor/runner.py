@@ -341,9 +341,11 @@ class ModelRunner:
         dtype = self._model.embed.weight.dtype
         return open_encoder(self._config, folder, self._model.spec, self._device, dtype)
 
-    def _attention_over(self, pool: KVPool, config: EngineConfig) -> AttentionBackend:
+    def _attention_over(
+        self, pool: KVPool, config: EngineConfig, name: str | None = None
+    ) -> AttentionBackend:
         attention = attention_for(
-            config.attention_backend,
+            name or config.attention_backend,
             pool,
             self._model.part.num_heads,
             self._model.layer_attention(),
@@ -432,4 +434,9 @@ class ModelRunner:
                     progress=progress,
                 )
             )
-        return [*paths, Eager(self._model, attention)]
+        vision = None if self._media is None else self.spec.vision
+        masked = vision is not None and vision.bidirectional
+        return [
+            *paths,
+            Eager(self._model, attention, self._attention_over(self.kv, config, "torch") if masked else None),
+        ]

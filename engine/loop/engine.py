@@ -79,7 +79,7 @@ class Engine:
         """Compiles what `submit` and `reserve` find not compiled, but may be asked before, on any thread."""
         self.max_tokens = self.kv.needs.of_request.largest_request(num_pages, config.max_model_len)
         """A request that fills the pool alone ends there, as one that fills the model's context does."""
-        slots = self.runner.num_state_slots or sys.maxsize
+        slots, vision = self.runner.num_state_slots or sys.maxsize, self.runner.spec.vision
         self.max_running = min(config.scheduler.max_running_requests, slots)
         """Requests that may run at a time: each takes a slot, if the model has recurrent states."""
         self.scheduler = Scheduler(
@@ -92,6 +92,7 @@ class Engine:
             max_edited_drafts=config.max_edited_drafts,
             drafts=self.drafts,
             max_loras=0 if config.lora is None else config.lora.max_loras,
+            whole_images=vision is not None and vision.bidirectional,
         )
         self._clock = clock
         self._in_flight = InFlight(self.kv.needs, self.runner.pages_of_slot)

@@ -10,14 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.batch.media_parts import MediaPart, media_parts
+from engine.core.batch.media_parts import MediaPart, media_parts, runs
+from engine.core.batch.media_positions import Shifts, positions_of_step
 from engine.core.batch.media_rows import MediaRows
+from engine.core.batch.step_inputs import Ints
 from engine.core.media import MediaItem
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
 from engine.device.staging import send
-from engine.errors import EngineError, MediaMissing
-from engine.media.step_media import NO_MEDIA, StepMedia
+from engine.errors import EngineError, MediaMissing, UnservableRequest
+from engine.media.step_media import StepMedia
 from engine.model_config.parts.vision_spec import VisionSpec
 
 _WORKSPACE: Final = 1 << 30
@@ -37,6 +39,7 @@ class MediaEncoder:
         self._device = device
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
+        self._shifts = None if spec.grid is None else Shifts(spec.grid.merge)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
         self.encoded = 0
         """Items encoded so far."""
@@ -48,25 +51,40 @@ class MediaEncoder:
 
     def of(self, plan: StepPlan) -> StepMedia:
         """Encode what is missing of a step's rows. O(chunks), and the time of the vision model."""
-        parts = media_parts(plan, self._spec.placeholder)
-        if not parts:
-            return NO_MEDIA
         errors: dict[RequestId, EngineError] = {}
         found: list[tuple[MediaPart, Tensor]] = []
-        for part in parts:
+        for part in media_parts(plan, self._spec.placeholder):
             try:
-                found.append((part, self._rows(part.item)[part.first : part.first + len(part.rows)]))
+                rows = self._rows(part.item)
             except MediaMissing as error:
                 errors[part.request] = error
+                continue
+            if len(rows) == part.expected:
+                found.append((part, rows[part.first : part.first + len(part.rows)]))
+            else:
+                what = f"{len(rows)} rows of an image do not fit its {part.expected} placeholders"
+                errors[part.request] = UnservableRequest(what)
         self._evict()
-        return StepMedia(self._placed(found), errors)
+        if found:
+            return StepMedia(self._placed(found, plan), errors)
+        shifts = None if self._shifts is None else self._shifts.of(plan)
+        return StepMedia(None, errors, None if shifts is None else self._sent(shifts))
 
-    def _placed(self, found: Sequence[tuple[MediaPart, Tensor]]) -> MediaRows | None:
-        if not found:
-            return None
-        (rows,) = send([np.concatenate([part.rows for part, _ in found])], self._device)
+    def _placed(self, found: Sequence[tuple[MediaPart, Tensor]], plan: StepPlan) -> MediaRows:
+        rows = [part.rows for part, _ in found]
         values, *deeper = torch.cat([values for _, values in found]).chunk(1 + self._spec.deepstack, dim=-1)
-        return MediaRows(rows, values, deeper=tuple(deeper))
+        grid = self._spec.grid
+        return MediaRows(
+            self._sent(np.concatenate(rows)),
+            values,
+            positions=None if grid is None else self._sent(positions_of_step(plan, grid.merge)),
+            deeper=tuple(deeper),
+            spans=tuple(span for each in rows for span in runs(each)) if self._spec.bidirectional else (),
+        )
+
+    def _sent(self, values: Ints) -> Tensor:
+        (sent,) = send([values], self._device)
+        return sent
 
     def _rows(self, item: MediaItem) -> Tensor:
         """All rows of an item. Raises MediaMissing."""

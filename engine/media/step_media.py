@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from torch import Tensor
+
 from engine.core.batch.batch import Batch
 from engine.core.batch.media_rows import MediaRows
 from engine.core.request import RequestId
@@ -19,8 +21,13 @@ class StepMedia:
     errors: Mapping[RequestId, EngineError] = field(default_factory=dict)
     """Requests whose rows cannot be had."""
 
+    shifts: Tensor | None = None
+    """[T] int64: what is added to the positions of a step without rows of images."""
+
     def joined(self, batch: Batch) -> Batch:
-        """The batch of the step, with its images."""
+        """The batch of the step, with its images. Changes its positions, where graphs read them."""
+        if self.shifts is not None:
+            batch.positions.add_(self.shifts)
         return batch if self.rows is None else replace(batch, media=self.rows)
 
 

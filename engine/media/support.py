@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 
 import torch
 
 from engine.config import EngineConfig
+from engine.core.media import MediaItem
 from engine.core.request import Request
 from engine.errors import UnservableRequest
 from engine.media.encoder import MediaEncoder
 from engine.model_config.model_spec import ModelSpec
+from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.served_model import ServableSpec
 
 
@@ -32,16 +36,36 @@ def image_refusal(config: EngineConfig, spec: ServableSpec) -> str:
 
 def check_images(request: Request, config: EngineConfig, spec: ServableSpec) -> None:
     """Raises UnservableRequest if the model cannot take the images of a request. O(their positions)."""
-    if (reason := image_refusal(config, spec)) or spec.vision is None:
+    vision = spec.vision
+    if (reason := image_refusal(config, spec)) or vision is None:
         raise UnservableRequest(f"this model takes no images: {reason}")
+    largest = config.scheduler.largest_chunk(config.max_model_len)
     for item in request.media:
-        if not any(token == spec.vision.placeholder for token in request.prompt[item.offset : item.end]):
-            raise UnservableRequest(
-                f"the image at position {item.offset} has no placeholder {spec.vision.placeholder}"
-            )
-        unknown = {array.name for array in item.arrays} - spec.vision.arrays
-        if unknown:
-            raise UnservableRequest(f"this model takes no {', '.join(sorted(unknown))} of an image")
+        problem = _problem(item, request.prompt[item.offset : item.end], vision, largest)
+        if problem:
+            raise UnservableRequest(f"the image at position {item.offset} {problem}")
+
+
+def _problem(item: MediaItem, tokens: Sequence[int], vision: VisionSpec, largest: int | None) -> str:
+    """Why an item cannot be computed; empty: it can. `largest`: tokens of a chunk at most."""
+    placeholders = sum(token == vision.placeholder for token in tokens)
+    names = {array.name for array in item.arrays}
+    if not placeholders:
+        return f"has no placeholder {vision.placeholder}"
+    if unknown := names - vision.arrays:
+        return f"has {', '.join(sorted(unknown))}, which this model does not take"
+    if names and "pixel_values" not in names:
+        return "has no pixel_values"
+    if vision.grid is not None:
+        merged = vision.grid.merge**2
+        if not item.grid or placeholders != item.length or item.length * merged != prod(item.grid):
+            return f"has {placeholders} placeholders in {item.length} tokens for a grid of {[*item.grid]}"
+        patches = [array.shape[0] for array in item.arrays if array.name == "pixel_values"]
+        if patches and patches[0] != prod(item.grid):
+            return f"has {patches[0]} patches for a grid of {[*item.grid]}"
+    if vision.bidirectional and largest is not None and item.length > largest:
+        return f"has {item.length} tokens, of a step of {largest}; raise --chunked-prefill-size"
+    return ""
 
 
 def open_encoder(

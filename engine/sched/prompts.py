@@ -9,14 +9,24 @@ from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.admission import Admission
 from engine.sched.chunk_size.chunk_sizer import ChunkSizer
 from engine.sched.chunk_size.token_budget import Progress
+from engine.sched.chunk_size.whole_images import with_whole_images
 from engine.sched.prefixes_in_flight import PrefixesInFlight
 from engine.sched.queue.queues import Queues
 
 
 class Prompts:
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, queues: Queues, admission: Admission, chunks: ChunkSizer
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        queues: Queues,
+        admission: Admission,
+        chunks: ChunkSizer,
+        *,
+        whole_images: bool,
     ) -> None:
+        """`whole_images`: no chunk ends within an image."""
+        self._whole_images = whole_images
         self.in_flight = PrefixesInFlight(kv.page_size, kv.locks.of)
         """Chunks of steps that have not completed; empty unless prefixes are shared."""
         self._kv = kv
@@ -60,6 +70,8 @@ class Prompts:
             prompts.append(request)
         progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
         lengths = self._chunks.lengths(progress, num_decodes)
+        if self._whole_images:
+            lengths = with_whole_images(prompts, lengths, self._chunks.largest - num_decodes)
         if self._saves_states:
             cut = self._kv.states.until_checkpoint
             lengths = [cut(request, length) for request, length in zip(prompts, lengths, strict=True)]

@@ -55,9 +55,11 @@ class Scheduler:
         max_edited_drafts: int | None = None,
         drafts: DraftSource | None = None,
         max_loras: int = 0,
+        whole_images: bool = False,
     ) -> None:
         """`context`: largest number of prompt and output tokens of a request. `vocab_size`, `max_rows`,
-        `max_edited_drafts` and `drafts`: see `Speculator`. `max_loras`: adapters that a step can have."""
+        `max_edited_drafts` and `drafts`: see `Speculator`. `max_loras`: adapters that a step can have.
+        `whole_images`: no chunk ends within an image."""
         self.config = config
         self.kv = kv
         self.context = context
@@ -68,7 +70,9 @@ class Scheduler:
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._chunks, self._forecaster)
         self._decodes = RunningDecodes(config, kv, self._queues, self._forecaster, context)
-        self._prompts = Prompts(config, kv, self._queues, self._admission, self._chunks)
+        self._prompts = Prompts(
+            config, kv, self._queues, self._admission, self._chunks, whole_images=whole_images
+        )
         self._submitted = 0
         """Prompt tokens submitted so far, less those that were cached at that time."""
         self._prompts_were_last = False

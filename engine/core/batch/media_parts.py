@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ class MediaPart(NamedTuple):
 
     request: RequestId
     item: MediaItem
+    expected: int
+    """Rows that the item must have."""
     first: int
     """Row of the item that is the first of this part."""
     rows: Ints
@@ -29,9 +31,10 @@ def media_parts(plan: StepPlan, placeholder: int) -> list[MediaPart]:
     return [part for row, chunk in _with_media(plan) for part in _parts_of(chunk, row, placeholder)]
 
 
-def num_placeholders(item: MediaItem, prompt: Sequence[int], placeholder: int) -> int:
-    """Rows that the item must have."""
-    return sum(token == placeholder for token in prompt[item.offset : item.end])
+def runs(rows: Ints) -> list[tuple[int, int]]:
+    """First and end of each run of consecutive rows; `rows` ascend."""
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 def _with_media(plan: StepPlan) -> Iterator[tuple[int, Chunk]]:
@@ -49,8 +52,9 @@ def _parts_of(chunk: Chunk, row: int, placeholder: int) -> Iterator[MediaPart]:
         start, end = max(item.offset, chunk.start), min(item.end, chunk.end)
         if start >= end:
             continue
-        of_item = np.asarray(chunk.request.tokens(item.offset, end)) == placeholder
+        of_item = np.asarray(chunk.request.tokens(item.offset, item.end)) == placeholder
         cut = start - item.offset
-        rows = row + start - chunk.start + np.flatnonzero(of_item[cut:])
+        rows = row + start - chunk.start + np.flatnonzero(of_item[cut : end - item.offset])
         if len(rows):
-            yield MediaPart(chunk.request.id, item, int(np.count_nonzero(of_item[:cut])), rows)
+            first, count = np.count_nonzero(of_item[:cut]), np.count_nonzero(of_item)
+            yield MediaPart(chunk.request.id, item, int(count), int(first), rows)

@@ -17,6 +17,8 @@ class MediaRows:
     """[3, T] int64: frames, rows and columns of all rows of the step; None: each has one position."""
     deeper: tuple[Tensor, ...] = ()
     """[M, d] each: what is added to the output of the first layers."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Rows, first and end, whose queries see all keys up to the end of the span."""
 
     def placed(self, x: Tensor) -> Tensor:
         """`x` [T, d] with the rows of images."""

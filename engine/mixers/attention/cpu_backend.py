@@ -69,6 +69,7 @@ class CpuAttention:
         step.angles = None
         if isinstance(rotation, TableRotation):
             step.angles = rotation.table.data_ptr()
+            step.positions = rotation.positions.data_ptr()
         elif rotation is not None:
             queries_and_keys = qkv[:, : qkv.shape[1] - kv_heads]
             queries_and_keys.copy_(rotation.turn(queries_and_keys))

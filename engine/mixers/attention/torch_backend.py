@@ -44,6 +44,8 @@ class _ChunkPlan:
     """Locations of the context's keys and values; None if the chunk is the whole context."""
     context_len: int
     """Tokens from the first page of the gather on."""
+    seen: Ints | None = None
+    """[rows]: tokens of the context that each row sees, with images; None: those up to itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,7 @@ class TorchAttention:
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
         gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages], heads)
-        return _ChunkPlan(rows, gather, context_len)
+        return _ChunkPlan(rows, gather, context_len, _seen(batch, rows, context_len))
 
     def _plan_decodes(
         self, first_row: int, tables: Ints, context_lens: Ints, window: int | None, heads: KVHeads
@@ -329,11 +331,17 @@ class TorchAttention:
             end = min(begin + QUERY_BLOCK, num_rows)
             visible = chunk.context_len - num_rows + end
             unseen = 0 if rule.window is None else max(0, visible - (end - begin) + 1 - rule.window)
+            if chunk.seen is None:
+                mask = self._causal_mask(end - begin, visible - unseen, rule.window)
+            else:
+                last, seen = visible, chunk.seen[begin:end]
+                visible = int(seen.max())
+                mask = self._mask_until(seen, range(unseen, visible), last, rule.window)
             out[:, :, begin:end] = _attend(
                 q[:, :, begin:end],
                 keys[:, :, unseen:visible],
                 values[:, :, unseen:visible],
-                self._causal_mask(end - begin, visible - unseen, rule.window),
+                mask,
                 rule,
                 (kv_heads, group, 1, 1),
             )
@@ -366,6 +374,15 @@ class TorchAttention:
         # GPU kernels need aligned rows, and a corner may start anywhere.
         return mask.contiguous() if mask.is_cuda else mask
 
+    def _mask_until(self, seen: Ints, columns: range, end: int, window: int | None) -> torch.Tensor:
+        """The mask [rows, columns] of rows that see tokens before `seen`, the last row being before `end`."""
+        place, token = np.arange(end - len(seen), end)[:, None], np.asarray(columns)
+        hidden = token >= seen[:, None]
+        if window is not None:
+            hidden |= token <= place - window
+        mask = torch.zeros(hidden.shape, dtype=self._pool.dtype, device=self._device)
+        return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), -torch.inf)
+
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
         rule, kv_heads = self._rules[layer], self._heads[layer].count
         gathered = self._gather(layer, group.gather, group.size)
@@ -374,6 +391,19 @@ class TorchAttention:
         q = q.reshape(group.size, kv_heads, -1, q.shape[2])
         heads = (1, kv_heads, q.shape[2], 1)
         return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
+
+
+def _seen(batch: Batch, rows: slice, context_len: int) -> Ints | None:
+    """See `_ChunkPlan.seen`."""
+    spans = () if batch.media is None else batch.media.spans
+    within = [(first, end) for first, end in spans if rows.start <= first < rows.stop]
+    if not within:
+        return None
+    before = context_len - rows.stop
+    seen: Ints = np.arange(rows.start, rows.stop) + before + 1
+    for first, end in within:
+        seen[first - rows.start : end - rows.start] = end + before
+    return seen
 
 
 def _attend(

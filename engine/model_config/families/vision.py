@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from engine.model_config.config_fields import Config
-from engine.model_config.parts.vision_spec import VisionSpec
+from engine.model_config.config_file import of_the_text
+from engine.model_config.parts.vision_spec import GridPositions, VisionSpec
 
 
 def vision_of(config: Config) -> VisionSpec | None:
@@ -15,16 +16,79 @@ def vision_of(config: Config) -> VisionSpec | None:
     return None if read is None or not config.get("vision_config") else read(config)
 
 
-def _placeholder(config: Config) -> int:
-    return int(config["image_token_id"] if "image_token_id" in config else config["image_token_index"])
+def _placeholder(config: Config, default: int) -> int:
+    """Older checkpoints name it by another name; others leave out what is their class's default."""
+    return int(config.get("image_token_id", config.get("image_token_index", default)))
 
 
 def _tiles(config: Config) -> VisionSpec:
     arrays = frozenset({"pixel_values", "pixel_attention_mask"})
-    return VisionSpec(placeholder=_placeholder(config), arrays=arrays)
+    return VisionSpec(placeholder=_placeholder(config, 128_257), arrays=arrays)
 
 
+def _gemma3(config: Config) -> VisionSpec:
+    return VisionSpec(placeholder=_placeholder(config, 262_144), arrays=_PIXELS, bidirectional=True)
+
+
+def _mistral3(config: Config) -> VisionSpec:
+    return VisionSpec(placeholder=_placeholder(config, 10), arrays=_PIXELS | {"image_sizes"})
+
+
+def _internvl(config: Config) -> VisionSpec:
+    return VisionSpec(placeholder=_placeholder(config, 151_667), arrays=_PIXELS)
+
+
+def _llava(config: Config) -> VisionSpec:
+    return VisionSpec(placeholder=_placeholder(config, 32_000), arrays=_PIXELS | {"image_sizes"})
+
+
+def _qwen2_5_vl(config: Config) -> VisionSpec:
+    frames, rows, columns = _sections(config, (16, 24, 24))
+    axes = (0,) * frames + (1,) * rows + (2,) * columns
+    return VisionSpec(
+        placeholder=_placeholder(config, 151_655),
+        arrays=_PIXELS,
+        grid=GridPositions(axes=axes, merge=_merge(config)),
+    )
+
+
+def _qwen3_vl(config: Config) -> VisionSpec:
+    """Rows and columns turn every third frequency, from the second and the third on."""
+    sections = _sections(config, (24, 20, 20))
+    axes = tuple(
+        axis if axis and index < 3 * sections[axis] else 0
+        for index, axis in ((index, index % 3) for index in range(sum(sections)))
+    )
+    return VisionSpec(
+        placeholder=_placeholder(config, 151_655),
+        arrays=_PIXELS,
+        grid=GridPositions(axes=axes, merge=_merge(config)),
+        deepstack=len(config["vision_config"].get("deepstack_visual_indexes", (8, 16, 24))),
+    )
+
+
+def _sections(config: Config, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Frequencies for frames, rows and columns."""
+    text = of_the_text(config)
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    frames, rows, columns = rope.get("mrope_section") or default
+    return frames, rows, columns
+
+
+def _merge(config: Config) -> int:
+    return int(config["vision_config"].get("spatial_merge_size", 2))
+
+
+_PIXELS: Final = frozenset({"pixel_values"})
 _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
+    "gemma3": _gemma3,
     "idefics3": _tiles,
+    "internvl": _internvl,
+    "llava": _llava,
+    "mistral3": _mistral3,
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _tiles,
 }
+"""By the `model_type` of config.json."""

@@ -107,11 +107,25 @@ class LlamaModel(CausalLM):
         return [()] * len(self.layers)
 
     def rotations(self, positions: Tensor, dtype: torch.dtype) -> dict[RopeSpec | None, Rotation | None]:
-        """Rotations of the layers, keyed by RopeSpec."""
+        """Rotations of the layers, keyed by RopeSpec. `positions`: see `Batch.rotary_positions`."""
         rotations: dict[RopeSpec | None, Rotation | None] = {None: None}
         for rope, table in self._tables.items():
+            if positions.dim() == 2:
+                turned = self._angles_by_axes(table, positions)
+                places = torch.arange(len(turned), device=table.device)
+                rotations[rope] = self.ops.rotation(turned, places, dtype)
+                continue
             rotations[rope] = self.ops.rotation(table, positions, dtype)
         return rotations
+
+    def _angles_by_axes(self, table: Tensor, positions: Tensor) -> Tensor:
+        """The table [T, head_dim] of a step whose positions [3, T] are along the axes of images."""
+        grid = None if self.spec.vision is None else self.spec.vision.grid
+        assert grid is not None, "only images have several positions"
+        axes = torch.zeros(table.shape[1] // 2, dtype=torch.int64)
+        axes[: len(grid.axes)] = torch.tensor(grid.axes)
+        of_features = positions[torch.cat([axes, axes]).to(positions.device)]
+        return table.gather(0, of_features.T)
 
     def tap(self, layers: Sequence[int]) -> None:
         self._tapped = tuple(layers)

@@ -22,12 +22,14 @@ class _Tower:
         self.encoded: list[int] = []
 
     def rows(self, item: MediaItem) -> Tensor:
-        self.encoded.append(item.arrays[0].data[0])
-        return torch.tensor([[self.encoded[-1], row] for row in range(item.length)], dtype=torch.float32)
+        value, *others = item.arrays[0].data
+        self.encoded.append(value)
+        return torch.tensor([[value, row] for row in range(1 + len(others))], dtype=torch.float32)
 
 
 def _image(value: int, *tokens: int) -> Image:
-    return Image(tokens, {"pixel_values": torch.tensor([[value]], dtype=torch.uint8)})
+    pixels = torch.tensor([[value] * tokens.count(PLACEHOLDER)], dtype=torch.uint8)
+    return Image(tokens, {"pixel_values": pixels})
 
 
 def _encoder(tower: _Tower, cache_bytes: int) -> MediaEncoder:
@@ -67,6 +69,16 @@ def test_rows_of_several_requests_are_where_their_chunks_are() -> None:
     one, other = request_of(1, PARTS), request_of(2, [[5], _image(8, P, P)])
     plan = _step((one, 4, 8), (other, 0, 2))
     assert _placed(_encoder(_Tower(), 0), plan) == {0: [7, 1], 1: [7, 2], 2: [9, 0], 5: [8, 0]}
+
+
+def test_rows_that_do_not_fit_the_placeholders_are_an_error_of_the_request() -> None:
+    image = _image(7, P, P)
+    short = Image(image.tokens, {"pixel_values": image.arrays["pixel_values"][:, :1]})
+    media = _encoder(_Tower(), 0).of(_step((request_of(1, [short, [2]]), 0, 3), (request_of(2, PARTS), 0, 4)))
+    assert str(media.errors[1]) == "1 rows of an image do not fit its 2 placeholders"
+    assert [*media.errors] == [1]
+    assert media.rows is not None
+    assert media.rows.rows.tolist() == [5]
 
 
 def test_items_are_kept_by_digest_and_the_least_recently_used_go_first() -> None:

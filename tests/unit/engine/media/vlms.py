@@ -11,7 +11,23 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, SmolVLMConfig, SmolVLMForConditionalGeneration
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    SmolVLMConfig,
+    SmolVLMForConditionalGeneration,
+)
 
 from common.origin import media_keys
 from engine.core.media import MediaArray, MediaItem
@@ -43,6 +59,9 @@ class Image:
     tokens: tuple[int, ...]
     arrays: Mapping[str, Tensor]
     grid: tuple[int, ...] = ()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    """Tokens of text around the span."""
 
     @property
     def digest(self) -> bytes:
@@ -67,6 +86,10 @@ class Family:
     image: Callable[[torch.Generator], Image]
     joined: Callable[[Sequence[Image]], dict[str, Tensor]]
     """Arguments of transformers for the images of a prompt."""
+    kinds: str | None = None
+    """Argument that tells the placeholders of images from text."""
+    least: int = 1
+    """Tokens of the smallest step that can have an image."""
 
     def save(self, folder: Path, seed: int = 0) -> PreTrainedModel:
         torch.manual_seed(seed)
@@ -87,18 +110,19 @@ class Family:
         more: dict[str, Any] = self.joined(images) if images else {}
         for _ in range(max_tokens):
             ids = torch.tensor([tokens])
-            kinds = (ids == PLACEHOLDER).long()
+            named = {} if self.kinds is None else {self.kinds: (ids == PLACEHOLDER).long()}
             with torch.inference_mode():
-                logits = model(input_ids=ids, use_cache=False, **more, **self.kinds(kinds)).logits
+                logits = model(input_ids=ids, use_cache=False, **more, **named).logits
             tokens = [*tokens, int(logits[0, -1].argmax())]
         return tokens[-max_tokens:]
 
-    def kinds(self, kinds: Tensor) -> dict[str, Tensor]:
-        return {}
+
+def _tokens(part: Part) -> list[int]:
+    return [*part.before, *part.tokens, *part.after] if isinstance(part, Image) else part
 
 
 def tokens_of(parts: Sequence[Part]) -> list[int]:
-    return [token for part in parts for token in (part.tokens if isinstance(part, Image) else part)]
+    return [token for part in parts for token in _tokens(part)]
 
 
 def request_of(id: int, parts: Sequence[Part], max_tokens: int = 8, **changes: Any) -> Request:
@@ -106,9 +130,9 @@ def request_of(id: int, parts: Sequence[Part], max_tokens: int = 8, **changes: A
     keys, media, offset = array("q", prompt), [], 0
     for part in parts:
         if isinstance(part, Image):
-            media.append(part.at(offset))
-            keys[offset : media[-1].end] = media_keys(part.digest, range(len(part.tokens)))
-        offset += len(part.tokens if isinstance(part, Image) else part)
+            media.append(part.at(offset + len(part.before)))
+            keys[media[-1].offset : media[-1].end] = media_keys(part.digest, range(len(part.tokens)))
+        offset += len(_tokens(part))
     sampling = SamplingParams(max_tokens=max_tokens)
     return Request(id, prompt, sampling, prompt_keys=keys, media=tuple(media), **changes)
 
@@ -145,4 +169,129 @@ def _along(dim: int) -> Callable[[Sequence[Image]], dict[str, Tensor]]:
     return lambda images: {"pixel_values": torch.cat([image.arrays["pixel_values"] for image in images], dim)}
 
 
-FAMILIES: Final = {"smolvlm": Family(_smolvlm, _tiles, _along(1))}
+def _square(rows: int, side: int, *shape: int) -> Callable[[torch.Generator], Image]:
+    """An image of so many rows, between two tokens."""
+    return lambda generator: Image(
+        (PLACEHOLDER,) * rows,
+        {"pixel_values": _noise(generator, *shape, 3, side, side)},
+        before=(91,),
+        after=(92,),
+    )
+
+
+def _gemma3() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    language = TEXT | {"sliding_window": 7, "query_pre_attn_scalar": 16, "tie_word_embeddings": False}
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3Config(
+        text_config=language | {"layer_types": kinds},
+        vision_config=eye | {"image_size": 48, "patch_size": 8},
+        mm_tokens_per_image=9,
+        tie_word_embeddings=False,
+        image_token_index=PLACEHOLDER,
+        eos_token_id=None,
+    )
+    model = Gemma3ForConditionalGeneration(config)
+    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros by default
+    return model
+
+
+def _qwen2_5_vl() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "depth": 2, "num_heads": 2, "out_hidden_size": 48}
+    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}
+    language = {name: value for name, value in TEXT.items() if name != "head_dim"}
+    config = Qwen2_5_VLConfig(
+        text_config=language | {"rope_parameters": sections},
+        vision_config=eye | {"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]},
+        image_token_id=PLACEHOLDER,
+        video_token_id=94,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+        tie_word_embeddings=False,
+    )
+    return Qwen2_5_VLForConditionalGeneration(config)
+
+
+def _qwen3_vl() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "depth": 3, "num_heads": 2, "out_hidden_size": 48}
+    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    config = Qwen3VLConfig(
+        text_config=TEXT | {"rope_parameters": sections | {"mrope_interleaved": True}},
+        vision_config=eye
+        | {"patch_size": 4, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]},
+        image_token_id=PLACEHOLDER,
+        video_token_id=94,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+        tie_word_embeddings=False,
+    )
+    return Qwen3VLForConditionalGeneration(config)
+
+
+def _patches(generator: torch.Generator) -> Image:
+    """Of another shape each time: two or three rows of three or four patches after merging."""
+    height, width = (int(torch.randint(least, 5, (1,), generator=generator)) for least in (2, 3))
+    pixels = _noise(generator, 4 * height * width, 3 * 2 * 4 * 4)
+    tokens = (PLACEHOLDER,) * (height * width)
+    grid = (1, 2 * height, 2 * width)
+    return Image(tokens, {"pixel_values": pixels}, grid, before=(91,), after=(92,))
+
+
+def _grids(images: Sequence[Image]) -> dict[str, Tensor]:
+    return _along(0)(images) | {"image_grid_thw": torch.tensor([image.grid for image in images])}
+
+
+def _mistral3() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Mistral3Config(
+        text_config=TEXT | {"model_type": "mistral", "sliding_window": None},
+        vision_config=eye | {"model_type": "pixtral", "image_size": 32, "patch_size": 4},
+        image_token_index=PLACEHOLDER,
+        spatial_merge_size=2,
+        tie_word_embeddings=False,
+    )
+    return Mistral3ForConditionalGeneration(config)
+
+
+def _lines(generator: torch.Generator) -> Image:
+    """Two lines of three rows, with a token of text after each, as Pixtral has it."""
+    arrays = {"pixel_values": _noise(generator, 1, 3, 16, 24), "image_sizes": torch.tensor([[16, 24]])}
+    return Image((*[PLACEHOLDER] * 3, 93, *[PLACEHOLDER] * 3, 94), arrays)
+
+
+def _sizes(images: Sequence[Image]) -> dict[str, Tensor]:
+    return _along(0)(images) | {"image_sizes": torch.cat([image.arrays["image_sizes"] for image in images])}
+
+
+def _internvl() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = InternVLConfig(
+        text_config=TEXT | {"model_type": "qwen3"},
+        vision_config=eye | {"image_size": [32, 32], "patch_size": [8, 8]},
+        image_token_id=PLACEHOLDER,
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+    return InternVLForConditionalGeneration(config)
+
+
+def _llava() -> PreTrainedModel:
+    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = LlavaConfig(
+        text_config=TEXT | {"model_type": "llama"},
+        vision_config=eye | {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8},
+        image_token_index=PLACEHOLDER,
+        tie_word_embeddings=False,
+    )
+    return LlavaForConditionalGeneration(config)
+
+
+FAMILIES: Final = {
+    "smolvlm": Family(_smolvlm, _tiles, _along(1)),
+    "gemma3": Family(_gemma3, _square(9, 48, 1), _along(0), "token_type_ids", least=9),
+    "qwen2.5-vl": Family(_qwen2_5_vl, _patches, _grids, "mm_token_type_ids"),
+    "qwen3-vl": Family(_qwen3_vl, _patches, _grids, "mm_token_type_ids"),
+    "mistral3": Family(_mistral3, _lines, _sizes),
+    "internvl": Family(_internvl, _square(8, 32, 2), _along(0)),
+    "llava": Family(_llava, _square(16, 32, 1), _along(0)),
+}
