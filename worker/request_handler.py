@@ -17,7 +17,7 @@ from typing import Final
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
-from engine.errors import UnservableRequest
+from engine.errors import EngineError, MediaMissing, UnservableRequest
 from engine.kv.cache.journal import CacheChange
 from engine.loop.adapters import Adapters
 from engine.loop.engine import Engine
@@ -168,9 +168,7 @@ class RequestHandler:
                 self._answers.end(job, RequestOutcome.FINISHED)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
-                own = isinstance(error, UnservableRequest)
-                code = worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL
-                self._answers.fail(job, code, str(error))
+                self._answers.fail(job, _code_of(error), str(error))
         self._report_preemptions(output)
         if handoffs is not None:
             self._engine.laps.lap(Cause.SEND)
@@ -371,3 +369,10 @@ class RequestHandler:
         handoffs = self._handoffs
         if handoffs is None or not handoffs.drop(job.id):
             self._engine.abort(job.id)
+
+
+def _code_of(error: EngineError) -> worker_pb2.FailureCode:
+    if isinstance(error, MediaMissing):
+        return worker_pb2.FAILURE_CODE_MEDIA
+    own = isinstance(error, UnservableRequest)
+    return worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL

@@ -58,6 +58,8 @@ def failure_of(
             return AttemptFailed(
                 reason, worker_id, Overloaded("every worker's queue is full; try again later")
             )
+        case worker_pb2.FAILURE_CODE_MEDIA:
+            return AttemptFailed(reason, None, Unavailable(failed.message))
         case worker_pb2.FAILURE_CODE_ADAPTER:
             return AttemptFailed(reason, worker_id, Unavailable(failed.message))
         case worker_pb2.FAILURE_CODE_WEIGHTS:

@@ -234,6 +234,13 @@ class SequenceState:
         work.ttft_deadline_s = self._seconds_to_first_token()
         return work
 
+    def awaited(self, request_id: int) -> worker_pb2.Work:
+        """`work` for a worker that gets the KV of another one: without the pixels of images."""
+        work = self.work(request_id)
+        for item in work.media:
+            item.ClearField("arrays")
+        return work
+
     def _seconds_to_first_token(self) -> float:
         """0 without a deadline, or once the client has a token."""
         allowed_s = self.prototype.ttft_deadline_s

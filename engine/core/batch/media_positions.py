@@ -51,12 +51,12 @@ def shift_at(media: Sequence[MediaItem], merge: int, token: int) -> int:
 
 
 class Shifts:
-    """Positions of steps without rows of images: what each row's is more or less than its place."""
+    """Positions of steps without rows of images, relative to the places of the rows."""
 
     def __init__(self, merge: int) -> None:
         self._merge = merge
         self._after_all: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
-        """Of requests that decode."""
+        """Shifts of requests that decode."""
 
     def of(self, plan: StepPlan) -> Ints | None:
         """[T]; None: all are at their places. O(chunks)."""

@@ -91,4 +91,4 @@ _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _tiles,
 }
-"""By the `model_type` of config.json."""
+"""Readers of each `model_type` of config.json."""

@@ -139,7 +139,7 @@ class Attempt(ABC):
         migration = self._migration = Migration(source, target)
         self._listen(target, partial(self._from_target, migration))
         reserve = worker_pb2.Reserve(
-            work=self._sequence.work(target.request_id),
+            work=self._sequence.awaited(target.request_id),
             sender=source.session.info.peer,
             timeout_s=timeout_s,
             room_tokens=self._growth,

@@ -141,7 +141,7 @@ class DisaggAttempt(Attempt):
         self._decode.send(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(
-                    work=self._sequence.work(self._id),
+                    work=self._sequence.awaited(self._id),
                     sender=prefill.info.peer,
                     timeout_s=self._handoff_timeout_s,
                     no_wait=not self._route.may_wait,

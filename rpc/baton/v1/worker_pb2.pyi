@@ -25,6 +25,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_CODE_SENDER: _ClassVar[FailureCode]
     FAILURE_CODE_ADAPTER: _ClassVar[FailureCode]
     FAILURE_CODE_WEIGHTS: _ClassVar[FailureCode]
+    FAILURE_CODE_MEDIA: _ClassVar[FailureCode]
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
@@ -37,6 +38,7 @@ FAILURE_CODE_INTERNAL: FailureCode
 FAILURE_CODE_SENDER: FailureCode
 FAILURE_CODE_ADAPTER: FailureCode
 FAILURE_CODE_WEIGHTS: FailureCode
+FAILURE_CODE_MEDIA: FailureCode
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -12,7 +12,7 @@ from engine.core.events import StepOutput, TokenOut
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.core.waits import WaitReason
-from engine.errors import DeadlineUnreachable
+from engine.errors import DeadlineUnreachable, EngineError, MediaMissing, NotFinite, UnservableRequest
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.engines import make_engine
 from tests.unit.worker.handlers import handled
@@ -37,6 +37,25 @@ def test_first_tokens_are_reported_before_those_of_running_requests() -> None:
     assert step([0, 1]) == [0, 1]
     assert step([0, 2, 1, 3]) == [2, 3, 0, 1]
     assert step([3, 0, 2, 1]) == [3, 0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MediaMissing("no pixels"), worker_pb2.FAILURE_CODE_MEDIA),
+        (UnservableRequest("never"), worker_pb2.FAILURE_CODE_INVALID),
+        (NotFinite(), worker_pb2.FAILURE_CODE_INTERNAL),
+    ],
+)
+def test_the_router_is_told_what_to_do_about_a_failed_request(
+    error: EngineError, code: worker_pb2.FailureCode
+) -> None:
+    outbox = Mock()
+    worker = handled(Mock(), outbox)
+    request = Request(1, [1], SamplingParams(max_tokens=9))
+    worker.jobs.add(Job(request, Mock(), 0.0, math.inf, sampling_pb2.SamplingParams()))
+    worker.handler.on_step(StepOutput(started=[], num_tokens=1, failed=[(request, error)]))
+    assert outbox.failed.call_args.args[1:] == (1, code, str(error))
 
 
 def test_only_the_first_token_reports_cached_prompt_tokens() -> None:

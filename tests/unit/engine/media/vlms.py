@@ -229,7 +229,7 @@ def _qwen3_vl() -> PreTrainedModel:
 
 
 def _patches(generator: torch.Generator) -> Image:
-    """Of another shape each time: two or three rows of three or four patches after merging."""
+    """An image of another shape each time: two to four rows of three or four patches after merging."""
     height, width = (int(torch.randint(least, 5, (1,), generator=generator)) for least in (2, 3))
     pixels = _noise(generator, 4 * height * width, 3 * 2 * 4 * 4)
     tokens = (PLACEHOLDER,) * (height * width)

@@ -94,6 +94,14 @@ def test_a_handoff_that_failed_while_the_router_was_late_costs_no_attempt() -> N
     assert not retries.avoid
 
 
+def test_pixels_that_were_not_sent_are_sent_to_any_worker() -> None:
+    retries = RetryState("id", 2)
+    failure = failure_of(worker_pb2.Failed(code=worker_pb2.FAILURE_CODE_MEDIA), "decode-0")
+    assert isinstance(failure, AttemptFailed)
+    assert retries.failed(failure, 0) is None
+    assert not retries.avoid
+
+
 def test_progress_gives_all_attempts_back() -> None:
     retries = RetryState("id", 2)
     for tokens in (0, 8, 100, 1000):

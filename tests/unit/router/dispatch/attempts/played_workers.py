@@ -94,10 +94,12 @@ class PlayedWorker(FakeSession):
         match command.WhichOneof("kind"):
             case "submit":
                 submit = command.submit
+                assert all(item.arrays for item in submit.work.media)
                 job = Job(submit.work, submit.handoff, have=len(submit.work.output))
                 self.jobs[submit.work.request_id] = job
             case "reserve":
                 work = command.reserve.work
+                assert not any(item.arrays for item in work.media)
                 self.network[work.request_id] = Handoff(self, work)
                 ticket = worker_pb2.Ticket(handoff_id=work.request_id, pages=[1])
                 self.events.append(worker_pb2.Reserved(request_id=work.request_id, ticket=ticket))

@@ -26,6 +26,7 @@ from tests.unit.router.dispatch.attempts.played_workers import Handoff, Job, Pla
 
 PROMPT = list(range(10))
 LENGTH = 8
+IMAGE = worker_pb2.MediaItem(offset=3, length=2, arrays=[worker_pb2.MediaArray(name="pixels", data=b"0")])
 ANSWER = [token_at(position) for position in range(LENGTH)]
 MOVE_S = 5.0
 MOST_ENDS = 3
@@ -40,7 +41,9 @@ class AttemptMachine(RuleBasedStateMachine):
         self.gone: list[PlayedWorker] = []
         self.disagg = disagg
         self.sequence = SequenceState(
-            worker_pb2.Work(prompt=PROMPT, sampling=sampling_pb2.SamplingParams(max_tokens=LENGTH)),
+            worker_pb2.Work(
+                prompt=PROMPT, sampling=sampling_pb2.SamplingParams(max_tokens=LENGTH), media=[IMAGE]
+            ),
             Waterfall(0.0),
         )
         self.answer: list[int] = []
