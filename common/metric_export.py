@@ -36,6 +36,12 @@ VLLM: Final[Mapping[str, _Name]] = {
     "baton_cache_config_info": _Name(
         "vllm:cache_config_info", {"page_size": "block_size", "num_pages": "num_gpu_blocks"}
     ),
+    "baton_lora_requests_info": _Name("vllm:lora_requests_info"),
+    "baton_cluster_lora_requests_info": _Name("vllm:lora_requests_info"),
+    "baton_adapter_loaded": _Name("vllm:lora_adapter_loaded"),
+    "baton_adapter_slots_used": _Name("vllm:num_gpu_loaded_lora_adapters"),
+    "baton_adapter_slots": _Name("vllm:max_gpu_lora_adapters"),
+    "baton_adapter_load_seconds": _Name("vllm:lora_adapter_load_seconds"),
     "baton_preemptions": _Name("vllm:num_preemptions"),
     "baton_cache_queried_tokens": _Name("vllm:prefix_cache_queries"),
     "baton_cache_hit_tokens": _Name("vllm:prefix_cache_hits"),

@@ -16,6 +16,7 @@ from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
+from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.kv_pool_access import (
@@ -43,6 +44,7 @@ def assemble(parts: Parts) -> RequestHandler:
     parts.engine.kv.cache.keep_journal()
     answers = Answers(parts.outbox, parts.metrics)
     grammars = GrammarLoading(parts.engine.grammars, parts.inbox)
+    adapters = AdapterLoading(parts.engine.adapters, parts.inbox, parts.metrics)
     parts.metrics.watch_grammars(parts.engine.grammars)
     parts.metrics.watch_compilations(COMPILATIONS)
     parts.metrics.watch_experts(lambda: parts.runner.expert_load.imbalance)
@@ -50,14 +52,14 @@ def assemble(parts: Parts) -> RequestHandler:
         parts.metrics.watch_threads(lambda: compute_threads().threads)
     if parts.config.transport is None:
         identified = parts.config.identify_weights
-        return RequestHandler(parts.engine, answers, parts.clock, grammars, identified=identified)
+        return RequestHandler(parts.engine, answers, parts.clock, grammars, adapters, identified=identified)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)
 
     transfer = TransferThread(KVEndpoint(open_port(parts)), on_event, on_fatal=parts.inbox.fail)
     handoffs = _handoffs(parts, answers, transfer)
-    handler = RequestHandler(parts.engine, answers, parts.clock, grammars, handoffs)
+    handler = RequestHandler(parts.engine, answers, parts.clock, grammars, adapters, handoffs)
     return handler
 
 

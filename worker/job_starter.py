@@ -33,8 +33,15 @@ class _Trouble(NamedTuple):
 
 class JobStarter:
     def __init__(
-        self, engine: Engine, answers: Answers, grammars: GrammarLoading, weights: WorkerWeights
+        self,
+        engine: Engine,
+        answers: Answers,
+        grammars: GrammarLoading,
+        weights: WorkerWeights,
+        load_adapter: Callable[[worker_pb2.Work], None],
     ) -> None:
+        """`load_adapter`: begins to load the adapter of a request, if it is not here."""
+        self._load_adapter = load_adapter
         self._engine = engine
         self._answers = answers
         self._grammars = grammars
@@ -70,6 +77,7 @@ class JobStarter:
             name=work.name,
             traceparent=work.traceparent,
         )
+        self._load_adapter(work)
         grammar = job.request.sampling.grammar
         if grammar is not None:
             job.request.matcher = self._grammars.matcher(grammar)

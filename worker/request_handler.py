@@ -19,12 +19,12 @@ from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
 from engine.errors import EngineError, MediaMissing, UnservableRequest
 from engine.kv.cache.journal import CacheChange
-from engine.loop.adapters import Adapters
 from engine.loop.engine import Engine
 from engine.loop.pauses.causes import Cause
 from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
+from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.job_starter import JobStarter
@@ -56,6 +56,7 @@ class RequestHandler:
         answers: Answers,
         clock: Callable[[], float],
         grammars: GrammarLoading,
+        adapters: AdapterLoading,
         handoffs: Handoffs | None = None,
         *,
         identified: bool = False,
@@ -67,8 +68,10 @@ class RequestHandler:
         self._answers = answers
         self._clock = clock
         self.grammars: Final = grammars
+        self.adapters: Final = adapters
         self._weights = WorkerWeights(engine, identified=identified or handoffs is not None)
-        self._starting = JobStarter(engine, answers, grammars, self._weights)
+        load_adapter = partial(adapters.want, on_end=self._on_adapter)
+        self._starting = JobStarter(engine, answers, grammars, self._weights, load_adapter)
         self._handoffs = handoffs
         self._step_began = 0.0
         self._drained_until = math.inf
@@ -246,10 +249,6 @@ class RequestHandler:
             self._answers.outbox.updated(report.weights)
         return report
 
-    @property
-    def adapters(self) -> Adapters:
-        return self._engine.adapters
-
     def manage_cache(self, request: worker_pb2.ManageCacheRequest) -> worker_pb2.CacheReport:
         return manage_cache(self._engine, request, self._clock())
 
@@ -363,6 +362,15 @@ class RequestHandler:
         """Fence a peer that was declared dead. No-op without a KV transport."""
         if self._handoffs is not None:
             self._handoffs.transfer.fence(message.epoch, message.reason)
+
+    def _on_adapter(self, digest: bytes, refusal: str) -> None:
+        """The adapter of these requests is loaded, or cannot be; none of them has started."""
+        for job in [job for job in self._answers.jobs if job.request.adapter_digest == digest]:
+            if refusal:
+                self._drop(job)
+                self._answers.fail(job, worker_pb2.FAILURE_CODE_ADAPTER, refusal)
+            else:
+                job.adapter_load_s = self._clock() - job.arrival
 
     def _drop(self, job: Job) -> None:
         """Stop a request and free its pages as soon as that is safe. Reports nothing to the router."""

@@ -337,6 +337,23 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
                 "Unexpected messages", "suffix: messages/s", rate("baton_unexpected_messages_total", "worker")
             ),
         ),
+        "Adapters": (
+            Panel(
+                "Slots in use",
+                "short",
+                (
+                    ("sum by (worker) (baton_adapter_slots_used)", "{{worker}}"),
+                    ("max(baton_adapter_slots)", "--max-loras"),
+                ),
+                help="Adapters that a step can compute with. All in use: requests of others wait.",
+            ),
+            Panel(
+                "Host memory",
+                "bytes",
+                (("sum by (worker) (baton_adapter_host_bytes)", "{{worker}}"),),
+            ),
+            Panel("Loading", "s", quantiles("baton_adapter_load_seconds", "worker")),
+        ),
         "Processes": (
             Panel("CPU", "percentunit", rate("process_cpu_seconds_total", "worker")),
             Panel("Memory", "bytes", (("sum by (worker) (process_resident_memory_bytes)", "{{worker}}"),)),

@@ -24,8 +24,8 @@ from engine.modeling.models.base import CausalLM
 _LEAST_RANK: Final = 16
 """Least depth of products on tensor cores."""
 
-_Held: TypeAlias = Mapping[str, Pieces]
-"""Pieces by paths of layers."""
+HeldAdapter: TypeAlias = Mapping[str, Pieces]
+"""One rank's part of an adapter, as it computes with it: pieces by paths of layers."""
 
 
 class RankAdapters:
@@ -35,7 +35,7 @@ class RankAdapters:
         self._like = model.embed.weight
         self._targets = AdapterTargets(model)
         self.rows = AdapterRows()
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, HeldAdapter] = {}
         pieces: dict[str, set[tuple[int, int]]] = {}
         for target in self._targets.of.values():
             pieces.setdefault(target.layer, set()).add((target.rows.start, target.rows.stop))
@@ -49,17 +49,17 @@ class RankAdapters:
             )
         model.adapter_rows = self.rows
 
-    def check(self, adapter: StoredAdapter) -> None:
-        """Whether the model can take it; from any thread. Raises AdapterRefused."""
-        self._targets.found(adapter, self._config.max_lora_rank)
-
-    def hold(self, adapter: StoredAdapter) -> None:
-        """Keep this rank's part in host memory. Raises AdapterRefused."""
+    def part(self, adapter: StoredAdapter) -> HeldAdapter:
+        """This rank's part. From any thread. Raises AdapterRefused for what the model cannot take."""
         held: dict[str, dict[int, LowRankPair]] = {}
         for target, pair in self._targets.found(adapter, self._config.max_lora_rank).values():
             number = self._additions[target.layer].place.pieces.index(target.rows)
             held.setdefault(target.layer, {})[number] = self._stored(target.part(pair))
-        self._held[adapter.digest] = held
+        return held
+
+    def hold(self, digest: bytes, held: HeldAdapter) -> None:
+        """Keep it in host memory."""
+        self._held[digest] = held
 
     def drop(self, digest: bytes) -> None:
         self._held.pop(digest, None)

@@ -20,6 +20,8 @@ class AdapterInfo:
     """In host memory, over all ranks."""
     unloaded: tuple[bytes, ...] = ()
     """Adapters that made room for it."""
+    load_s: float = 0.0
+    """Seconds to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class AdapterUse:
     """Whether it has a slot, so that a step can compute with it."""
     running: int
     waiting: int
+    rank: int
+    host_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ class ReadAdapter:
     info: AdapterInfo
     path: Path
     content: Any
-    """What the runner that has read it holds."""
+    """What the runner that has read it keeps."""
 
 
 class AdapterBank(Protocol):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.adapters.peft_folder import StoredAdapter, read_adapter
-from engine.adapters.rank_adapters import RankAdapters, num_bytes
+from engine.adapters.peft_folder import read_adapter
+from engine.adapters.rank_adapters import HeldAdapter, RankAdapters, num_bytes
 from engine.config import LoraConfig
 from engine.core.adapters import AdapterInfo, Dropping, Filling, Holding, ReadAdapter
 from engine.errors import AdapterRefused
@@ -28,14 +28,13 @@ class RunnerAdapters:
 
     def read(self, name: str, path: Path) -> ReadAdapter:
         stored = read_adapter(name, path)
-        self._mine.check(stored)
         size = num_bytes(stored, self._dtype)
         info = AdapterInfo(name, stored.digest, stored.rank, stored.targets, size)
-        return ReadAdapter(info, path, stored)
+        return ReadAdapter(info, path, self._mine.part(stored))
 
     def hold(self, adapter: ReadAdapter) -> None:
         self._channel.send_order(Holding(adapter.info.name, adapter.path, adapter.info.digest))
-        self._hold(adapter.content)
+        self._hold(adapter.info.digest, adapter.content)
 
     def drop(self, digest: bytes) -> None:
         self._channel.send_order(Dropping(digest))
@@ -50,30 +49,25 @@ class RunnerAdapters:
         """On ranks other than 0: do as rank 0 does. Raises AdapterRefused where rank 0 does."""
         match order:
             case Holding():
-                self._hold(self._found(order))
+                self._hold(order.digest, self._found(order))
             case Dropping():
                 self._mine.drop(order.digest)
             case Filling():
                 self._mine.fill(order.slot, order.digest)
 
-    def _found(self, order: Holding) -> StoredAdapter | str:
-        """The adapter, or what is wrong with it on this rank's machine."""
+    def _found(self, order: Holding) -> HeldAdapter | str:
+        """This rank's part, or what is wrong with it on this rank's machine."""
         try:
             stored = read_adapter(order.name, order.path)
+            if stored.digest != order.digest:
+                return f"the adapter {order.name} has changed while it was loaded"
+            return self._mine.part(stored)
         except AdapterRefused as error:
             return str(error)
-        same = stored.digest == order.digest
-        return stored if same else f"the adapter {order.name} has changed while it was loaded"
 
-    def _hold(self, found: StoredAdapter | str) -> None:
+    def _hold(self, digest: bytes, found: HeldAdapter | str) -> None:
         problem = found if isinstance(found, str) else ""
-        if not isinstance(found, str):
-            try:
-                self._mine.hold(found)
-            except AdapterRefused as error:
-                problem = str(error)
-        if self._communicator.all_reduce_min(int(not problem)):
-            return
-        if not isinstance(found, str):
-            self._mine.drop(found.digest)
-        raise AdapterRefused(problem or "another rank cannot load the adapter; its log says why")
+        if not self._communicator.all_reduce_min(int(not problem)):
+            raise AdapterRefused(problem or "another rank cannot load the adapter; its log says why")
+        assert not isinstance(found, str)
+        self._mine.hold(digest, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -33,13 +34,29 @@ class Adapters:
         """In order of their last use."""
 
     def __contains__(self, digest: object) -> bool:
-        """Whether requests with this adapter are taken."""
+        """Whether it is loaded."""
         return digest in self._loaded
 
+    def expect(self, digest: bytes) -> bool:
+        """Take requests with an adapter that is about to be loaded; they wait for `add`, or for `give_up`.
+
+        False if it is loaded or expected already, or if this engine takes no adapters.
+        """
+        if self._bank is None or digest in self._loaded or digest in self._slots.coming:
+            return False
+        self._slots.coming.add(digest)
+        return True
+
+    def give_up(self, digest: bytes) -> bool:
+        """An expected adapter does not come: its requests are to be aborted. False if it has come."""
+        expected = digest in self._slots.coming
+        self._slots.coming.discard(digest)
+        return expected
+
     def require(self, request: Request) -> None:
-        """Raises AdapterMissing unless the adapter of a new request is loaded."""
+        """Raises AdapterMissing unless the adapter of a new request is loaded or expected."""
         digest = request.adapter_digest
-        if not digest:
+        if not digest or digest in self._slots.coming:
             return
         if (info := self._loaded.pop(digest, None)) is None:
             raise AdapterMissing(f"the adapter {request.adapter} is not loaded here")
@@ -49,7 +66,9 @@ class Adapters:
         """Read an adapter, and check that the model can take it. From any thread. Raises AdapterRefused."""
         if self._bank is None:
             raise AdapterRefused("this worker takes no adapters; start it with --enable-lora")
-        return self._bank.read(name, path)
+        began = time.monotonic()
+        read = self._bank.read(name, path)
+        return replace(read, info=replace(read.info, load_s=time.monotonic() - began))
 
     def add(self, adapter: ReadAdapter) -> AdapterInfo:
         """Take requests with it from now on. Raises AdapterRefused, and has changed nothing then."""
@@ -60,11 +79,14 @@ class Adapters:
             unloaded = self._make_room()
             self._bank.hold(adapter)
         self._loaded[digest] = adapter.info
+        self._slots.coming.discard(digest)
         return replace(adapter.info, unloaded=unloaded)
 
     def unload(self, digest: bytes) -> AdapterInfo:
         """Refuse requests with it from now on. Raises AdapterRefused for one that is in use or not loaded."""
         info = self._loaded.get(digest)
+        if digest in self._slots.coming:
+            raise AdapterRefused(f"the adapter {digest.hex()} is being loaded")
         if info is None:
             raise AdapterRefused(f"no adapter {digest.hex()} is loaded here")
         if count := self._in_use()[digest]:
@@ -81,7 +103,15 @@ class Adapters:
         for request in self._users():
             (waiting if request.slot < 0 else running)[request.adapter_digest] += 1
         return [
-            AdapterUse(digest, info.name, self._slots.holds(digest), running[digest], waiting[digest])
+            AdapterUse(
+                digest=digest,
+                name=info.name,
+                on_device=self._slots.holds(digest),
+                running=running[digest],
+                waiting=waiting[digest],
+                rank=info.rank,
+                host_bytes=info.host_bytes,
+            )
             for digest, info in self._loaded.items()
         ]
 

@@ -65,6 +65,8 @@ class Waterfall:
     """Seconds in the worker's queue by reason."""
     promoted: dict[str, int] = field(default_factory=dict)
     """Cached prompt tokens that came from a KV tier, by its name."""
+    adapter_loads: dict[str, float] = field(default_factory=dict)
+    """Seconds that workers took to load its adapter, by their names."""
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
     _pauses: list[router_pb2.TimingPause] = field(default_factory=list)
@@ -126,6 +128,11 @@ class Waterfall:
             self.started = min(self.submitted + event.queued_s, at)
             self.waited = dict(event.waited)
             self.promoted = dict(event.promoted)
+
+    def adapter_loaded(self, worker: str, seconds: float) -> None:
+        """A worker had its adapter after `seconds`; 0: from the start."""
+        if seconds:
+            self.adapter_loads[worker] = seconds
 
     def reserve(self, at: float) -> None:
         self.reserved = self.reserved or at
@@ -217,6 +224,7 @@ class Waterfall:
             pauses=self._pauses,
             waited=self.waited,
             promoted=self.promoted,
+            adapter_loads=self.adapter_loads,
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
         )
@@ -226,7 +234,7 @@ def without_workers(timings: router_pb2.Timings) -> router_pb2.Timings:
     """A copy for clients that may not learn the names of workers and the load that placed the request."""
     public = router_pb2.Timings()
     public.CopyFrom(timings)
-    for name in ("prefill_worker", "decode_worker", "placement"):
+    for name in ("prefill_worker", "decode_worker", "placement", "adapter_loads"):
         public.ClearField(name)
     for change in (*public.moves, *public.preemptions, *public.pauses):
         change.ClearField("worker")

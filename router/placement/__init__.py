@@ -3,6 +3,7 @@
 `policy_for(...).place(request, view)` is the only choice that there is, of the server and of the simulator.
 """
 
+from router.placement.adapters import AdapterPlace, LoadTimes
 from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.policies.adaptive import AdaptivePlacement, policy_for
 from router.placement.policies.by_load import POLICIES
@@ -34,6 +35,7 @@ __all__ = [
     "EVERYTHING",
     "POLICIES",
     "PRIOR",
+    "AdapterPlace",
     "AdaptivePlacement",
     "ClusterModel",
     "ClusterView",
@@ -44,6 +46,7 @@ __all__ = [
     "HandoffRule",
     "Health",
     "LinkView",
+    "LoadTimes",
     "MixedPlacement",
     "NoWorker",
     "Placement",

@@ -10,7 +10,8 @@ from enum import Enum, IntEnum
 from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
-from router.placement.step_time import EVERYTHING, NO_DRAFTS, Drafting, Reach, StepTime
+from router.placement.adapters import AdapterPlace
+from router.placement.step_time import EVERYTHING, NO_DRAFTS, Drafting, Reach, StepTime, StepWork
 
 WorkerId: TypeAlias = str
 
@@ -111,6 +112,12 @@ class WorkerView:
         return self.decodes + self.incoming
 
     @property
+    def answer_step_s(self) -> float:
+        """Time of a step without prompts, with one decode at least."""
+        work = StepWork(decodes=max(self.decodes, 1), context_tokens=self.context_tokens)
+        return self.step_time.seconds(work)
+
+    @property
     def has_slot(self) -> bool:
         """Whether a further answer could begin to decode at once."""
         return self.max_running is None or self.answers < self.max_running
@@ -180,8 +187,19 @@ class RequestView:
     """Cached tokens that a worker can send to another one now, in whole pages."""
     on_tiers: Mapping[WorkerId, int] = field(default_factory=dict)
     """Cached tokens that the worker has on a KV tier and not in its pool."""
+    adapter: Mapping[WorkerId, AdapterPlace] = field(default_factory=dict)
+    """Where its adapter is on each worker; empty: it has none."""
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
+
+    def adapter_wait_s(self, worker: WorkerView) -> float:
+        """Seconds until the worker can compute with its adapter. A slot that others use is free after about
+        half an answer: newer requests do not prolong its use."""
+        place = self.adapter.get(worker.id)
+        if place is None:
+            return 0.0
+        answers = max(self.expected_output, 1) / 2 if place.waits_for_slot else 0.0
+        return max(place.load_s, answers * worker.answer_step_s)
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)

@@ -265,9 +265,13 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     self._attach_of(command.attach.ticket.handoff_id).set()
 
     def _lacks_adapter(self, command: worker_pb2.Command, outbox: asyncio.Queue) -> bool:
-        """As the real one, it refuses a request whose adapter it does not have."""
+        """As the real one, it loads the adapter that it lacks, or refuses the request."""
         work = command.submit.work if command.HasField("submit") else command.reserve.work
         if not work.adapter_digest or work.adapter_digest in self.loaded:
+            return False
+        is_right = digest_of(self.adapters.get(work.adapter_path, "")) == work.adapter_digest
+        if is_right and work.adapter_path not in self.refused:
+            self.loaded.add(work.adapter_digest)
             return False
         failed = worker_pb2.Failed(
             request_id=work.request_id,

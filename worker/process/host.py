@@ -172,6 +172,7 @@ class WorkerHost:
             self._progress("Opening the KV transport", 0, 0)
         handler = engine.hooks = self._assemble(parts)
         self._running.callback(handler.grammars.stop)
+        self._running.callback(handler.adapters.stop)
         # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.
         self._progress("Warming up", 0, 0)
         warm_up(runner, config.engine, warmup_plan_for(config.engine), drafts)
@@ -229,7 +230,12 @@ class WorkerHost:
         self._running.callback(thread.join)
         self._running.callback(server.server_close)
         self._running.callback(server.shutdown)
-        parts.metrics.watch(self._stats, max_running=self.config.engine.scheduler.max_running_requests)
+        lora = self.config.engine.lora
+        parts.metrics.watch(
+            self._stats,
+            max_running=self.config.engine.scheduler.max_running_requests,
+            max_loras=0 if lora is None else lora.max_loras,
+        )
         return self._describe(metrics_port=server.server_port)
 
     def _exported_metrics(self) -> CollectorRegistry:

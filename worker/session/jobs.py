@@ -39,6 +39,8 @@ class Job:
     """How long it waited for KV of another worker's cache before it was queued."""
     pulled: int = 0
     """Tokens whose KV came from that cache."""
+    adapter_load_s: float = 0.0
+    """From its arrival until its adapter was loaded; 0: it was."""
     preempted_at: float = math.inf
     """Time of the last preemption; math.inf: never."""
     verified: Verified | None = None

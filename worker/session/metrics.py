@@ -15,6 +15,7 @@ from engine.grammar.compiler import GrammarCompiler
 from engine.kernels.compilations import CompilationPhase, Compilations
 from engine.loop.pauses.causes import Cause
 from engine.loop.pauses.slow_steps import SlowStep
+from rpc.adapter_metrics import adapter_metrics
 from rpc.baton.v1 import worker_pb2
 
 _STEP_BUCKETS: Final = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -78,6 +79,9 @@ class WorkerMetrics:
             "baton_kv_pulls", "Prefixes asked for from other workers' caches, by how that ended", "outcome"
         )
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
+        self.adapter_load_seconds = self._histogram(
+            "baton_adapter_load_seconds", "Time to read an adapter and check it", _WAIT_BUCKETS
+        )
 
     def on_step(self, output: StepOutput, seconds: float) -> None:
         self._step_seconds.observe(seconds)
@@ -98,12 +102,14 @@ class WorkerMetrics:
     def ended(self, outcome: RequestOutcome) -> None:
         self._requests[outcome].inc()
 
-    def watch(self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int) -> None:
+    def watch(
+        self, stats: Callable[[], worker_pb2.WorkerStats | None], *, max_running: int, max_loras: int
+    ) -> None:
         """Export the result of `stats` at every scrape, or nothing if it is None (the engine did not answer).
 
-        `max_running`: the limit of running requests.
+        `max_running`: the limit of running requests. `max_loras`: adapters that a step can compute with.
         """
-        self.registry.register(_StatsCollector(stats, max_running))
+        self.registry.register(_StatsCollector(stats, max_running, max_loras))
 
     def watch_grammars(self, grammars: GrammarCompiler) -> None:
         """Export the size of the grammar cache."""
@@ -159,9 +165,12 @@ class _CompilationsCollector(Collector):
 
 
 class _StatsCollector(Collector):
-    def __init__(self, stats: Callable[[], worker_pb2.WorkerStats | None], max_running: int) -> None:
+    def __init__(
+        self, stats: Callable[[], worker_pb2.WorkerStats | None], max_running: int, max_loras: int
+    ) -> None:
         self._stats = stats
         self._max_running = max_running
+        self._max_loras = max_loras
 
     def describe(self) -> Iterable[Metric]:
         """Empty, so that registration does not wait for an engine that has not started."""
@@ -191,6 +200,7 @@ class _StatsCollector(Collector):
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(name, text, value)
+        yield from adapter_metrics(stats.load.adapters, self._max_loras)
         counters = (
             ("baton_steps", "Engine steps", stats.steps),
             (

@@ -161,6 +161,7 @@ class Outbox:
             waited=waited,
             promoted=elsewhere,
             promotion_s=of_tiers.promotion_s if of_tiers else 0.0,
+            adapter_load_s=job.adapter_load_s,
         )
 
     def progress(self, job: Job, num_computed: int) -> None:
@@ -208,6 +209,7 @@ class Outbox:
             transfer_s=transfer_s,
             exposed_s=exposed_s,
             position=len(job.request.output),
+            adapter_load_s=job.adapter_load_s,
         )
 
     def reopened(self, peer: worker_pb2.Peer) -> None:

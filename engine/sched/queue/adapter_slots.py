@@ -28,6 +28,8 @@ class AdapterSlots:
         """Slots by adapters that wait for them, of this plan; and of the one before."""
         self._kept: dict[bytes, int] = {}
         self._fillings: list[Filling] = []
+        self.coming: set[bytes] = set()
+        """Adapters that are being loaded: requests wait for them, and are promised no slot."""
 
     def begin(self) -> None:
         """A step is planned: requests are asked for in the order of their turns."""
@@ -38,6 +40,8 @@ class AdapterSlots:
         digest = request.adapter_digest
         if not digest:
             return True
+        if digest in self.coming:
+            return False
         slot = self._slot_of(digest)
         if slot != _NONE:
             return slot not in self._promised.values()

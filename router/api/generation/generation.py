@@ -74,7 +74,7 @@ class PreparedPrompt:
 
 def _adapted(request: GenerationRequest, adapter: Adapter) -> GenerationRequest:
     """The request with the adapter that it is admitted with."""
-    work = worker_pb2.Work(adapter=adapter.name, adapter_digest=adapter.digest)
+    work = worker_pb2.Work(adapter=adapter.name, adapter_digest=adapter.digest, adapter_path=adapter.path)
     work.MergeFrom(request.work)
     return replace(request, work=work)
 

@@ -170,6 +170,8 @@ def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
             "steps_per_s": figures.rate("steps"),
             "preemptions": stats.preemptions,
             "tiers": [_tier(tier, stats.tiers.page_bytes) for tier in stats.tiers.tiers],
+            "max_loras": session.info.max_loras,
+            "adapters": [adapter_figures(use) for use in stats.load.adapters],
         }
     return described
 
@@ -180,6 +182,16 @@ def _tier(tier: worker_pb2.KVTier, page_bytes: int) -> dict[str, Any]:
         "bytes": tier.pages * page_bytes,
         "capacity_bytes": tier.capacity * page_bytes,
         "promoted_bytes": tier.promoted * page_bytes,
+    }
+
+
+def adapter_figures(use: worker_pb2.AdapterUse) -> dict[str, Any]:
+    return {
+        "name": use.name,
+        "on_device": use.on_device,
+        "running": use.running,
+        "waiting": use.waiting,
+        "bytes": use.host_bytes,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -50,8 +50,17 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
         print(f"{worker['worker']:<12} {worker['role']:<8} {worker['requests']:>4} requests  {home}  {state}")
+        if worker["adapters"]:
+            print(f"{'':<12} adapters: {', '.join(map(_adapter, worker['adapters']))}")
         if worker["predecessor"]:
             print(f"{'':<12} before: {worker['predecessor']}")
+
+
+def _adapter(adapter: Mapping[str, Any]) -> str:
+    """Name, place, and requests if there are any."""
+    requests = [f"{adapter[state]} {state}" for state in ("running", "waiting") if adapter[state]]
+    place = "in a slot" if adapter["on_device"] else "in host memory"
+    return f"{adapter['name']} ({', '.join([place, *requests])})"
 
 
 def _explain(arguments: argparse.Namespace, ask: Ask) -> None:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from common.background import supervised
 from router.api.http.middleware import RequireLocalName
 from router.api.http.server import QuietServer, listen
+from router.api.page.status import adapter_figures
 from router.command.admin.caches import PLACES, manage_caches
 from router.command.admin.drain import (
     CannotChangeRole,
@@ -257,6 +258,7 @@ def _described(model: str, member: Member) -> dict[str, object]:
         "host": session.info.metrics_address.rpartition(":")[0] if session else None,
         "trouble": member.trouble,
         "predecessor": session.info.predecessor if session else "",
+        "adapters": [adapter_figures(use) for use in session.adapters.uses] if session else [],
     }
 
 

@@ -11,6 +11,7 @@ _REASONS = {
     "slots": "--max-running-requests were running",
     "policy": "the policy admitted others first",
     "transfer": "KV had to arrive first",
+    "adapter": "its adapter was being loaded, or running requests used all --max-loras slots",
     "promotion": "KV had to come up from a tier",
     "pull": "KV had to come from another worker's cache",
 }
@@ -31,6 +32,7 @@ _NOW = {
     ("queue", "pages"): "there are no free KV pages",
     ("queue", "slots"): "--max-running-requests are running",
     ("queue", "policy"): "the policy admits others first",
+    ("queue", "adapter"): "its adapter is being loaded, or running requests use all --max-loras slots",
     ("reserve", "pages"): "it has no free KV pages",
     ("preempted", "budget"): "the token budget of each step is used up by requests before it",
     ("preempted", "pages"): "there are no free KV pages",
@@ -135,6 +137,8 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
         yield f"first decode {_s(completion['first_decode_s'])}"
     if promoted := completion.get("promoted"):
         yield "cached KV came from: " + ", ".join(f"{where} ({n} tokens)" for where, n in promoted.items())
+    if loads := completion.get("adapter_loads"):
+        yield "adapter loaded by: " + ", ".join(f"{worker} in {_s(s)}" for worker, s in loads.items())
     if drafted := completion.get("drafted_tokens"):
         yield f"drafts: {completion['accepted_tokens']} of {drafted} tokens were right"
     yield from _preemptions(completion)

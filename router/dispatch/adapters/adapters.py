@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
-from common.background import repeat, supervised
+from common.background import repeat
 from router.dispatch.adapters.sharing import SharedCatalogue
 from router.dispatch.adapters.table import Adapter, AdapterTable, Catalogue, Digest, Names, RouterView, Use
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
@@ -33,8 +33,6 @@ _SOON_S: Final = 0.05
 """Interval of looking for what a call waits for."""
 _AGREED_S: Final = 15.0
 """For the other routers to admit requests by a new catalogue."""
-_AGAIN_S: Final = 10.0
-"""Before a worker that could not load an adapter is asked again."""
 _UNLOADED_S: Final = 10.0
 """For the workers to unload an adapter that no request uses."""
 _MAX_NAME: Final = 256
@@ -64,9 +62,6 @@ class ServedAdapters:
         self._clock = clock
         self._changing = asyncio.Lock()
         self._told: RouterView | None = None
-        self._failed: dict[tuple[str, Digest], float] = {}
-        """When a session may be asked again for an adapter that it could not load."""
-        self._fetching: set[Digest] = set()
 
     # ------------------------------------------------------------------------------ requests
 
@@ -81,11 +76,6 @@ class ServedAdapters:
             raise NotFound(
                 f"The adapter {name[:100]!r} does not exist.", param="model", code="model_not_found"
             )
-        digest = use.adapter.digest
-        is_here = any(digest in session.adapters for session in self._registry.sessions())
-        if not is_here and digest not in self._fetching:
-            self._fetching.add(digest)
-            supervised(self._fetch(use.adapter), f"adapter {name}")
         return use
 
     # ------------------------------------------------------------------------------ changes
@@ -249,30 +239,22 @@ class ServedAdapters:
             self._told = view
 
     async def _catch_up(self, session: WorkerSession) -> None:
-        """Load what the worker lacks: what requests use, and as much of the rest as it keeps."""
+        """Load what the worker lacks, as much as it keeps: first what requests use. Requests bring the
+        rest."""
         room = session.info.max_cpu_loras or math.inf
         for adapter in sorted(self.names.values(), key=lambda one: not self.table.is_used(one.digest)):
-            if self.table.is_used(adapter.digest) or len(session.adapters) < room:
+            if len(session.adapters) < room:
                 await self._load_missing(session, adapter)
 
-    async def _fetch(self, adapter: Adapter) -> None:
-        """Load an adapter that no worker has any more, because others were used since."""
-        try:
-            await asyncio.gather(*(self._load_missing(one, adapter) for one in self._registry.sessions()))
-        finally:
-            self._fetching.discard(adapter.digest)
-
     async def _load_missing(self, session: WorkerSession, adapter: Adapter) -> None:
-        key, now = (session.key, adapter.digest), self._clock()
-        if adapter.digest in session.adapters or now < self._failed.get(key, now):
+        if adapter.digest in session.adapters or not session.adapters.may_use(adapter.digest):
             return
         try:
             await self._load_again(session, adapter)
         except (RpcError, WorkerRefused) as error:
-            self._failed[key] = now + _AGAIN_S
+            session.adapters.refused(adapter.digest)
             _log.warning("%s lacks the adapter %s: %s", session.worker_id, adapter.name, error)
         else:
-            self._failed.pop(key, None)
             await self._registry.reconsider()
 
     async def _load_again(self, session: WorkerSession, adapter: Adapter) -> None:
@@ -321,7 +303,7 @@ async def _load_on(session: WorkerSession, name: str, path: str) -> worker_pb2.A
 
 async def _unload_on(digest: Digest, session: WorkerSession) -> None:
     """Raises RpcError, WorkerRefused."""
-    if digest not in session.adapters:
+    if not session.adapters.may_hold(digest):
         return
     if error := (await session.adapters.unload(digest)).error:
         if not any(use.digest == digest for use in session.adapters.uses):

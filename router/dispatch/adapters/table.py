@@ -154,11 +154,11 @@ class AdapterTable:
     def unused(self, others: Iterable[RouterView]) -> list[Digest]:
         """Contents to unload from the workers, given what all other routers say.
 
-        None while another router admits requests by an older catalogue.
+        None while another router admits requests by an older or a newer catalogue.
         """
         used = set(self._uses) | self.catalogue.digests
         for view in others:
-            if view.revision < self.catalogue.revision:
+            if view.revision != self.catalogue.revision:
                 return []
             used |= view.using
         return sorted(self._known - used)

@@ -35,6 +35,8 @@ class Assignment:
     def send(self, command: worker_pb2.Command) -> None:
         """Send the command that starts or reserves the request on the worker."""
         self.sent_at = time.monotonic()
+        if self.adapter:
+            self.session.adapters.brought(self.adapter)
         self.session.send(command)
         self.session.load.sent(self.session.num_sent, self.task)
 
@@ -52,7 +54,7 @@ class Assignment:
         """
         self._end()
         if failed.code == worker_pb2.FAILURE_CODE_ADAPTER:
-            self.session.adapters.discard(self.adapter)
+            self.session.adapters.refused(self.adapter)
         router_late = self.session.router_was_late
         if is_worker_fault(failed) and not router_late:
             self.session.breaker.request_failed()

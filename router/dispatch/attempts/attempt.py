@@ -166,6 +166,7 @@ class Attempt(ABC):
                 self._decoder = target
                 target.task.arrived(len(self._sequence.prompt) + arrived.position)
                 self._waterfall.moved(target.session.worker_id, DRAIN, at)
+                self._waterfall.adapter_loaded(target.session.worker_id, arrived.adapter_load_s)
                 migration.arrived(arrived.position)
             case worker_pb2.HandedOff():
                 self._on_source_sent(target)
@@ -278,6 +279,7 @@ class Attempt(ABC):
         assignment.is_running = True
         self._computed_tokens = started.cached_tokens
         self._waterfall.start(started, at)
+        self._waterfall.adapter_loaded(assignment.session.worker_id, started.adapter_load_s)
         if came_up := sum(tokens for place, tokens in started.promoted.items() if place != "peer"):
             self._route.on_promotion(assignment.session.key, came_up, started.promotion_s)
 

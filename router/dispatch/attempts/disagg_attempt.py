@@ -96,9 +96,10 @@ class DisaggAttempt(Attempt):
                 self._prefill.session.send(
                     worker_pb2.Command(attach=worker_pb2.Attach(ticket=reserved.ticket))
                 )
-            case worker_pb2.Arrived():
+            case worker_pb2.Arrived() as arrived:
                 decode.is_running = True
                 self._waterfall.arrive(at)
+                self._waterfall.adapter_loaded(decode.session.worker_id, arrived.adapter_load_s)
                 self._has_arrived = True
                 decode.task.arrived(decode.task.tokens + 1)
                 self._prefill.done()

@@ -14,6 +14,8 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from prometheus_client.registry import Collector
 
 from router.dispatch.workers.session import WorkerSession
+from rpc.adapter_metrics import requests_info
+from rpc.baton.v1.worker_pb2 import AdapterUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class ClusterLoad:
     """Free or evictable."""
     page_size: int = 0
     """In tokens; 0: no worker is connected."""
+    max_loras: int = 0
+    """Adapters that a worker can compute with at a time."""
+    adapters: Sequence[AdapterUse] = ()
+    """Use of the adapters of all workers."""
 
     @classmethod
     def of(cls, sessions: Iterable[WorkerSession], held_back: int) -> ClusterLoad:
@@ -40,6 +46,8 @@ class ClusterLoad:
             pages=sum(session.info.num_pages for session in sessions),
             free_pages=sum(load.available_pages or 0 for load in loads),
             page_size=sessions[0].load.page_size if sessions else 0,
+            max_loras=max((session.info.max_loras for session in sessions), default=0),
+            adapters=[use for session in sessions for use in session.adapters.uses],
         )
 
 
@@ -66,6 +74,7 @@ class ClusterMetrics(Collector):
         if load.page_size:
             info.add_metric((str(load.page_size), str(load.pages)), 1)
         yield info
+        yield requests_info("baton_cluster_lora_requests_info", load.adapters, load.max_loras)
 
 
 _MOST_PENDING: Final = 32

@@ -16,6 +16,7 @@ from router.dispatch.workers.liveness import CircuitState, Liveness
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession, request_pages
 from router.placement import (
+    AdapterPlace,
     ClusterModel,
     ClusterView,
     Drafting,
@@ -163,7 +164,7 @@ class Selector:
 
     def is_ready(self, adapter: Digest = NO_ADAPTER) -> bool:
         """Whether there are ready workers that can compute a sequence with this adapter."""
-        return any(not adapter or adapter in session.adapters for session in self._ready())
+        return any(not adapter or session.adapters.may_use(adapter) for session in self._ready())
 
     def version_for(self, sequence: SequenceState) -> str:
         """Tag of the weights for the next attempt: the first ones with room, else the first that a ready
@@ -200,7 +201,8 @@ class Selector:
             return None
         self.cluster.placed(request, placement.prefill_worker, view.now)
         known = str(ways_for(placement.prefill_worker, request, view))
-        why = f"{placement.why}; {known}" if known else str(placement.why)
+        parts = [str(placement.why), known, self._of_adapter(sequence.adapter, placement)]
+        why = "; ".join(filter(None, parts))
         return self._route(sequence, avoid, placement, why)
 
     def check(self, tokens: int) -> None:
@@ -236,7 +238,7 @@ class Selector:
         self, tokens: int, leaving: str, adapter: Digest, weights: str
     ) -> WorkerSession | None:
         """Worker to which a running answer moves from `leaving`: the least loaded that has room and the
-        answer's adapter and weights; None without."""
+        answer's weights, with or after loading its adapter; None without."""
         if not self.is_ready(adapter):
             return None
         others = [
@@ -244,7 +246,12 @@ class Selector:
             for worker in self.policy.decode_workers(self._view(adapter, weights).workers)
             if self._known[worker.id].worker_id != leaving and worker.room.has_room(tokens)
         ]
-        request = RequestView(prompt_tokens=tokens, expected_output=1, arrived=self._clock())
+        request = RequestView(
+            prompt_tokens=tokens,
+            expected_output=1,
+            arrived=self._clock(),
+            adapter=self._adapter_places(adapter),
+        )
         return self._known[pick(others, request, least_loaded, 0).id] if others else None
 
     def prefill_workers(self) -> list[WorkerSession]:
@@ -324,6 +331,23 @@ class Selector:
                 if (self._pulls or avoid) and session.info.shares_prefixes
             },
             avoid={key for key, session in self._known.items() if session.worker_id in avoid},
+            adapter=self._adapter_places(sequence.adapter),
+        )
+
+    def _adapter_places(self, adapter: Digest) -> dict[WorkerId, AdapterPlace]:
+        """Empty without an adapter."""
+        if not adapter:
+            return {}
+        size = max(session.adapters.sizes.get(adapter, 0) for session in self._known.values())
+        return {key: session.adapters.place(adapter, size) for key, session in self._known.items()}
+
+    def _of_adapter(self, adapter: Digest, placement: Placement) -> str:
+        """Where the adapter has to be loaded first."""
+        places = self._adapter_places(adapter)
+        return ", ".join(
+            f"{self._known[key].worker_id} loads the adapter in {places[key].load_s * 1e3:.0f} ms"
+            for key in dict.fromkeys((placement.prefill_worker, placement.decode_worker))
+            if key in places and places[key].load_s
         )
 
     def _ready(self) -> list[WorkerSession]:
@@ -331,7 +355,7 @@ class Selector:
         return [session for session in ready if session.info.served.tag in self.versions]
 
     def _view(self, adapter: Digest = NO_ADAPTER, weights: str | None = None) -> ClusterView:
-        """The ready workers that have the adapter and the weights, as they are now. O(workers)."""
+        """The ready workers with the weights that have the adapter or may load it. O(workers)."""
         cluster, known = self.cluster, self._known
         for key in [key for key, session in known.items() if not session.alive]:
             del known[key]
@@ -352,7 +376,7 @@ class Selector:
 
         def is_fit(session: WorkerSession) -> bool:
             return (weights is None or weights == session.info.served.tag) and (
-                not adapter or adapter in session.adapters
+                not adapter or session.adapters.may_use(adapter)
             )
 
         return replace(view, workers=tuple(w for w in view.workers if is_fit(known[w.id])))

@@ -101,7 +101,8 @@ class AdaptivePlacement(PlacementPolicy):
         estimates, own = self._estimates, request.prompt_tokens
 
         def wait(worker: WorkerView) -> float:
-            return estimates.wait(worker, own - (request.cached_on(worker) if request.cached else 0))
+            tokens = own - (request.cached_on(worker) if request.cached else 0)
+            return estimates.wait(worker, tokens) + request.adapter_wait_s(worker)
 
         def step(worker: WorkerView) -> float:
             return estimates.pace(worker).token_s

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 from router.config.choices import Routing
+from router.placement.step_time import StepWork
 from router.placement.view import Health, RequestView, WorkerView
 
 Choose: TypeAlias = Callable[[Sequence[WorkerView], RequestView, int], WorkerView]
@@ -20,7 +22,7 @@ def round_robin(workers: Sequence[WorkerView], request: RequestView, turn: int) 
 
 def least_loaded(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """The worker with the fewest unfinished tokens; ties are broken round-robin."""
-    return min(_in_turn(workers, turn), key=_load)
+    return min(_in_turn(workers, turn), key=partial(_load, request))
 
 
 def prefix_aware(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
@@ -30,14 +32,17 @@ def prefix_aware(workers: Sequence[WorkerView], request: RequestView, turn: int)
     request nor of queued ones. A request thus goes to the worker that has its prefix cached, unless that has
     more than twice the prefix's length more tokens queued than another; the other worker then computes and
     caches the prefix too, so requests with a popular prefix do not overload one worker. Ties are broken
-    round-robin. The cost is that of Dynamo's KV-aware router.
+    round-robin. The cost is that of Dynamo's KV-aware router, and what the request waits for its adapter.
     """
-    return min(_in_turn(workers, turn), key=lambda w: (w.tokens - 2 * request.cached_on(w), w.requests))
+    return min(
+        _in_turn(workers, turn),
+        key=lambda w: (w.tokens - 2 * request.cached_on(w) + _adapter_tokens(request, w), w.requests),
+    )
 
 
 def power_of_two(workers: Sequence[WorkerView], request: RequestView, turn: int) -> WorkerView:
     """The less loaded of two drawn at random: O(1), and close to the least loaded of all."""
-    return min(random.Random(turn).sample(workers, min(2, len(workers))), key=_load)
+    return min(random.Random(turn).sample(workers, min(2, len(workers))), key=partial(_load, request))
 
 
 def _in_turn(workers: Sequence[WorkerView], turn: int) -> Sequence[WorkerView]:
@@ -45,8 +50,15 @@ def _in_turn(workers: Sequence[WorkerView], turn: int) -> Sequence[WorkerView]:
     return [*workers[first:], *workers[:first]]
 
 
-def _load(worker: WorkerView) -> tuple[int, int]:
-    return worker.tokens, worker.requests
+def _load(request: RequestView, worker: WorkerView) -> tuple[float, int]:
+    return worker.tokens + _adapter_tokens(request, worker), worker.requests
+
+
+def _adapter_tokens(request: RequestView, worker: WorkerView) -> float:
+    """Prompt tokens that take as long as the request waits for its adapter there."""
+    if not (seconds := request.adapter_wait_s(worker)):
+        return 0
+    return seconds * worker.chunk_tokens / worker.step_time.seconds(StepWork(worker.chunk_tokens))
 
 
 def preferred(workers: Sequence[WorkerView], request: RequestView) -> list[WorkerView]:

@@ -91,7 +91,7 @@ class Estimates:
         comes_s = view.promotion_s(
             worker.id, min(request.on_tiers.get(worker.id, 0), request.cached_on(worker))
         )
-        comes_s = max(comes_s, 0.0 if source is None else source.pull_s)
+        comes_s = max(comes_s, 0.0 if source is None else source.pull_s, request.adapter_wait_s(worker))
         if comes_s:
             times[-1] = max(times[-1], comes_s + tokens / pace.prefill_rate)
         return PrefillEstimate(worker, in_flight + times[-1], misses, delay, tokens, source)
@@ -110,6 +110,8 @@ class Estimates:
             moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
             handoff += self._page_wait(request, view, decode_worker)
+            # Its adapter is loaded there while the prompt is computed.
+            handoff += max(0.0, request.adapter_wait_s(decode_worker) - prefill.seconds)
             tpot += handoff / max(request.expected_output - 1, 1)
         ttft = view.now - request.arrived + prefill.seconds
         late, slow = ttft / self.targets.ttft_s, tpot / self.targets.tpot_s

@@ -201,7 +201,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "adapter_path", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Work(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_PATH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -242,13 +243,14 @@ class Work(_message.Message):
     adapter: str
     read: Read
     adapter_digest: bytes
+    adapter_path: str
     weights: str
     routed_experts: bool
     num_routed: int
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
     weight_versions: bool
     media: _containers.RepeatedCompositeFieldContainer[MediaItem]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_path: _Optional[str] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
 
 class MediaItem(_message.Message):
     __slots__ = ("digest", "offset", "length", "grid", "arrays")
@@ -536,7 +538,7 @@ class Tokens(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_sampling_pb2.TokenLogprobs, _Mapping]]] = ..., finish: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., cached_tokens: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., stop_token: _Optional[int] = ..., position: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., predicted: _Optional[bool] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promotion_s", "promoted")
+    __slots__ = ("request_id", "cached_tokens", "queued_s", "waited", "promotion_s", "promoted", "adapter_load_s")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -557,13 +559,15 @@ class Started(_message.Message):
     WAITED_FIELD_NUMBER: _ClassVar[int]
     PROMOTION_S_FIELD_NUMBER: _ClassVar[int]
     PROMOTED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     cached_tokens: int
     queued_s: float
     waited: _containers.ScalarMap[str, float]
     promotion_s: float
     promoted: _containers.ScalarMap[str, int]
-    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ..., promotion_s: _Optional[float] = ..., promoted: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    adapter_load_s: float
+    def __init__(self, request_id: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., queued_s: _Optional[float] = ..., waited: _Optional[_Mapping[str, float]] = ..., promotion_s: _Optional[float] = ..., promoted: _Optional[_Mapping[str, int]] = ..., adapter_load_s: _Optional[float] = ...) -> None: ...
 
 class Preempted(_message.Message):
     __slots__ = ("request_id", "reason")
@@ -630,16 +634,18 @@ class HandedOff(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., bytes: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class Arrived(_message.Message):
-    __slots__ = ("request_id", "transfer_s", "exposed_s", "position")
+    __slots__ = ("request_id", "transfer_s", "exposed_s", "position", "adapter_load_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
     EXPOSED_S_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_LOAD_S_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     transfer_s: float
     exposed_s: float
     position: int
-    def __init__(self, request_id: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., position: _Optional[int] = ...) -> None: ...
+    adapter_load_s: float
+    def __init__(self, request_id: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ..., position: _Optional[int] = ..., adapter_load_s: _Optional[float] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("begin_s", "end_s", "first_token", "num_tokens", "bytes")
@@ -716,18 +722,22 @@ class RouterLoad(_message.Message):
     def __init__(self, router: _Optional[str] = ..., requests: _Optional[int] = ..., tokens: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., decodes: _Optional[int] = ..., context_tokens: _Optional[int] = ..., without_ray: _Optional[bool] = ...) -> None: ...
 
 class AdapterUse(_message.Message):
-    __slots__ = ("digest", "name", "on_device", "running", "waiting")
+    __slots__ = ("digest", "name", "on_device", "running", "waiting", "rank", "host_bytes")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     name: str
     on_device: bool
     running: int
     waiting: int
-    def __init__(self, digest: _Optional[bytes] = ..., name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    rank: int
+    host_bytes: int
+    def __init__(self, digest: _Optional[bytes] = ..., name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "path")
@@ -744,7 +754,7 @@ class UnloadAdapterRequest(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("name", "digest", "rank", "targets", "host_bytes", "error", "unloaded")
+    __slots__ = ("name", "digest", "rank", "targets", "host_bytes", "error", "unloaded", "load_s")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -752,6 +762,7 @@ class AdapterInfo(_message.Message):
     HOST_BYTES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: bytes
     rank: int
@@ -759,7 +770,8 @@ class AdapterInfo(_message.Message):
     host_bytes: int
     error: str
     unloaded: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    load_s: float
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
     __slots__ = ("weights", "timeout_s", "leave_s")

@@ -75,6 +75,13 @@ def jobs(asked: Sequence[Sequence[int]], digests: Sequence[bytes], count: int = 
     return found
 
 
+def carrying(styles: Styles, jobs: Sequence[worker_pb2.Work], digests: Sequence[bytes]) -> None:
+    """Let the jobs say from where a worker loads the adapter that it lacks."""
+    for job in jobs:
+        if job.adapter_digest:
+            job.adapter_path = str(styles.adapters[digests.index(job.adapter_digest) - 1])
+
+
 async def run(link: Link, job: worker_pb2.Work) -> list[int]:
     await link.submit(job)
     await link.next(job.request_id, "started")
@@ -150,6 +157,52 @@ async def test_a_running_answer_moves_with_its_adapter(styles: Styles) -> None:
             await move.rest(source, job.request_id)
             await move.rest(target, move.there.request_id)
             assert move.complete() == right
+
+
+async def test_a_worker_loads_what_it_lacks_for_a_request(styles: Styles) -> None:
+    asked = prompts(8, 30, 97)
+    async with (
+        worker(styles.base, WorkerRole.PREFILL, "loopback", lora=_LORA) as prefill,
+        worker(styles.base, WorkerRole.DECODE, "loopback", lora=_LORA) as decode,
+        worker(styles.base, WorkerRole.DECODE, "loopback", "idle", lora=_LORA) as idle,
+    ):
+        digests = await styles.load(prefill)
+        pair, together = Pair(prefill, decode), jobs(asked, digests)
+        carrying(styles, together, digests)
+        assert await all_of(together, pair.generate) == styles.answers(asked)
+        await pair.all_pages_back()
+        alone = jobs(asked, digests)
+        carrying(styles, alone, digests)
+        assert await all_of(alone, lambda job: run(idle, job)) == styles.answers(asked)
+        report = (await idle.stub.GetStats(worker_pb2.GetStatsRequest())).load.adapters
+        assert {use.digest for use in report} == {*digests} - {b""}
+        assert all(use.rank and use.host_bytes for use in report)
+
+
+@pytest.mark.parametrize("kind", ["absent", "another content"])
+async def test_requests_of_an_adapter_that_cannot_be_loaded_fail_and_free_their_pages(
+    styles: Styles, kind: str
+) -> None:
+    async with (
+        worker(styles.base, WorkerRole.PREFILL, "loopback", lora=_LORA) as prefill,
+        worker(styles.base, WorkerRole.DECODE, "loopback", lora=_LORA) as decode,
+    ):
+        pair, digests = Pair(prefill, decode), await styles.load(prefill)
+        submitted, reserved = jobs(prompts(2, 20, 97), [digests[1]])
+        for job in (submitted, reserved):
+            job.adapter_path = "/nowhere" if kind == "absent" else str(styles.adapters[1])
+        await decode.submit(submitted)
+        failed = await decode.next(submitted.request_id, "failed")
+        assert failed.code == worker_pb2.FAILURE_CODE_ADAPTER
+        assert ("cannot be read" if kind == "absent" else "another content") in failed.message
+        await pair.reserve(reserved)
+        events = decode.events[reserved.request_id]
+        async with asyncio.timeout(60):
+            while (event := await events.get())[0] == "reserved":
+                pass
+        failed = event[1]
+        assert failed.code == worker_pb2.FAILURE_CODE_ADAPTER
+        await pair.all_pages_back()
 
 
 async def test_an_adapter_is_refused_where_it_is_not_loaded_or_wrong(styles: Styles) -> None:

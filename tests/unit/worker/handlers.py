@@ -14,6 +14,7 @@ from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
 from rpc.baton.v1 import worker_pb2
+from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.request_handler import RequestHandler
@@ -69,7 +70,8 @@ class Handled:
         pulled = PulledPrefixes(self.engine, reports, self.clock, self.transfer.receiver)
         handoffs = Handoffs(self.transfer, outgoing, migrations, incoming, shared, pulled)
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
-        self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, handoffs)
+        adapters = AdapterLoading(self.engine.adapters, self.inbox, self.answers.metrics)
+        self.handler = RequestHandler(self.engine, self.answers, self.clock, grammars, adapters, handoffs)
         self.engine.hooks = self.handler
 
 

@@ -7,6 +7,7 @@ from tests.kv_network import Network
 from tests.unit.engine.engines import make_engine
 from tests.unit.whole_cluster.whole_worker import Kind, WholeWorker
 from tests.unit.worker.handlers import Clock, Stream
+from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers
@@ -93,7 +94,8 @@ def test_a_transport_that_a_fence_reopens_is_reported_once_to_every_router() -> 
 def test_a_worker_without_a_transport_has_no_peers_to_fence() -> None:
     engine, stream = make_engine(), Stream()
     answers = Answers(Outbox(), WorkerMetrics())
-    handler = RequestHandler(engine, answers, Clock(), GrammarLoading(engine.grammars, Inbox()))
+    adapters = AdapterLoading(engine.adapters, Inbox(), answers.metrics)
+    handler = RequestHandler(engine, answers, Clock(), GrammarLoading(engine.grammars, Inbox()), adapters)
     handler.open(stream)
     handler.handle(stream, FENCE, 0.0)
     assert handler.idle

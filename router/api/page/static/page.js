@@ -146,6 +146,7 @@ function card(worker) {
   made.append(bar,
     shares,
     ...worker.tiers.flatMap(tier),
+    ...adapters(worker),
     element("p", "", figure(worker.running, "running"), figure(worker.waiting, "waiting")),
     element("p", "", figure(rates.prompt, "in/s"), figure(rates.out, "out/s")));
   return made;
@@ -159,6 +160,16 @@ function tier({ name, bytes: used, capacity_bytes: capacity, promoted_bytes: pro
   bar.append(part);
   const came = promoted ? element("span", "wide", `, ${bytes(promoted)} came back`) : null;
   return [bar, element("p", "", `${name} ${bytes(used)} of ${bytes(capacity)}`, came)];
+}
+
+/** Adapters that a step can compute with, and those in host memory. */
+function adapters({ adapters: loaded, max_loras: slots }) {
+  if (!slots) return [];
+  const used = loaded.filter((adapter) => adapter.on_device);
+  const line = element("p", "", `adapters ${used.length} of ${slots} slots`,
+    element("span", "wide", `, ${count(loaded.length)} loaded`));
+  line.title = loaded.map(({ name, running, waiting }) => `${name}: ${running} running, ${waiting} waiting`).join("\n");
+  return [line];
 }
 
 function drawLinks(links, cards) {

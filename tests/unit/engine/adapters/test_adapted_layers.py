@@ -48,7 +48,7 @@ def adapted(
     ranks.all_reduce_min(0)  # loading sets torch's default dtype for the process
     adapters = RankAdapters(model, _CONFIG)
     stored = read_adapter("style", adapter)
-    adapters.hold(stored)
+    adapters.hold(stored.digest, adapters.part(stored))
     adapters.fill(slot, stored.digest)
     return model, adapters
 
@@ -87,7 +87,7 @@ def test_a_slot_that_is_filled_again_forgets_the_adapter_before(tmp_path: Path) 
     save_adapter(base, narrow, 2, target_modules=["k_proj"], r=2)
     model, adapters = adapted(base, wide)
     stored = read_adapter("narrow", narrow)
-    adapters.hold(stored)
+    adapters.hold(stored.digest, adapters.part(stored))
     adapters.fill(1, stored.digest)
     with torch.no_grad():
         oracle = merged(base, narrow)(_IDS[None]).logits[0]  # type: ignore[operator]
@@ -114,4 +114,4 @@ def test_what_the_model_cannot_take_is_refused_by_name(
     reference(served).save_pretrained(base)
     adapters = RankAdapters(load_model(base), _CONFIG)
     with pytest.raises(AdapterRefused, match=reason):
-        adapters.hold(read_adapter("style", tmp_path / "adapter"))
+        adapters.part(read_adapter("style", tmp_path / "adapter"))

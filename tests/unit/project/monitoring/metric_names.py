@@ -24,7 +24,7 @@ def exported_metrics() -> set[str]:
 def worker_registry() -> CollectorRegistry:
     worker = WorkerMetrics()
     with_tiers = worker_pb2.WorkerStats(tiers=worker_pb2.KVTiers())
-    worker.watch(lambda: with_tiers, max_running=256)
+    worker.watch(lambda: with_tiers, max_running=256, max_loras=4)
     worker.watch_grammars(Mock(kept_bytes=0, num_kept=0))
     worker.watch_experts(lambda: None)
     worker.watch_compilations(Compilations())

@@ -22,6 +22,7 @@ from tests.engine_config import engine_config
 from tests.unit.engine.engines import KeepPages, make_request, run
 from tests.unit.engine.fake_runner import FakeRunner, FakeStep, Work, reference
 from tests.unit.worker.handlers import Stream
+from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.request_handler import RequestHandler
@@ -119,7 +120,10 @@ class Worker:
         self.runner.pool = self.engine.kv.pool
         self.inbox, outbox, metrics = Inbox(), Outbox(), WorkerMetrics()
         grammars = GrammarLoading(self.engine.grammars, self.inbox)
-        self.handler = RequestHandler(self.engine, Answers(outbox, metrics), time.monotonic, grammars)
+        adapters = AdapterLoading(self.engine.adapters, self.inbox, metrics)
+        self.handler = RequestHandler(
+            self.engine, Answers(outbox, metrics), time.monotonic, grammars, adapters
+        )
         self.engine.hooks = self.handler if hooks is None else hooks
         self.deaths: queue.SimpleQueue[EngineDied] = queue.SimpleQueue()
         self.stream: Any = Logged(self.runner.log)

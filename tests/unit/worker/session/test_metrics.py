@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,12 +15,28 @@ from worker.session.metrics import WorkerMetrics
 def scraped(stats: worker_pb2.WorkerStats | None) -> dict[tuple[str, str], float]:
     """Value by name and label ("" if there is none)."""
     metrics = WorkerMetrics()
-    metrics.watch(lambda: stats, max_running=64)
+    metrics.watch(lambda: stats, max_running=64, max_loras=2)
     values = {}
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
         for sample in family.samples:
             values[sample.name, "".join(sample.labels.values())] = sample.value
     return values
+
+
+def test_adapters_by_place_and_by_their_requests() -> None:
+    uses = [
+        worker_pb2.AdapterUse(name="sql", on_device=True, running=2, rank=8, host_bytes=100),
+        worker_pb2.AdapterUse(name="poet", waiting=1, rank=4, host_bytes=50),
+        worker_pb2.AdapterUse(name="idle", rank=4, host_bytes=50),
+    ]
+    values = scraped(worker_pb2.WorkerStats(load=worker_pb2.Load(adapters=uses)))
+    assert values["baton_adapter_slots_used", ""] == 1
+    assert values["baton_adapter_slots", ""] == 2
+    assert values["baton_adapter_host_bytes", ""] == 200
+    assert abs(values["baton_lora_requests_info", "2sqlpoet"] - time.time()) < 60
+    assert (
+        values["baton_adapter_loaded", "sqlgputrue8"] == values["baton_adapter_loaded", "idlecpufalse4"] == 1
+    )
 
 
 def test_pages_slots_and_load() -> None:

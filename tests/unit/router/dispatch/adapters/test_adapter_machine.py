@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +55,8 @@ class Process:
         self.running: dict[int, bytes] = {}
         """Digests of the adapters of its requests, by number."""
         self.calls: list[asyncio.Future[None]] = []
+        self.coming: dict[bytes, str] = {}
+        """Folders of adapters that it loads for requests that are here."""
 
     async def _turn(self) -> None:
         if self.machine.slow:
@@ -83,8 +85,10 @@ class Process:
     ) -> worker_pb2.AdapterInfo:
         assert request.digest not in {asked.admitted_with for asked in self.machine.asked}
         await self._turn()
-        if request.digest in self.running.values():
+        if request.digest in self.running.values() or request.digest in self.coming:
             return worker_pb2.AdapterInfo(error="requests use it")
+        if request.digest not in self.loaded:
+            return worker_pb2.AdapterInfo(error="it is not loaded here")
         self.loaded.discard(request.digest)
         return worker_pb2.AdapterInfo(digest=request.digest)
 
@@ -125,7 +129,7 @@ class Sessions:
                 worker_id=f"w{place}",
                 key=f"w{place}@{id(process)}",
                 info=worker_pb2.WorkerInfo(max_loras=2, max_cpu_loras=8),
-                adapters=WorkerAdapters(f"w{place}", process),
+                adapters=WorkerAdapters(f"w{place}", process, 2, self.machine.loop.time),
             )
         return self._sessions[process]
 
@@ -143,7 +147,8 @@ class Asked:
     admitted_with: bytes
     """Content that its name had."""
     process: Process | None = None
-    computed_by: list[bytes] = field(default_factory=list)
+    placed_by: Any = None
+    """The session over which it was sent."""
 
 
 class AdapterMachine(RuleBasedStateMachine):
@@ -212,9 +217,10 @@ class AdapterMachine(RuleBasedStateMachine):
     def go_on(self, rounds: int) -> None:
         """Everything goes as it should."""
         for _ in range(rounds):
-            for process in self.workers:
+            for place, process in enumerate(self.workers):
                 while process.calls:
                     self._answer(process)
+                self.loads_end(place)
             self.time_passes(0.5)
 
     @rule(name=st.sampled_from(NAMES), content=st.sampled_from(CONTENTS))
@@ -243,18 +249,37 @@ class AdapterMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(asked.process is None for asked in self.asked))
     @rule(index=INDEX, router=st.integers(0, ROUTERS - 1), place=st.integers(0, WORKERS - 1))
     def place(self, index: int, router: int, place: int) -> None:
-        """On a worker of which the router knows that it has the adapter."""
+        """On a worker that has the adapter, or loads it for the request."""
         waiting = [asked for asked in self.asked if asked.process is None]
         asked, process = waiting[index % len(waiting)], self.workers[place]
         session = self.registries[router].session(place)
         digest = asked.use.adapter.digest
-        if digest not in session.adapters:
+        if not session.adapters.may_use(digest):
             return
-        if digest not in process.loaded:
-            session.adapters.discard(digest)  # refused
-            return
-        asked.process = process
-        process.running[asked.number] = digest
+        session.adapters.brought(digest)
+        asked.process, asked.placed_by = process, session
+        if digest in process.loaded:
+            process.running[asked.number] = digest
+        else:
+            process.coming[digest] = asked.use.adapter.path
+
+    @precondition(lambda self: any(process.coming for process in self.workers))
+    @rule(place=st.integers(0, WORKERS - 1))
+    def loads_end(self, place: int) -> None:
+        """The requests that wait for an adapter begin, or are refused."""
+        process = self.workers[place]
+        coming, process.coming = process.coming, {}
+        for digest, path in coming.items():
+            if (content := self.disk[path]) == digest:
+                process.loaded.add(content)
+            for asked in self.asked:
+                if asked.process is not process or asked.use.adapter.digest != digest:
+                    continue
+                if digest in process.loaded:
+                    process.running[asked.number] = digest
+                else:
+                    asked.process = None
+                    asked.placed_by.adapters.refused(digest)
 
     @precondition(lambda self: self.asked)
     @rule(index=INDEX)
@@ -324,7 +349,7 @@ class AdapterMachine(RuleBasedStateMachine):
         for asked in getattr(self, "asked", ()):
             digest = asked.use.adapter.digest
             assert digest == asked.admitted_with
-            if asked.process is not None and asked.process.alive:
+            if asked.process is not None and asked.process.alive and digest not in asked.process.coming:
                 assert digest in asked.process.loaded, "it was unloaded under a running request"
                 assert asked.process.running[asked.number] == digest
 

@@ -7,11 +7,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from common.kv_groups import RequestPages
 from router.dispatch.workers.arrivals import ON_TIME
 from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, Liveness
+from router.dispatch.workers.worker_adapters import WorkerAdapters
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2
 
@@ -45,7 +47,8 @@ class FakeSession:
         self.commands: deque[worker_pb2.Command] = deque()
         self.listeners: dict[int, SessionListener] = {}
         self.num_sent = 0
-        self.adapters: set[bytes] = set()
+        stub: Any = None
+        self.adapters = WorkerAdapters(info.worker_id, stub, info.max_loras)
 
     def __repr__(self) -> str:
         return self.worker_id

@@ -99,10 +99,15 @@ def test_a_gateway_reads_the_load_of_all_workers_from_the_router() -> None:
     assert found.get_sample_value("vllm:kv_cache_usage_perc", labels) == pytest.approx(0.6)
     pools = {**labels, "block_size": "16", "num_gpu_blocks": "200"}
     assert found.get_sample_value("vllm:cache_config_info", pools) == 1
+    adapters = {"max_lora": "4", "running_lora_adapters": "sql", "waiting_lora_adapters": ""}
+    assert found.get_sample_value("vllm:lora_requests_info", labels | adapters)
 
 
 def session(running: int, waiting: int, free_pages: int) -> Any:
     load = WorkerLoad(RequestPages(16))
     report = worker_pb2.Load(running=running, waiting=waiting, free_pages=free_pages, total_pages=100)
     load.report(report, 0)
-    return SimpleNamespace(load=load, info=worker_pb2.WorkerInfo(num_pages=100))
+    adapters = SimpleNamespace(uses=[worker_pb2.AdapterUse(name="sql", running=1)])
+    return SimpleNamespace(
+        load=load, adapters=adapters, info=worker_pb2.WorkerInfo(num_pages=100, max_loras=4)
+    )

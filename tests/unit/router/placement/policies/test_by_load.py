@@ -7,8 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.placement import Health, RequestView, WorkerView
-from router.placement.policies.by_load import Choose, has_room, least_loaded, pick, preferred, round_robin
+from router.placement import AdapterPlace, Health, RequestView, WorkerView
+from router.placement.policies.by_load import (
+    Choose,
+    has_room,
+    least_loaded,
+    pick,
+    preferred,
+    prefix_aware,
+    round_robin,
+)
 from tests.unit.router.placement.account.test_room import EMPTY, rooms, sizes
 from tests.unit.router.placement.views import loaded
 
@@ -95,3 +103,22 @@ def test_requests_are_let_in_until_all_pages_are_promised_and_never_beyond(
         assert taken <= room.free_pages
         promised = replace(room, promised=room.promised + 1, promised_pages=taken)
         workers[int(worker.id)] = replace(worker, room=promised)
+
+
+def test_requests_of_an_adapter_go_where_it_is_loaded_until_load_costs_more() -> None:
+    """Loading it elsewhere is predicted to take as long as computing some 6,000 prompt tokens."""
+    here, elsewhere = AdapterPlace(), AdapterPlace(load_s=0.15)
+    asked = replace(request(100), adapter={"has": here, "lacks": elsewhere})
+    lacks = loaded("lacks")
+    for choose in (least_loaded, prefix_aware):
+        for tokens, chosen in ((0, "has"), (3000, "has"), (20_000, "lacks")):
+            workers = [loaded("has", tokens=tokens), lacks]
+            assert pick(workers, asked, choose, 1).id == chosen
+            assert pick(workers, request(100), choose, 1).id == "lacks"  # the next in turn, or less loaded
+
+
+def test_a_worker_whose_slots_others_use_costs_half_an_answer() -> None:
+    full = AdapterPlace(waits_for_slot=True)
+    asked = replace(request(100), expected_output=200, adapter={"full": full, "lacks": AdapterPlace(0.05)})
+    assert asked.adapter_wait_s(loaded("full")) > asked.adapter_wait_s(loaded("lacks")) == 0.05
+    assert pick([loaded("full"), loaded("lacks")], asked, least_loaded, 0).id == "lacks"
