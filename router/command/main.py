@@ -38,6 +38,7 @@ _OTHERS = {
     "top": "router.command.client.top",
     "batch": "router.command.client.batch",
     "verify": "router.command.audit.verify",
+    "replay": "router.command.audit.replay",
 }
 """Commands that need no server, each with the module whose `run` takes the arguments after the name. Imported
 when asked for: torch and the simulator take seconds."""

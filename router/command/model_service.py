@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_impl import ModelImpl
 from engine.modeling.loader.checkpoint import Checkpoint
+from router.api.generation.audit.record_file import BadRecordFile, open_records
 from router.api.generation.envelope import limits_of
 from router.api.generation.explanation import Explanation
 from router.api.generation.generation import Generation
@@ -69,7 +70,7 @@ class NotReady(Exception):
     """Workers were not ready in time; the message says which, and why."""
 
 
-CANNOT_SERVE: Final = (LinkBroken, NotReady, TokenizerError, UnsupportedModel, WorkerBroken)
+CANNOT_SERVE: Final = (BadRecordFile, LinkBroken, NotReady, TokenizerError, UnsupportedModel, WorkerBroken)
 """Errors that the user can act on."""
 
 
@@ -202,6 +203,9 @@ class ModelStart:
         generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history, adapters)
         generation.weights = WeightUpdates(
             registry, dispatcher, generation.abort_all, config.access.update_mode
+        )
+        generation.records = open_records(
+            config.operation.record_requests, config.operation.record_requests_mb, self.stack
         )
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)

@@ -14,6 +14,7 @@ from typing import Final
 from engine.grammar.grammar import Grammar
 from router.api.generation.audit.issuing import on_answer_of
 from router.api.generation.audit.receipts import Issuer
+from router.api.generation.audit.record_file import RecordFile
 from router.api.generation.completion import Completion
 from router.api.generation.envelope import check, filled
 from router.api.generation.forced.forced_calls import forced_calls
@@ -107,6 +108,8 @@ class Generation:
         self._running: Running = {}
         self.weights: WeightUpdates | None = None
         """None: they cannot be updated."""
+        self.records: RecordFile | None = None
+        """Where finished requests are written; None: nowhere."""
         self._history: Final = history
         self.created: Final = int(time.time())
         """Unix time in seconds since when the model is served."""
@@ -159,9 +162,8 @@ class Generation:
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
-        on_answer = on_answer_of(
-            request.receipt, Issuer(model.name, model.numerics, self.tokenizer), self.weights
-        )
+        issuer = Issuer(model.name, model.numerics, self.tokenizer)
+        on_answer = on_answer_of(request.receipt, request.id, issuer, self.weights, self.records)
         use = self.adapters.use(self._adapter) if self.adapters is not None and self._adapter else None
         try:
             # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from router.api.generation.audit.receipts import (
     PAGE_TOKENS,
     Presented,
     Receipt,
+    ReceiptError,
     TokensDigest,
     page_chain,
 )
@@ -19,6 +20,9 @@ _COMPARED: Final = ("weights", "adapter", "media", "numerics", "tokenizer", "tem
 """Fields that are equal where the same files are served in the same way."""
 _OF_THE_END: Final = {"max_tokens", "min_tokens", "stop"}
 """Sampling parameters that are replaced by the number of tokens of the answer."""
+
+
+RecordedAnswer: TypeAlias = Presented
 
 
 class NotComparable(Exception):
@@ -96,7 +100,20 @@ def request_of(presented: Presented, prompt: Sequence[int]) -> dict[str, Any]:
         sampling = _body_fields(receipt.sampling, count)
     except (KeyError, TypeError, ValueError) as error:
         raise NotComparable(f"its sampling parameters are none: {error!r}") from None
-    return sampling | {"model": receipt.model, "prompt": list(prompt), "receipt": True}
+    return sampling | {"model": receipt.model, "prompt": list(prompt)}
+
+
+def replay_of(presented: Presented) -> tuple[dict[str, Any], str]:
+    """The body that computes a recorded answer again, and the digest of its adapter. Raises NotComparable.
+
+    Requests that shared cached prefixes share them again.
+    """
+    if presented.tokens is None:
+        raise NotComparable("the tokens of the answer were not recorded")
+    body = request_of(presented, prompt_of(presented, None)) | {"return_token_ids": True}
+    if namespace := presented.receipt.namespace:
+        body["cache_salt"] = namespace
+    return body, presented.receipt.adapter
 
 
 def _body_fields(facts: Mapping[str, Any], count: int) -> dict[str, Any]:
@@ -159,6 +176,14 @@ def _first_page(receipt: Receipt, prompt: Sequence[int], tokens: Sequence[int]) 
 
 def _beginning(sampling: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sampling.items() if name not in _OF_THE_END}
+
+
+def presented_in(record: Any) -> Presented:
+    """Raises NotComparable."""
+    try:
+        return Presented.read(record)
+    except ReceiptError as error:
+        raise NotComparable(str(error)) from None
 
 
 def receipts_in(value: Any) -> Iterator[Mapping[str, Any]]:

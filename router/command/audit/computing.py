@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import math
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from router.command.audit.comparison import NotComparable
-from router.command.client.api import ApiClient, ApiError, Unreachable
+from router.command.client.api import ApiClient, ApiError, Unreachable, add_api_arguments, api_of
+
+_OF_SERVICES: Final = {"model", "prompt", "cache_salt", "return_token_ids"}
+"""Fields of a body that say nothing to a model in this process, or not as parameters."""
 
 
 class Computer(Protocol):
@@ -27,7 +30,7 @@ class Computer(Protocol):
 
 
 class OnService:
-    """Thread-safe. Cached KV of other requests is not used: each answer is computed as a whole."""
+    """Thread-safe."""
 
     def __init__(self, api: ApiClient, model: str | None = None) -> None:
         """`model`: name of the model there; None: as the body says."""
@@ -36,9 +39,7 @@ class OnService:
 
     def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = self._api.post(
-                "/v1/completions", self._named(body) | {"cache_salt": secrets.token_hex(8)}
-            )
+            answer: Mapping[str, Any] = self._api.post("/v1/completions", self._named(body))
         except (ApiError, Unreachable) as error:
             raise NotComparable(str(error)) from None
         return answer
@@ -69,7 +70,7 @@ class InProcess:
             raise NotComparable("the answer is one of a LoRA adapter, which only a service has; use --url")
         names = {field.name for field in fields(self._params) if field.init}
         options = {name: value for name, value in body.items() if name in names}
-        more = {name: body[name] for name in body.keys() - names - {"model", "prompt"}}
+        more = {name: body[name] for name in body.keys() - names - _OF_SERVICES}
         if "structured_outputs" in more:
             raise NotComparable("offline inference has no structured output; use --url")
         try:
@@ -82,8 +83,26 @@ class InProcess:
         output = answer.outputs[0]
         if output.error is not None:
             raise NotComparable(output.error)
-        return asdict(output)
+        return {"choices": [asdict(output)]}
 
     def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
         (shares,) = self._llm.score(list(before[:-1]), [list(before[-1:])], list(tokens))
         return [math.log(share) if share else -math.inf for share in shares]
+
+
+def add_computer_arguments(parser: argparse.ArgumentParser) -> None:
+    """See `computer_of`."""
+    parser.add_argument("--model", help="load this model here, instead of asking the router at --url")
+    parser.add_argument("--device", help="with --model: cpu or cuda")
+    parser.add_argument("--dtype", help="with --model: float32, bfloat16 or float16")
+    parser.add_argument(
+        "--served-model", metavar="NAME", help="name of the model at --url, if it has another"
+    )
+    add_api_arguments(parser)
+
+
+def computer_of(arguments: argparse.Namespace) -> Computer:
+    """Raises OSError, ValueError, and what loading a model raises."""
+    if arguments.model is None:
+        return OnService(api_of(arguments), arguments.served_model)
+    return InProcess(arguments.model, device=arguments.device, dtype=arguments.dtype)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,19 +21,11 @@ from router.command.audit.comparison import (
     receipts_in,
     request_of,
 )
-from router.command.audit.computing import Computer, InProcess, OnService
-from router.command.client.api import add_api_arguments, api_of
+from router.command.audit.computing import Computer, add_computer_arguments, computer_of
+from router.command.audit.outcome import Outcome, of_all
 
 _SHORT: Final = 16
 """Characters of a digest that are printed."""
-
-
-class Outcome(IntEnum):
-    """Exit status."""
-
-    EQUAL = 0
-    DIFFERS = 1
-    NOT_COMPARABLE = 2
 
 
 def run(argv: Sequence[str]) -> int:
@@ -42,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         receipts = list(_read(arguments.file))
         prompt = None if arguments.prompt_ids is None else json.loads(arguments.prompt_ids.read_text())
-        computer = _computer(arguments)
+        computer = computer_of(arguments)
     except (OSError, ValueError) as error:
         print(f"router verify: {error}", file=sys.stderr)
         return Outcome.NOT_COMPARABLE
@@ -57,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if not receipts:
         print(f"router verify: {arguments.file} contains no receipt", file=sys.stderr)
         return Outcome.NOT_COMPARABLE
-    return next(each for each in (Outcome.DIFFERS, Outcome.NOT_COMPARABLE, Outcome.EQUAL) if each in outcomes)
+    return of_all(outcomes)
 
 
 def verified(
@@ -69,9 +61,9 @@ def verified(
         tokens = prompt_of(presented, prompt)
         verdict = _verdict(presented, tokens, computer)
     except (NotComparable, ReceiptError) as error:
-        return {"outcome": Outcome.NOT_COMPARABLE.name.lower(), "reason": str(error)}
+        return {"outcome": Outcome.NOT_COMPARABLE.label, "reason": str(error)}
     outcome = Outcome.EQUAL if verdict.is_equal else Outcome.DIFFERS
-    found = {"outcome": outcome.name.lower(), **asdict(verdict)}
+    found = {"outcome": outcome.label, **asdict(verdict)}
     difference = verdict.difference
     if difference is not None and difference.recorded is not None and difference.computed is not None:
         assert presented.tokens is not None
@@ -86,7 +78,9 @@ def _verdict(presented: Presented, prompt: Sequence[int], computer: Computer) ->
     altered = presented.changes()
     if "prompt" in altered:
         return Comparison(altered, {}, None, presented.receipt.output.count)
-    computed = Computed.of(computer.answer(request_of(presented, prompt), presented.receipt.adapter))
+    # The salt keeps the KV of other requests out of it.
+    body = request_of(presented, prompt) | {"receipt": True, "cache_salt": secrets.token_hex(8)}
+    computed = Computed.of(computer.answer(body, presented.receipt.adapter))
     return compare(presented, prompt, computed)
 
 
@@ -133,12 +127,6 @@ def _short(value: Any) -> str:
     return str(value)[:_SHORT] or "none"
 
 
-def _computer(arguments: argparse.Namespace) -> Computer:
-    if arguments.model is None:
-        return OnService(api_of(arguments), arguments.served_model)
-    return InProcess(arguments.model, device=arguments.device, dtype=arguments.dtype)
-
-
 def _read(file: Path) -> Iterator[Mapping[str, Any]]:
     """The receipts of a file of JSON, or of JSON lines. Raises ValueError."""
     text = sys.stdin.read() if file == Path("-") else file.read_text()
@@ -162,12 +150,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompt-ids", type=Path, metavar="FILE", help="token ids of the prompt, for receipts without tokens"
     )
-    parser.add_argument("--model", help="load this model here, instead of asking the router at --url")
-    parser.add_argument("--device", help="with --model: cpu or cuda")
-    parser.add_argument("--dtype", help="with --model: float32, bfloat16 or float16")
-    parser.add_argument(
-        "--served-model", metavar="NAME", help="name of the model at --url, if it has another"
-    )
     parser.add_argument("--json", action="store_true", help="print one JSON object for each receipt")
-    add_api_arguments(parser)
+    add_computer_arguments(parser)
     return parser

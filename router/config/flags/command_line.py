@@ -52,6 +52,8 @@ examples:
 
   router verify ANSWER.json
       compute a recorded answer again, here or on a service, and compare (see --help)
+  router replay LOG.jsonl --url http://127.0.0.1:31000
+      compute a log of --record-requests again on another version or mode, and report what differs
 
   router plan --model llama-3.1-8b --gpus 2 --trace TRACE.jsonl --ttft-target-ms 500 --itl-target-ms 15
       simulate which mode, split and tensor parallelism serve a load best (see --help)

@@ -283,6 +283,18 @@ class OperationSettings:
     explain_requests: int = _operation(
         1000, "number of finished requests kept for `router explain`", "N", least=0
     )
+    record_requests: str | None = _operation(
+        None,
+        "append every finished request to this file, for `router replay`: token ids of prompt and answer, and"
+        " sampling parameters (default: nothing is recorded)",
+        "FILE",
+    )
+    record_requests_mb: float = _operation(
+        1024.0,
+        "size of the file of --record-requests; a full one is renamed to FILE.1, in place of the one before",
+        "MB",
+        least=1,
+    )
     identify_weights: bool = _operation(
         False,
         "compute the digest of the weights at the start also without KV transfer, which needs it anyway",

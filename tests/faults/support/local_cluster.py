@@ -72,10 +72,15 @@ class LocalCluster:
     registry: Registry
     http: HttpServer
     grpc: GrpcFrontend
-    weights: WeightUpdates
+    generation: Generation
     workers: list[LocalWorker]
     deaths: list[EngineDied] = field(default_factory=list)
     """Engines that failed."""
+
+    @property
+    def weights(self) -> WeightUpdates:
+        assert self.generation.weights is not None
+        return self.generation.weights
 
     @property
     def url(self) -> str:
@@ -153,14 +158,15 @@ async def local_cluster(
         lag = asyncio.create_task(watch_loop(metrics.loop_lag.observe))
         stack.callback(lag.cancel)
         limits = RequestLimits(routed_experts=return_routed_experts)
-        http, grpc, weights = _open_frontends(
+        http, grpc, generation = _open_frontends(
             small, mode, registry, metrics, stack, access, pooling, pairs, limits
         )
-        weights._how = update_mode
+        cluster = LocalCluster(registry, http, grpc, generation, handles, deaths)
+        cluster.weights._how = update_mode
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
-        yield LocalCluster(registry, http, grpc, weights, handles, deaths)
+        yield cluster
 
 
 def _encodes(small: SmallModel) -> bool:
@@ -181,7 +187,7 @@ def _open_frontends(
     pooling: PoolingSpec | None,
     pairs: PairForm | None,
     limits: RequestLimits,
-) -> tuple[HttpServer, GrpcFrontend, WeightUpdates]:
+) -> tuple[HttpServer, GrpcFrontend, Generation]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
@@ -212,7 +218,7 @@ def _open_frontends(
         worker_targets=registry.metrics_targets,
         endpoints=page_routes({model.name: status.read}),
     )
-    return http, GrpcFrontend(models, GrpcConfig(port=0)), generation.weights
+    return http, GrpcFrontend(models, GrpcConfig(port=0)), generation
 
 
 def _closing(stop: Callable[[float], Awaitable[None]]) -> Callable[[], Awaitable[None]]:

@@ -25,6 +25,7 @@ from benchmarks import (
 from benchmarks import simulated_cluster as cluster
 from router.command import drain_node
 from router.command.admin import client as admin
+from router.command.audit import replay as replay_log
 from router.command.audit import verify
 from router.command.client import batch, chat, top
 from router.command.doctor import command as doctor
@@ -52,7 +53,7 @@ def test_the_flag_table_is_the_routers_own() -> None:
 def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     others = {"--rate", "--rates", "--requests", "--cpu", "--help", "--config", "--cluster", "--no-restart"}
     commands = (
-        *(batch, chat, top, plan, doctor, drain_node, verify),
+        *(batch, chat, top, plan, doctor, drain_node, verify, replay_log),
         *(cluster, simulate, compare, conversations, load, modes, offline, replay),
         *(busy_cores, decisions, router_throughput, speculation, start_up),
     )

@@ -135,6 +135,7 @@ def receipt_of(answer: Answer, issuer: Issuer, weights: Sequence[WeightsSpan]) -
         model=issuer.model,
         weights=tuple(weights),
         adapter=work.adapter_digest.hex(),
+        media=tuple(item.digest.hex() for item in work.media),
         numerics=issuer.numerics,
         tokenizer=issuer.tokenizer.digest,
         template=issuer.tokenizer.template_digest,
