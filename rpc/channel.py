@@ -11,8 +11,8 @@ from rpc.tls import NAME
 
 Options: TypeAlias = tuple[tuple[str, int], ...]
 
-MAX_MESSAGE_BYTES: Final = 64 << 20
-"""Enough for ten million token ids; with gRPC's default of 4 MiB the limit is below one million."""
+MAX_MESSAGE_BYTES: Final = 1 << 30
+"""Enough for a hundred images of a thousand tokens each, in pixels of 32 bits."""
 
 _KEEPALIVE_MS: Final = 10_000
 _KEEPALIVE_TIMEOUT_MS: Final = 10_000

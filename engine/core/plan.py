@@ -136,6 +136,12 @@ class StepPlan:
         return self._sampling
 
     @property
+    def has_images(self) -> bool:
+        """Whether it computes rows of images. O(prefill chunks)."""
+        of_images = [c.start < c.request.media[-1].end for c in self.prompts if c.request.media]
+        return any(of_images)
+
+    @property
     def num_prompts(self) -> int:
         """How many. O(their number)."""
         count = 0

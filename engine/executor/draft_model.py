@@ -54,6 +54,7 @@ def draft_engine_config(config: EngineConfig) -> EngineConfig:
         expert_parallel_size=1,
         cuda_graph_max_tokens=0,
         lora=None,
+        language_model_only=True,
         return_routed_experts=False,
     )
 

@@ -190,7 +190,7 @@ class Engine:
             step = self.runner.prepare(plan)
             if self.config.overlap:
                 self._times.prepared(plan, began, dry=before is not None and before.step.done())
-            lap(Cause.BATCH)
+            lap(Cause.ENCODE if plan.has_images else Cause.BATCH)
             at = self._clock()
             launched = Launched(plan, self.runner.launch(step), at)
             lap(self._launching)
@@ -216,7 +216,7 @@ class Engine:
         accepted = self._results.complete(launched.plan, result, output)
         output.expected_s = self._times.expected_s
         self.laps.lap(Cause.RESULTS)
-        if seconds is not None:
+        if seconds is not None and not launched.plan.has_images:
             output.measured = StepMeasured.of(launched.plan, seconds, accepted)
 
     @property

@@ -66,7 +66,7 @@ class StepClock:
             self._prefill_rate.observe(plan.prompt_tokens, now - since)
         decodes, cost = len(plan.chunks) - plan.num_prompts, self._cost.of_step(plan)
         self.expected_s = self._expected.of(cost, decodes)
-        if since > -math.inf:
+        if since > -math.inf and not plan.has_images:  # their encoding says nothing about tokens
             self._expected.observe(cost, decodes, now - since)
             if decodes:
                 self._scheduler.observe(cost, now - since)

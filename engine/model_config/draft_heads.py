@@ -46,6 +46,7 @@ def mtp_head(target: ModelSpec, *, ranks: int = 1) -> ModelSpec:
         experts=experts,
         mtp=replace(mtp, own_lm_head=ranks > 1 and not target.tied_embeddings),
         is_mtp_head=True,
+        vision=None,
     )
 
 

@@ -14,6 +14,8 @@ class Cause(Enum):
     """The scheduler."""
     BATCH = "batch"
     """Inputs of the step: arrays, block tables, the plan of its attention."""
+    ENCODE = "encode"
+    """Inputs of a step with rows of images, which the vision model may have had to encode."""
     LAUNCH = "launch"
     """Enqueueing the step on the device."""
     DEVICE = "device"

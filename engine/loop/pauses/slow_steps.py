@@ -18,7 +18,9 @@ _USUAL: Final = 1.6
 """Pauses count from this multiple of the mean step on, where that is long."""
 _AS_EXPECTED: Final = 1.5
 """A slow step that takes less than this many times what was expected has the cause WORK."""
-_USES_DRIVER: Final = frozenset({Cause.BATCH, Cause.LAUNCH, Cause.DEVICE, Cause.HANDOFF, Cause.COPIES})
+_USES_DRIVER: Final = frozenset(
+    {Cause.BATCH, Cause.ENCODE, Cause.LAUNCH, Cause.DEVICE, Cause.HANDOFF, Cause.COPIES}
+)
 _WEIGHT: Final = 0.05
 """Weight of the newest step in what parts usually take."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from engine.model_config.config_fields import Config
@@ -44,27 +45,28 @@ def _llava(config: Config) -> VisionSpec:
 
 def _qwen2_5_vl(config: Config) -> VisionSpec:
     frames, rows, columns = _sections(config, (16, 24, 24))
-    axes = (0,) * frames + (1,) * rows + (2,) * columns
-    return VisionSpec(
-        placeholder=_placeholder(config, 151_655),
-        arrays=_PIXELS,
-        grid=GridPositions(axes=axes, merge=_merge(config)),
-    )
+    return _by_grid(config, 151_655, (0,) * frames + (1,) * rows + (2,) * columns)
 
 
 def _qwen3_vl(config: Config) -> VisionSpec:
+    deepstack = len(config["vision_config"].get("deepstack_visual_indexes", (8, 16, 24)))
+    return replace(_by_grid(config, 151_655, _interleaved(config, (24, 20, 20))), deepstack=deepstack)
+
+
+def _qwen3_5(config: Config) -> VisionSpec:
+    return _by_grid(config, 248_056, _interleaved(config, (11, 11, 10)))
+
+
+def _by_grid(config: Config, placeholder: int, axes: tuple[int, ...]) -> VisionSpec:
+    grid = GridPositions(axes=axes, merge=int(config["vision_config"].get("spatial_merge_size", 2)))
+    return VisionSpec(placeholder=_placeholder(config, placeholder), arrays=_PIXELS, grid=grid)
+
+
+def _interleaved(config: Config, default: tuple[int, int, int]) -> tuple[int, ...]:
     """Rows and columns turn every third frequency, from the second and the third on."""
-    sections = _sections(config, (24, 20, 20))
-    axes = tuple(
-        axis if axis and index < 3 * sections[axis] else 0
-        for index, axis in ((index, index % 3) for index in range(sum(sections)))
-    )
-    return VisionSpec(
-        placeholder=_placeholder(config, 151_655),
-        arrays=_PIXELS,
-        grid=GridPositions(axes=axes, merge=_merge(config)),
-        deepstack=len(config["vision_config"].get("deepstack_visual_indexes", (8, 16, 24))),
-    )
+    sections = _sections(config, default)
+    axes = [index % 3 for index in range(sum(sections))]
+    return tuple(axis if axis and index < 3 * sections[axis] else 0 for index, axis in enumerate(axes))
 
 
 def _sections(config: Config, default: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -75,10 +77,6 @@ def _sections(config: Config, default: tuple[int, int, int]) -> tuple[int, int, 
     return frames, rows, columns
 
 
-def _merge(config: Config) -> int:
-    return int(config["vision_config"].get("spatial_merge_size", 2))
-
-
 _PIXELS: Final = frozenset({"pixel_values"})
 _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
     "gemma3": _gemma3,
@@ -87,6 +85,8 @@ _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
     "llava": _llava,
     "mistral3": _mistral3,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_5": _qwen3_5,
+    "qwen3_5_moe": _qwen3_5,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
     "smolvlm": _tiles,

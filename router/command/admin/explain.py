@@ -50,6 +50,7 @@ _PAUSES = {
     "commands": "commands between two engine steps took long",
     "plan": "the scheduler took long to plan a step",
     "batch": "the host took long to prepare a step",
+    "encode": "the vision model encoded images",
     "launch": "the host took long to launch a step",
     "device": "the device took long to compute a step",
     "results": "the host took long to take the results of a step",

@@ -102,3 +102,10 @@ def test_steps_without_rows_of_images_have_nothing() -> None:
     encoder, request = _encoder(_Tower(), 0), request_of(1, PARTS)
     for plan in (_step((request, 0, 2)), _step((request, 7, 8)), _step((request_of(2, [[1, 2]]), 0, 2))):
         assert encoder.of(plan).rows is None
+
+
+def test_a_step_has_images_while_its_chunks_begin_before_the_last_one_ends() -> None:
+    request = request_of(1, [[1, 2], _image(7, P, P, P), [4] * 5])
+    starts = [start for start in range(8) if _step((request, start, start + 2)).has_images]
+    assert starts == [0, 1, 2, 3, 4]
+    assert not _step((request_of(2, [[1, 2, 3]]), 0, 3)).has_images

@@ -28,6 +28,7 @@ from transformers import (
     SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from common.origin import media_keys
 from engine.core.media import MediaArray, MediaItem
@@ -36,7 +37,7 @@ from engine.core.sampling_params import SamplingParams
 
 VOCAB: Final = 97
 PLACEHOLDER: Final = 90
-TEXT: Final = {
+TEXT: Final[dict[str, Any]] = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -214,7 +215,8 @@ def _qwen2_5_vl() -> PreTrainedModel:
 
 def _qwen3_vl() -> PreTrainedModel:
     eye = {"hidden_size": 16, "intermediate_size": 16, "depth": 3, "num_heads": 2, "out_hidden_size": 48}
-    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+    eighth = int(TEXT["head_dim"]) // 8
+    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2 * eighth, eighth, eighth]}
     config = Qwen3VLConfig(
         text_config=TEXT | {"rope_parameters": sections | {"mrope_interleaved": True}},
         vision_config=eye
@@ -226,6 +228,26 @@ def _qwen3_vl() -> PreTrainedModel:
         tie_word_embeddings=False,
     )
     return Qwen3VLForConditionalGeneration(config)
+
+
+def _qwen3_5() -> PreTrainedModel:
+    """Two of four layers have a recurrent state; of each head a half is rotated."""
+    eye = {"hidden_size": 16, "intermediate_size": 16, "depth": 2, "num_heads": 2, "out_hidden_size": 48}
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    linear |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+    language = TEXT | linear | {"num_hidden_layers": 4, "tie_word_embeddings": False}
+    language |= {"layer_types": ["linear_attention", "full_attention"] * 2}
+    config = Qwen3_5Config(
+        text_config=language | {"rope_parameters": sections | {"partial_rotary_factor": 0.5}},
+        vision_config=eye | {"patch_size": 4, "num_position_embeddings": 64},
+        image_token_id=PLACEHOLDER,
+        video_token_id=94,
+        vision_start_token_id=91,
+        vision_end_token_id=92,
+        tie_word_embeddings=False,
+    )
+    return Qwen3_5ForConditionalGeneration(config)
 
 
 def _patches(generator: torch.Generator) -> Image:
@@ -291,6 +313,7 @@ FAMILIES: Final = {
     "gemma3": Family(_gemma3, _square(9, 48, 1), _along(0), "token_type_ids", least=9),
     "qwen2.5-vl": Family(_qwen2_5_vl, _patches, _grids, "mm_token_type_ids"),
     "qwen3-vl": Family(_qwen3_vl, _patches, _grids, "mm_token_type_ids"),
+    "qwen3.5": Family(_qwen3_5, _patches, _grids, "mm_token_type_ids"),
     "mistral3": Family(_mistral3, _lines, _sizes),
     "internvl": Family(_internvl, _square(8, 32, 2), _along(0)),
     "llava": Family(_llava, _square(16, 32, 1), _along(0)),
