@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, Protocol
 
 from router.cluster.fleet import WantedWorkers, in_order, role_of
@@ -24,10 +25,15 @@ _STOPPED: Final = b"stopped/"
 _WANTED: Final = b"workers/"
 _POISON: Final = b"poison/"
 _OPEN: Final = b"open circuits/"
-_ADAPTERS: Final = b"adapters/"
-_ADAPTER_VIEW: Final = b"adapter view/"
 _KEPT_REVISIONS: Final = 64
-"""Kept revisions of the adapters. A router that has missed as many writes nothing before it has read."""
+"""Kept revisions of what routers agree on. A router that has missed as many reads before it writes."""
+
+
+class Agreed(Enum):
+    """What routers agree on: the beginning of its keys."""
+
+    ADAPTERS = b"adapter"
+    WEIGHTS = b"weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,41 +212,44 @@ class ClusterRecord:
                 found.append(OpenCircuits(key.removeprefix(_OPEN).decode(), at, named))
         return found
 
-    def adapters(self, since: int) -> tuple[int, bytes] | None:
-        """Latest revision of the adapters that requests may use; None: there is none after `since`."""
-        while (revision := max(self._revisions(), default=0)) > since:
-            if (value := self._get(_revision_key(revision))) is not None:  # not removed meanwhile
+    def agreed(self, kind: Agreed, since: int) -> tuple[int, bytes] | None:
+        """Latest revision of what routers agree on; None: there is none after `since`."""
+        while (revision := max(self._revisions(kind), default=0)) > since:
+            if (value := self._get(_revision_key(kind, revision))) is not None:  # not removed meanwhile
                 return revision, value
         return None
 
-    def keep_adapters(self, revision: int, value: bytes) -> bool:
+    def keep_agreed(self, kind: Agreed, revision: int, value: bytes) -> bool:
         """False if there is this revision already, or if the one before it is not known any more."""
         before = revision - 1
-        if before and self._get(_revision_key(before)) is None:
+        if before and self._get(_revision_key(kind, before)) is None:
             return False
-        key = _revision_key(revision)
+        key = _revision_key(kind, revision)
         if not self._store.internal_kv_put(key, value, False, self._namespace, _ANSWER_S):
             return False
-        for old in self._revisions():
+        for old in self._revisions(kind):
             if old <= revision - _KEPT_REVISIONS:
-                self._store.internal_kv_del(_revision_key(old), False, self._namespace, _ANSWER_S)
+                self._store.internal_kv_del(_revision_key(kind, old), False, self._namespace, _ANSWER_S)
         return True
 
-    def _revisions(self) -> list[int]:
-        keys = self._store.internal_kv_keys(_ADAPTERS, self._namespace, _ANSWER_S)
-        return [int(key.removeprefix(_ADAPTERS)) for key in keys]
+    def _revisions(self, kind: Agreed) -> list[int]:
+        prefix = _revisions_of(kind)
+        keys = self._store.internal_kv_keys(prefix, self._namespace, _ANSWER_S)
+        return [int(key.removeprefix(prefix)) for key in keys]
 
-    def adapter_views(self) -> dict[str, bytes]:
+    def views(self, kind: Agreed) -> dict[str, bytes]:
         """Views by router, also of routers that have ended."""
-        keys = self._store.internal_kv_keys(_ADAPTER_VIEW, self._namespace, _ANSWER_S)
-        found = {key.removeprefix(_ADAPTER_VIEW).decode(): self._get(key) for key in keys}
+        prefix = _views_of(kind)
+        keys = self._store.internal_kv_keys(prefix, self._namespace, _ANSWER_S)
+        found = {key.removeprefix(prefix).decode(): self._get(key) for key in keys}
         return {router: value for router, value in found.items() if value is not None}
 
-    def keep_adapter_view(self, router: str, value: bytes) -> None:
-        self._put(_ADAPTER_VIEW + router.encode(), value)
+    def keep_view(self, kind: Agreed, router: str, value: bytes) -> None:
+        self._put(_views_of(kind) + router.encode(), value)
 
-    def forget_adapter_view(self, router: str) -> None:
-        self._store.internal_kv_del(_ADAPTER_VIEW + router.encode(), False, self._namespace, _ANSWER_S)
+    def forget_view(self, kind: Agreed, router: str) -> None:
+        key = _views_of(kind) + router.encode()
+        self._store.internal_kv_del(key, False, self._namespace, _ANSWER_S)
 
     def keep_incarnation(self, incarnation: Incarnation) -> None:
         """The last one of its worker that a router was connected to."""
@@ -270,8 +279,16 @@ class ClusterRecord:
         self._store.internal_kv_put(key, value, True, self._namespace, _ANSWER_S)
 
 
-def _revision_key(revision: int) -> bytes:
-    return _ADAPTERS + str(revision).encode()
+def _revisions_of(kind: Agreed) -> bytes:
+    return kind.value + b" revisions/"
+
+
+def _views_of(kind: Agreed) -> bytes:
+    return kind.value + b" view/"
+
+
+def _revision_key(kind: Agreed, revision: int) -> bytes:
+    return b"%b%d" % (_revisions_of(kind), revision)
 
 
 def _poison_key(entry: PoisonEntry) -> bytes:

@@ -28,12 +28,12 @@ from router.api.generation.served_model import ServedModel
 from router.api.generation.text.pair_form import PairForm
 from router.api.generation.text.tokenizer import Tokenizer, TokenizerError, check_text_files
 from router.api.page.status import StatusReader
-from router.cluster.adapter_record import AdapterRecord
 from router.cluster.fault_board import FaultBoard
 from router.cluster.nodes import workers_by_node
 from router.cluster.ray_cluster import Cluster
 from router.cluster.ray_connection import RayConnection
 from router.cluster.ray_worker import RayWorker
+from router.cluster.shared_record import adapter_record, weights_record
 from router.cluster.worker_config.worker_plan import WorkerPlan
 from router.command.admin.autoscaler import Autoscaler, LoadReader
 from router.command.admin.drain import WorkerDrainer
@@ -201,9 +201,10 @@ class ModelStart:
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
         generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history, adapters)
-        generation.weights = WeightUpdates(
-            registry, dispatcher, generation.abort_all, config.access.update_mode
-        )
+        how, shared = config.access.update_mode, weights_record(cluster.ask)
+        generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, how, shared)
+        await generation.weights.begin()
+        in_background(self.stack, generation.weights.run(), "weights")
         generation.records = open_records(
             config.operation.record_requests, config.operation.record_requests_mb, self.stack
         )
@@ -218,7 +219,7 @@ class ModelStart:
         """None if the workers take none. Adapters that other routers have loaded are there already."""
         if not any(session.info.max_loras for session in registry.sessions()):
             return None
-        adapters = ServedAdapters(registry, AdapterRecord(cluster.ask), model)
+        adapters = ServedAdapters(registry, adapter_record(cluster.ask), model)
         await adapters.turn()
         in_background(self.stack, adapters.run(), "adapters")
         for name, path in adapters_of(self.config.adapters.lora_modules).items():

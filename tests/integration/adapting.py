@@ -7,21 +7,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from common.background import cancelled, supervised
-from router.cluster.adapter_record import AdapterRecord
 from router.cluster.record import ClusterRecord
+from router.cluster.shared_record import SharedRecord, adapter_record
 from router.dispatch.adapters.adapters import ServedAdapters
+from router.dispatch.adapters.table import Catalogue, RouterView
 from tests.integration.fake_cluster import Service
 from tests.integration.fake_worker import FakeWorker
 from tests.unit.router.cluster.key_values import KeyValues
 
 
-def shared(store: KeyValues) -> AdapterRecord:
+def shared(store: KeyValues) -> SharedRecord[Catalogue, RouterView]:
     record = ClusterRecord(store, "m")
 
     async def ask(use: Callable[[ClusterRecord], object]) -> object:
         return use(record)
 
-    return AdapterRecord(ask)
+    return adapter_record(ask)
 
 
 @asynccontextmanager

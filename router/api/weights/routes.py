@@ -17,7 +17,8 @@ from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
 from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
-from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates, version_of
+from router.dispatch.weights.agreed_weights import version_of
+from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
 from router.errors import InvalidRequest, NotImplementedHere
 from rpc.baton.v1 import worker_pb2
 
@@ -121,7 +122,7 @@ async def _pause_generation(updates: WeightUpdates, body: PauseGeneration) -> Pa
 
 
 async def _resume(backend: Backend, request: Request) -> PauseStatus:
-    _updates(backend, request).resume()
+    await _updates(backend, request).resume()
     return {"status": "resumed"}
 
 

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Final
 
 from common.background import repeat
-from router.dispatch.adapters.sharing import SharedCatalogue
 from router.dispatch.adapters.table import Adapter, AdapterTable, Catalogue, Digest, Names, RouterView, Use
+from router.dispatch.agreement import Agreement, Shared
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
@@ -31,8 +31,6 @@ _log = logging.getLogger(__name__)
 _LOOK_S: Final = 0.5
 _SOON_S: Final = 0.05
 """Interval of looking for what a call waits for."""
-_AGREED_S: Final = 15.0
-"""For the other routers to admit requests by a new catalogue."""
 _UNLOADED_S: Final = 10.0
 """For the workers to unload an adapter that no request uses."""
 _MAX_NAME: Final = 256
@@ -50,7 +48,7 @@ class ServedAdapters:
     def __init__(
         self,
         registry: Registry,
-        shared: SharedCatalogue,
+        shared: Shared[Catalogue, RouterView],
         base: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,10 +56,11 @@ class ServedAdapters:
         self.table: Final = AdapterTable()
         self.base: Final = base
         self._registry = registry
-        self._shared = shared
+        self._agreement = Agreement(
+            registry, shared, lambda: self.table.catalogue, self._adopt, self.table.view, clock
+        )
         self._clock = clock
         self._changing = asyncio.Lock()
-        self._told: RouterView | None = None
 
     # ------------------------------------------------------------------------------ requests
 
@@ -88,11 +87,11 @@ class ServedAdapters:
         """
         self._check_name(name)
         async with self._changing:
-            await self._look()
+            await self._agreement.look()
             self._check_new(name, in_place)
             adapter = await self._staged(name, path)
             try:
-                await self._publish(lambda known: _with(known, adapter, in_place))
+                await self._agreement.publish(lambda known: _with(known, adapter, in_place))
             finally:
                 self.table.release(adapter.digest)
             _log.info("adapter %s: %s, digest %s", name, path, adapter.digest.hex()[:16])
@@ -105,13 +104,15 @@ class ServedAdapters:
         unload it.
         """
         async with self._changing:
-            await self._look()
+            await self._agreement.look()
             adapter = self.table.find(name)
             if adapter is None:
                 raise NotFound(
                     f"The adapter {name[:100]!r} does not exist.", param="lora_name", code="model_not_found"
                 )
-            await self._publish(lambda known: known.without(name) if name in known.adapters else None)
+            await self._agreement.publish(
+                lambda known: known.without(name) if name in known.adapters else None
+            )
         ends = self._clock() + _UNLOADED_S
         while adapter.digest in self.table.known:
             try:
@@ -187,28 +188,6 @@ class ServedAdapters:
         for info in found:
             self.table.release(info.digest)
 
-    async def _publish(self, change: Callable[[Catalogue], Catalogue | None]) -> None:
-        """Make a change that every router admits requests by. `change` returns None if it is done already."""
-        while (wanted := change(self.table.catalogue)) is not None:
-            if await self._shared.write(wanted):
-                self.table.adopt(wanted)
-                break
-            await self._look()
-        await self._tell()
-        ends = self._clock() + _AGREED_S
-        while late := await self._late_routers():
-            if self._clock() >= ends:
-                raise Unavailable(
-                    f"other routers do not confirm the change: {', '.join(late)}", retry_after_s=1.0
-                )
-            await asyncio.sleep(_SOON_S)
-
-    async def _late_routers(self) -> list[str]:
-        others = self._registry.other_routers()
-        views = await self._shared.views() if others else {}
-        revision = self.table.catalogue.revision
-        return [name for name in others if name not in views or views[name].revision < revision]
-
     # ------------------------------------------------------------------------------ in step
 
     async def run(self) -> None:
@@ -216,27 +195,20 @@ class ServedAdapters:
         try:
             await repeat(self.turn, _LOOK_S, _log, "adapters are not exchanged with other routers")
         finally:
-            await self._shared.forget_view(self._registry.name)
+            await self._agreement.leave()
 
     async def turn(self) -> None:
         """Raises what the shared catalogue raises."""
-        await self._look()
+        await self._agreement.look()
         await asyncio.gather(*(self._catch_up(session) for session in self._registry.sessions()))
         try:
             await self._unload_unused()
         except NotEverywhere as error:
             _log.warning("an adapter is not unloaded: %s", error)
 
-    async def _look(self) -> None:
-        """Admit requests by the latest catalogue, and tell the other routers."""
-        if self.table.adopt(await self._shared.read(self.table.catalogue)):
+    async def _adopt(self, catalogue: Catalogue) -> None:
+        if self.table.adopt(catalogue):
             await self._registry.reconsider()
-        await self._tell()
-
-    async def _tell(self) -> None:
-        if (view := self.table.view()) != self._told:
-            await self._shared.keep_view(self._registry.name, view)
-            self._told = view
 
     async def _catch_up(self, session: WorkerSession) -> None:
         """Load what the worker lacks, as much as it keeps: first what requests use. Requests bring the
@@ -273,14 +245,11 @@ class ServedAdapters:
 
     async def _unused(self) -> Digest | None:
         """A content that no router uses any more, as they say now."""
-        await self._tell()
+        await self._agreement.tell()
         if not self.table.known - self.table.catalogue.digests:
             return None
-        others = self._registry.other_routers()
-        views = await self._shared.views() if others else {}
-        if any(name not in views for name in others):
-            return None
-        return next(iter(self.table.unused([views[name] for name in others])), None)
+        others = await self._agreement.others()
+        return None if others is None else next(iter(self.table.unused(others)), None)
 
 
 def _with(known: Catalogue, adapter: Adapter, in_place: bool) -> Catalogue | None:

@@ -1,34 +1,11 @@
-"""How the routers of a model agree on its adapters: a catalogue with revisions, and a view of each router."""
+"""A catalogue of adapters, and a router's view of it, as other routers read them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from router.dispatch.adapters.table import Adapter, Catalogue, RouterView
-
-
-class SharedCatalogue(Protocol):
-    """Kept where all routers reach it. Methods raise what that place raises."""
-
-    async def read(self, since: Catalogue) -> Catalogue:
-        """The latest one, which is `since` if there is none newer."""
-        ...
-
-    async def write(self, catalogue: Catalogue) -> bool:
-        """False if another router has written this revision: read, and try again."""
-        ...
-
-    async def views(self) -> Mapping[str, RouterView]:
-        """Views by the name of the router, also of routers that have ended."""
-        ...
-
-    async def keep_view(self, router: str, view: RouterView) -> None:
-        """In place of the router's earlier one."""
-        ...
-
-    async def forget_view(self, router: str) -> None: ...
 
 
 def catalogue_to_json(catalogue: Catalogue) -> bytes:

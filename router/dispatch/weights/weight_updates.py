@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
-from common.background import supervised
+from common.background import repeat, supervised
 from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
+from router.dispatch.agreement import AGREED_S, Shared
 from router.dispatch.dispatcher import ClusterDispatcher
-from router.dispatch.routing.selector import FIRST_VERSION
+from router.dispatch.weights.agreed_weights import AgreedWeights
 from router.dispatch.weights.rolling import Phase, Rolling, Updatable
+from router.dispatch.weights.weights_state import Alone, Seen, WeightsState, copied
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.member import WorkerUnavailable
 from router.dispatch.workers.registry import Registry
@@ -38,6 +41,9 @@ _MOVE_S: Final = 5.0
 """For the answers of a worker that is updated to move to others with its weights."""
 _GONE_S: Final = 5.0
 """For news of a worker that has been updated, or has ended."""
+_LOOK_S: Final = 0.2
+"""Interval of looking for what other routers do."""
+_AGAIN_S: Final = 10.0
 _TWO: Final = 2
 """Workers of which one serves while the other is updated."""
 _CLEARED: Final = ("pool", "host", "disk", "object")
@@ -65,32 +71,31 @@ class WeightUpdates:
         dispatcher: ClusterDispatcher,
         abort_all: Callable[[], None],
         how: UpdateMode = UpdateMode.ROLLING,
+        shared: Shared[WeightsState, Seen] | None = None,
     ) -> None:
-        """`abort_all`: finishes every running request with the tokens that it has. `how`: see `update`."""
+        """`abort_all`: finishes every running request with the tokens that it has. `how`: see `update`.
+        `shared`: with other routers; None: there are none. `begin` comes next."""
         self._how = how
-        self.served = worker_pb2.ServedWeights()
-        """The same on all workers; without a digest before the first update."""
-        self._known: dict[str, worker_pb2.ServedWeights] = {}
-        """All that requests were computed with, by tag."""
+        self.agreed = AgreedWeights(registry, dispatcher, abort_all, shared or Alone())
         self._registry = registry
         self._dispatcher = dispatcher
         self._abort_all = abort_all
         self._changing = asyncio.Lock()
-        self._updating = asyncio.Lock()
-        """Held while workers have different weights."""
-        self._verified: worker_pb2.ServedWeights | None = None
-        """What a worker has taken in an update that goes on, one worker after another."""
-        registry.prepare = self._catch_up
-        for session in registry.sessions():
-            self._join(session)
+        self._again: dict[str, float] = {}
+        """When a session that does not take the weights of the others is asked again."""
+
+    @property
+    def served(self) -> worker_pb2.ServedWeights:
+        """See `WeightsState.served`."""
+        return self.agreed.state.served
 
     @property
     def is_paused(self) -> bool:
         return self._dispatcher.gate.mode is not None
 
     def of_tag(self, tag: str) -> worker_pb2.ServedWeights:
-        """Weights by the tag of the update; its digest is empty if the workers do not tell theirs."""
-        return self._known.get(tag) or worker_pb2.ServedWeights(tag=tag)
+        """See `AgreedWeights.of_tag`."""
+        return self.agreed.of_tag(tag)
 
     def workers(self) -> dict[str, worker_pb2.ServedWeights]:
         """What each worker that is connected has."""
@@ -99,13 +104,14 @@ class WeightUpdates:
     async def pause(self, mode: PauseMode) -> None:
         """Returns when no worker has requests to compute."""
         async with self._changing:
-            await self._pause(mode)
+            within_s = math.inf if mode is PauseMode.WAIT else AGREED_S
+            await self.agreed.publish(lambda state: state.next(pause=mode), within_s)
 
-    def resume(self) -> None:
+    async def resume(self) -> None:
         """No effect if it is not paused. Raises InvalidRequest during an update."""
         if self._changing.locked():
             raise InvalidRequest("The service is being paused or updated: resume it after that.", code="busy")
-        self._dispatcher.resume()
+        await self.agreed.publish(lambda state: None if state.pause is None else state.next(pause=None))
 
     async def update(
         self,
@@ -118,31 +124,31 @@ class WeightUpdates:
 
         `version`: its name; "": one is made. `how`: None: as configured. Together, it pauses the model
         meanwhile, in `mode`, unless it is paused, and stays so; so it is done if only one worker is
-        connected, or the model is paused. Raises UpdateFailed, and InvalidRequest with other routers, which
-        would not know of it.
+        connected, or the model is paused. Raises UpdateFailed, Unavailable if a router does not know of it
+        in time, and InvalidRequest while another one updates the weights.
         """
-        if others := self._registry.other_routers():
-            raise InvalidRequest(
-                f"{', '.join(others)} uses these workers too: weights are updated with one router.",
-                code="several_routers",
-            )
         if not folder:
             raise InvalidRequest("The folder of the weights is missing.", code="missing_required_parameter")
         tag = secrets.token_hex(8)
         new = worker_pb2.ServedWeights(tag=tag, folder=folder, version=version or tag)
-        self._known[tag] = new  # whose digest follows
+        self.agreed.known[tag] = new  # whose digest follows
         # A client that leaves does not end an update half-way.
         return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
 
     async def _update(self, new: worker_pb2.ServedWeights, mode: PauseMode, how: UpdateMode) -> UpdateDone:
         async with self._changing:
             began = time.monotonic()
+            await self.agreed.look()
             if self.is_paused or len(self._registry.sessions()) < _TWO:
                 how = UpdateMode.TOGETHER
-            if how is UpdateMode.ROLLING:
-                paused = await self._roll(new, mode)
-            else:
-                paused = await self._together(new, mode)
+            try:
+                if how is UpdateMode.ROLLING:
+                    paused = await self._roll(new, mode)
+                else:
+                    paused = await self._together(new, mode)
+            finally:
+                if self.agreed.state.by == self._registry.name and self.agreed.state.coming is not None:
+                    await self.agreed.end(self.served)
             _log.info(
                 "weights of %s, version %r, digest %s: on every worker, %s, in %.1f s",
                 new.folder,
@@ -155,40 +161,32 @@ class WeightUpdates:
 
     async def _together(self, new: worker_pb2.ServedWeights, mode: PauseMode) -> bool:
         """Returns whether the model was paused for it. Raises UpdateFailed."""
-        if not (was_paused := self.is_paused):
-            await self._pause(mode)
-        try:
-            async with self._updating:
-                self._adopt(await self._everywhere(new))
-        finally:
-            if not was_paused:
-                self._dispatcher.resume()
-            await self._registry.reconsider()
+        was_paused, name = self.is_paused, self._registry.name
+        await self.agreed.publish(
+            lambda state: state.next(
+                by=name, coming=copied(new), pause=state.pause or mode, own_pause=state.pause is None
+            ),
+            math.inf if mode is PauseMode.WAIT else AGREED_S,
+        )
+        await self.agreed.end(await self._everywhere(new))
         return not was_paused
 
     async def _roll(self, new: worker_pb2.ServedWeights, mode: PauseMode) -> bool:
         """Returns whether no worker served for a moment. Raises UpdateFailed."""
+        rolling, name = Rolling(self.served.tag, new.tag), self._registry.name
+        await self.agreed.publish(
+            lambda state: state.next(by=name, coming=copied(new), tags=rolling.versions, own_pause=False)
+        )
         if mode is PauseMode.ABORT:
             self._abort_all()
-        rolling = Rolling(self.served.tag, new.tag)
-        try:
-            while True:
-                self._serve(rolling.versions, new)
-                await self._registry.reconsider()
-                chosen = rolling.next(self._updatable())
-                if chosen is None:
-                    break
-                weights = new if rolling.target == new.tag else self.served
-                await self._update_one(rolling, chosen.id, weights)
-                new.digest = rolling.digest
-                self._verified = new if new.digest and rolling.phase is Phase.FORWARD else None
-        finally:
-            self._verified = None
-        self._serve(rolling.versions, new)
+        while (chosen := rolling.next(self._updatable())) is not None:
+            weights = new if rolling.target == new.tag else self.served
+            await self._update_one(rolling, chosen.id, weights)
+            new.digest = rolling.digest
+            await self.agreed.show(new, rolling.versions)
         if rolling.phase is Phase.FAILED:
             raise UpdateFailed(_failure(rolling), public=True)
-        self._adopt(new)
-        await self._registry.reconsider()
+        await self.agreed.end(new)
         return bool(rolling.alone)
 
     def _updatable(self) -> list[Updatable]:
@@ -226,26 +224,64 @@ class WeightUpdates:
         except NotEverywhere as error:
             raise UpdateFailed(f"The caches are not cleared everywhere: {error}", public=True) from None
 
-    async def _pause(self, mode: PauseMode) -> None:
-        await self._dispatcher.pause(mode, self._abort_all)
+    # ------------------------------------------------------------------------------ other routers
 
-    def _adopt(self, served: worker_pb2.ServedWeights) -> None:
-        self.served = worker_pb2.ServedWeights()
-        self.served.CopyFrom(served)
-        self._known[served.tag] = self.served
-        self._serve((served.tag,), served)
+    async def begin(self) -> None:
+        """Go by what other routers have agreed on, or by what the workers have if there are none."""
+        await self.agreed.look()
+        sessions = self._registry.sessions()
+        updated = [session.info.served for session in sessions if session.info.served.digest]
+        known = {self.served.tag, *self.agreed.state.tags}
+        if not self.agreed.state.revision and updated:
+            await self.agreed.end(updated[0])
+        elif sessions and not any(session.info.served.tag in known for session in sessions):
+            await self.agreed.end(updated[0] if updated else worker_pb2.ServedWeights())
+        self._registry.prepare = self._catch_up
+        for session in sessions:
+            self.agreed.note_first(session)
+        await self._update_left_out()
 
-    def _serve(self, tags: Sequence[str], new: worker_pb2.ServedWeights) -> None:
-        """Have requests computed with these weights, the first ones by preference."""
-        versions = {self.served.tag: version_of(self.served), new.tag: version_of(new)}
-        self._dispatcher.serve({tag: versions[tag] for tag in tags})
+    async def run(self) -> None:
+        """Keep in step with other routers, for ever."""
+        try:
+            await repeat(self.turn, _LOOK_S, _log, "updates are not exchanged with other routers")
+        finally:
+            await self.agreed.leave()
 
-    def _join(self, session: WorkerSession) -> None:
-        """Take over what an earlier router has updated."""
-        if not session.info.served.tag:
-            self._known[""] = worker_pb2.ServedWeights(digest=session.info.weights)
-        if session.info.served.digest and not self.served.tag:
-            self._adopt(session.info.served)
+    async def turn(self) -> None:
+        """Raises what the shared state raises."""
+        await self.agreed.look()
+        by = self.agreed.state.by
+        if by and by not in (self._registry.name, *self._registry.other_routers()) and self._registry.leads:
+            async with self._changing:
+                await self._recover(by)
+        await self._update_left_out()
+
+    async def _update_left_out(self) -> None:
+        """Try again to update the workers that get no requests because they have other weights."""
+        now = time.monotonic()
+        for session in self._registry.sessions():
+            is_left_out = (
+                self.agreed.state.coming is None and session.info.served.tag not in self.agreed.state.tags
+            )
+            if is_left_out and now >= self._again.get(session.key, now):
+                self._again[session.key] = now + _AGAIN_S
+                try:
+                    await self._catch_up(session)
+                except (WorkerUnavailable, RpcError) as error:
+                    _log.warning("%s gets no requests: %s", session.worker_id, error)
+
+    async def _recover(self, by: str) -> None:
+        """End the update of a router that has ended: with the weights of before."""
+        _log.warning("%s has ended during its update: workers take the old weights back", by)
+        for session in self._registry.sessions():
+            if session.info.served.tag != self.served.tag:
+                try:
+                    await _update(session, self.served, leave_s=0.0)
+                except (WorkerRefused, RpcError) as error:
+                    _log.error("%s does not take the old weights back: %s", session.worker_id, error)
+        served = self.served
+        await self.agreed.take_over(lambda state: state.ended(served) if state.by == by else None)
 
     async def _everywhere(self, new: worker_pb2.ServedWeights) -> worker_pb2.ServedWeights:
         """Raises UpdateFailed, after all workers that can have the old weights again."""
@@ -273,22 +309,14 @@ class WeightUpdates:
 
     async def _catch_up(self, session: WorkerSession) -> None:
         """Give a worker that connects the weights of all others. Raises WorkerUnavailable, RpcError."""
-        self._join(session)
-        async with self._updating:
-            if session.info.served.tag not in self._dispatcher.versions:
-                try:
-                    await _update(session, self._wanted())
-                except WorkerRefused as error:
-                    raise WorkerUnavailable(f"it does not take the weights of the others: {error}") from None
-
-    def _wanted(self) -> worker_pb2.ServedWeights:
-        """Weights for a worker that has none of those that requests may have."""
-        return self.served if self._verified is None else self._verified
-
-
-def version_of(served: worker_pb2.ServedWeights) -> str:
-    """The name that clients know."""
-    return served.version or FIRST_VERSION
+        self.agreed.note_first(session)
+        if self.agreed.state.coming is not None and not self.agreed.state.is_rolling:
+            raise WorkerUnavailable("all weights are being updated")
+        if session.info.served.tag not in self.agreed.state.tags:
+            try:
+                await _update(session, self.agreed.state.wanted)
+            except WorkerRefused as error:
+                raise WorkerUnavailable(f"it does not take the weights of the others: {error}") from None
 
 
 async def _update(
@@ -308,5 +336,5 @@ def _failure(rolling: Rolling) -> str:
     """What became of an update that has failed."""
     why = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.reasons.items())
     left_out = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.left_out.items())
-    suffix = f" Without requests until they are restarted, or updated: {left_out}." if left_out else ""
+    suffix = f" Without requests until they take the old ones back: {left_out}." if left_out else ""
     return f"The weights are not updated: {why}.{suffix}"

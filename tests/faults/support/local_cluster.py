@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -23,6 +23,8 @@ from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.api.page.routes import page_routes
 from router.api.page.status import StatusReader
+from router.cluster.record import ClusterRecord
+from router.cluster.shared_record import weights_record
 from router.command.admin.drain import WorkerDrainer
 from router.command.server import watch_loop
 from router.config.choices import Mode, UpdateMode
@@ -37,6 +39,7 @@ from rpc.baton.v1 import worker_pb2
 from rpc.channel import Endpoint
 from tests.engine_config import engine_config
 from tests.faults.support.small_model import MAX_LEN, SmallModel
+from tests.unit.router.cluster.key_values import KeyValues
 from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied
@@ -76,6 +79,10 @@ class LocalCluster:
     workers: list[LocalWorker]
     deaths: list[EngineDied] = field(default_factory=list)
     """Engines that failed."""
+    others: list[LocalCluster] = field(default_factory=list)
+    """Further routers of the same workers."""
+    end: Callable[[], Awaitable[None]] | None = None
+    """Ends one of `others`."""
 
     @property
     def weights(self) -> WeightUpdates:
@@ -117,8 +124,10 @@ async def local_cluster(
     pairs: PairForm | None = None,
     return_routed_experts: bool = False,
     identify_weights: bool = True,
+    names: Sequence[str] = ("",),
 ) -> AsyncIterator[LocalCluster]:
-    """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in."""
+    """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in.
+    `names`: of its routers."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
     deaths: list[EngineDied] = []
     engine = engine_config(
@@ -151,7 +160,9 @@ async def local_cluster(
         def on_change(member: Member, up: bool) -> None:
             metrics.workers.changed(member.handle.worker_id, member.role_name, up=up)
 
-        registry = await stack.enter_async_context(Registry(handles, on_change))
+        store = KeyValues()
+        others = [await _another(name, small, mode, handles, store, stack) for name in names[1:]]
+        registry = await stack.enter_async_context(Registry(handles, on_change, name=names[0]))
         assert await registry.wait_for_all(_PATIENCE_S)
         for role in roles:
             _watch(metrics, registry, role)
@@ -159,14 +170,39 @@ async def local_cluster(
         stack.callback(lag.cancel)
         limits = RequestLimits(routed_experts=return_routed_experts)
         http, grpc, generation = _open_frontends(
-            small, mode, registry, metrics, stack, access, pooling, pairs, limits
+            small, mode, registry, metrics, stack, access, pooling, pairs, limits, store
         )
-        cluster = LocalCluster(registry, http, grpc, generation, handles, deaths)
+        cluster = LocalCluster(registry, http, grpc, generation, handles, deaths, others)
         cluster.weights._how = update_mode
+        await cluster.weights.begin()
+        in_background(stack, cluster.weights.run(), "weights")
         for frontend in (http, grpc):
             await frontend.start()
             stack.push_async_callback(_closing(frontend.stop))
         yield cluster
+
+
+async def _another(
+    name: str,
+    small: SmallModel,
+    mode: Mode,
+    handles: list[LocalWorker],
+    store: KeyValues,
+    stack: AsyncExitStack,
+) -> LocalCluster:
+    """One more router of the same workers."""
+    own = await stack.enter_async_context(AsyncExitStack())
+    registry = await own.enter_async_context(Registry(handles, name=name))
+    assert await registry.wait_for_all(_PATIENCE_S)
+    http, grpc, generation = _open_frontends(
+        small, mode, registry, RouterMetrics(), own, OPEN_ACCESS, None, None, RequestLimits(), store
+    )
+    cluster = LocalCluster(registry, http, grpc, generation, handles, end=own.aclose)
+    await cluster.weights.begin()
+    in_background(own, cluster.weights.run(), "weights")
+    await http.start()
+    own.push_async_callback(_closing(http.stop))
+    return cluster
 
 
 def _encodes(small: SmallModel) -> bool:
@@ -187,6 +223,7 @@ def _open_frontends(
     pooling: PoolingSpec | None,
     pairs: PairForm | None,
     limits: RequestLimits,
+    store: KeyValues,
 ) -> tuple[HttpServer, GrpcFrontend, Generation]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -204,7 +241,13 @@ def _open_frontends(
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")
     generation = Generation(model, small.tokenizer, dispatcher, limits)
-    generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
+    record = ClusterRecord(store, "small")
+
+    async def ask(use: Callable[[ClusterRecord], object]) -> object:
+        return use(record)
+
+    shared = weights_record(ask)
+    generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, shared=shared)
     stack.push_async_callback(generation.close)
     models = ServedModels([generation])
     status = StatusReader(

@@ -221,17 +221,6 @@ async def test_a_worker_that_comes_back_is_given_the_weights_of_the_others(
         assert ids_of(await ask(cluster, 8)) == continued(changed.model, PROMPT, 8)
 
 
-async def test_an_update_is_refused_while_another_router_uses_the_workers(
-    small: SmallModel, changed: Changed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    access = Access(admin_keys=ApiKeys({KEY: "trainer"}))
-    async with local_cluster(small, Mode.MIXED, access=access) as cluster:
-        monkeypatch.setattr(cluster.registry, "other_routers", lambda: ["router-b"])
-        answer = await post(cluster, "/update_weights_from_disk", {"model_path": str(changed.folder)})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "several_routers")
-        assert ids_of(await ask(cluster, 5)) == continued(small.model, PROMPT, 5)
-
-
 async def test_a_router_that_comes_later_takes_over_the_weights_of_its_workers(
     small: SmallModel, changed: Changed
 ) -> None:
@@ -241,6 +230,7 @@ async def test_a_router_that_comes_later_takes_over_the_weights_of_its_workers(
             RouterConfig(model="small", mode=Mode.MIXED), cluster.registry, RouterMetrics()
         )
         later = WeightUpdates(cluster.registry, dispatcher, lambda: None)
+        await later.begin()
         assert later.served == cluster.weights.served
         assert dispatcher.versions == {later.served.tag: "2"}
 

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.origin import namespace_of
-from router.cluster.adapter_record import AdapterRecord
 from router.cluster.record import ClusterRecord
+from router.cluster.shared_record import adapter_record
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.adapters.table import Life, Use
 from router.dispatch.workers.worker_adapters import WorkerAdapters
@@ -176,7 +176,7 @@ class AdapterMachine(RuleBasedStateMachine):
             await asyncio.sleep(0)
             return use(record)
 
-        return ServedAdapters(registry, AdapterRecord(ask), "m", clock=self.loop.time)
+        return ServedAdapters(registry, adapter_record(ask), "m", clock=self.loop.time)
 
     def settle(self, rounds: int = 12) -> None:
         async def settling() -> None:
