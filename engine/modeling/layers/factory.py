@@ -6,9 +6,7 @@ products after them are row-parallel: split by input features, and summed over r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from torch import nn
 
@@ -26,13 +24,6 @@ from engine.modeling.layers.ops.ops import Ops
 from engine.modeling.layers.sharded import SumLinear, VocabularyHead
 from engine.parallel.communicator import Communicator
 
-Wrap: TypeAlias = Callable[[LinearMethod, Sequence[str]], LinearMethod]
-"""Another method for a linear layer, from its own and the checkpoint's modules that the layer merges."""
-
-
-def _as_it_is(method: LinearMethod, sources: Sequence[str]) -> LinearMethod:
-    return method
-
 
 @dataclass(frozen=True, slots=True)
 class Layers:
@@ -45,9 +36,6 @@ class Layers:
     prefix: str = ""
     """Prefix of the checkpoint's module names."""
     live_rows: LiveRows = field(default_factory=LiveRows)
-    wrap: Wrap = _as_it_is
-    """Applied to the linear layers of attention and MLPs, also of shared experts; not to routed experts, the
-    head, and the expansions of latents."""
 
     def within(self, prefix: str) -> Layers:
         """Builds layers whose names in a checkpoint begin with `prefix`."""
@@ -66,19 +54,15 @@ class Layers:
 
         `sources`: the modules of the checkpoint that it merges. `shares`, `rearranged`: see `method_of`.
         """
-        method = self._wrapped(*sources, shares=shares, rearranged=rearranged)
+        method = self._method(*sources, shares=shares, rearranged=rearranged)
         return Linear(in_features, out_features, bias=bias, method=method)
 
     def sum_linear(self, source: str, *, in_features: int, out_features: int, bias: bool) -> Linear:
         """A row-parallel linear layer: `in_features` is this rank's share."""
-        method = self._wrapped(source, shares=self.communicator.shard.size)
+        method = self._method(source, shares=self.communicator.shard.size)
         if self.communicator.shard.size == 1:
             return Linear(in_features, out_features, bias=bias, method=method)
         return SumLinear(in_features, out_features, bias=bias, communicator=self.communicator, method=method)
-
-    def _wrapped(self, *sources: str, shares: int = 1, rearranged: bool = False) -> LinearMethod:
-        method = self._method(*sources, shares=shares, rearranged=rearranged)
-        return self.wrap(method, [self.prefix + source for source in sources])
 
     def _method(self, *sources: str, shares: int = 1, rearranged: bool = False) -> LinearMethod:
         """The format of the merged modules `sources`.
@@ -122,7 +106,7 @@ class Layers:
         )
 
     def _gate_up(self, spec: ModelSpec, inner: int, names: MlpNames, *, bias: bool) -> GateUp:
-        method = self._wrapped(*dict.fromkeys((names.gate, names.up)))
+        method = self._method(*dict.fromkeys((names.gate, names.up)))
         return GateUp(
             spec.hidden_size, inner, bias=bias, activation=spec.activation, ops=self.ops, method=method
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +12,7 @@ import torch
 from common.progress import Progress, silent
 from engine.device.compute_threads import compute_threads
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.layers.factory import Layers, Wrap
+from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.ops.select import ops_for
 from engine.modeling.loader.dummy_weights import fill_randomly
 from engine.modeling.loader.filling import Parameters, fill
@@ -38,12 +37,10 @@ def load_model(
     progress: Progress = silent,
     communicator: Communicator = SINGLE_RANK,
     spec: ModelSpec | None = None,
-    wrap: Wrap | None = None,
 ) -> CausalLM:
     """Build the model of `folder` and fill its weights, from safetensors or, for "dummy", from `seed`.
 
-    `spec`: of a head in the checkpoint, in place of the model that config.json describes. `wrap`: see
-    `Layers`.
+    `spec`: of a head in the checkpoint, in place of the model that config.json describes.
 
     `quantization`: "fp8" quantizes the weights of an unquantized checkpoint as they are loaded. `context`:
     the longest request, by which LongRoPE chooses its angles. With tensor parallelism, only this rank's part;
@@ -59,8 +56,6 @@ def load_model(
     progress("Preparing kernels", 0, 0)  # compiled at the first start on a machine
     with defaults(target, _DTYPES[dtype]):
         layers = Layers(ops_for(target, _DTYPES[dtype]), communicator, spec.quantization)
-        if wrap is not None:
-            layers = replace(layers, wrap=wrap)
         model = _built(spec, layers)
     match load_format:
         case "auto":
