@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
 from engine.device.memory import Probe, advising
 from engine.device.staging import Readback
-from engine.errors import EngineError
+from engine.errors import EngineError, RefillRefused
 from engine.executor.adapters import RunnerAdapters
 from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
@@ -43,6 +43,7 @@ from engine.media.support import open_encoder
 from engine.mixers.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
+from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.layers.chosen_experts import ChosenExperts
 from engine.modeling.loader.model_loader import load_model
@@ -120,7 +121,7 @@ class ModelRunner:
         self.adapters: RunnerAdapters | None = None
         if config.lora is not None:
             self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
-        self._media = self._open_media(config.model_path)
+        self._media = self._open_media(config.model_path, config.load_format)
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
         if companion is not None:
@@ -202,7 +203,10 @@ class ModelRunner:
         self._step_channel.send_order(new)
         if self._threads is not None:
             self._threads.adapt()
-        media = None if self._media is None else self._open_media(new.checkpoint)
+        try:
+            media = None if self._media is None else self._open_media(new.checkpoint, "auto")
+        except WeightsError as error:
+            raise RefillRefused(str(error)) from error
         self._weights.refill(self._model, new)
         self._media = media
 
@@ -336,10 +340,10 @@ class ModelRunner:
                 fp8=self._fp8_kv,
             )
 
-    def _open_media(self, folder: Path) -> MediaEncoder | None:
+    def _open_media(self, folder: Path, load_format: str) -> MediaEncoder | None:
         """Raises WeightsError."""
-        dtype = self._model.embed.weight.dtype
-        return open_encoder(self._config, folder, self._model.spec, self._device, dtype)
+        config = replace(self._config, model_path=folder, load_format=load_format)
+        return open_encoder(config, self._model.spec, self._device, self._model.embed.weight.dtype)
 
     def _attention_over(
         self, pool: KVPool, config: EngineConfig, name: str | None = None

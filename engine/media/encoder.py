@@ -56,7 +56,7 @@ class MediaEncoder:
         for part in media_parts(plan, self._spec.placeholder):
             try:
                 rows = self._rows(part.item)
-            except MediaMissing as error:
+            except (MediaMissing, UnservableRequest) as error:
                 errors[part.request] = error
                 continue
             if len(rows) == part.expected:
@@ -87,7 +87,7 @@ class MediaEncoder:
         return sent
 
     def _rows(self, item: MediaItem) -> Tensor:
-        """All rows of an item. Raises MediaMissing."""
+        """All rows of an item. Raises MediaMissing, or UnservableRequest."""
         if (rows := self._cache.get(item.digest)) is not None:
             self._cache.move_to_end(item.digest)
             return rows

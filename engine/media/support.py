@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
-from pathlib import Path
 
 import torch
 
@@ -17,6 +17,8 @@ from engine.media.encoder import MediaEncoder
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.served_model import ServableSpec
+
+logger = logging.getLogger(__name__)
 
 
 def image_refusal(config: EngineConfig, spec: ServableSpec) -> str:
@@ -60,22 +62,25 @@ def _problem(item: MediaItem, tokens: Sequence[int], vision: VisionSpec, largest
         merged = vision.grid.merge**2
         if not item.grid or placeholders != item.length or item.length * merged != prod(item.grid):
             return f"has {placeholders} placeholders in {item.length} tokens for a grid of {[*item.grid]}"
-        patches = [array.shape[0] for array in item.arrays if array.name == "pixel_values"]
-        if patches and patches[0] != prod(item.grid):
-            return f"has {patches[0]} patches for a grid of {[*item.grid]}"
+        shapes = [array.shape for array in item.arrays if array.name == "pixel_values"]
+        if shapes and shapes[0][:1] != (prod(item.grid),):
+            return f"has patches of the shape {[*shapes[0]]} for a grid of {[*item.grid]}"
     if vision.bidirectional and largest is not None and item.length > largest:
         return f"has {item.length} tokens, of a step of {largest}; raise --chunked-prefill-size"
     return ""
 
 
 def open_encoder(
-    config: EngineConfig, folder: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype
+    config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype
 ) -> MediaEncoder | None:
-    """Load the vision model of `folder`, if there is one and images are taken. Raises WeightsError."""
-    if spec.vision is None or image_refusal(config, spec):
+    """Load the vision model, if there is one and images are taken. Raises WeightsError."""
+    if spec.vision is None:
+        return None
+    if reason := image_refusal(config, spec):
+        logger.info("requests with images are refused: %s", reason)
         return None
     from engine.media.tower import Tower  # imports transformers, an extra
 
     seed = config.seed if config.load_format == "dummy" else None
-    tower = Tower(folder, spec.vision, device=device, dtype=dtype, dummy_seed=seed)
+    tower = Tower(config.model_path, spec.vision, device=device, dtype=dtype, dummy_seed=seed)
     return MediaEncoder(tower, spec.vision, config.image_cache_bytes, device)

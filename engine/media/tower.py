@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.utils import logging as reports
 
 from engine.core.media import MediaArray, MediaItem
+from engine.errors import UnservableRequest
 from engine.model_config.errors import WeightsError
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.modeling.general import classes
@@ -45,11 +46,16 @@ class Tower:
 
     @torch.inference_mode()
     def rows(self, item: MediaItem) -> Tensor:
-        """See `VisionModel`."""
+        """See `VisionModel`. Raises UnservableRequest for arrays that the vision model refuses."""
         arrays = {array.name: self._tensor(array) for array in item.arrays if array.name in self._spec.arrays}
         if self._spec.grid is not None:
             arrays["image_grid_thw"] = torch.tensor([item.grid], device=self._device)
-        features = self._model.get_image_features(**arrays, return_dict=True)
+        try:
+            features = self._model.get_image_features(**arrays, return_dict=True)
+        except (torch.AcceleratorError, torch.OutOfMemoryError):
+            raise
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # shapes that it does not expect
+            raise UnservableRequest(f"the vision model cannot encode an image: {error}") from error
         parts = [features.pooler_output, *(getattr(features, "deepstack_features", None) or ())]
         return torch.cat([_flat(part) for part in parts], dim=-1)
 

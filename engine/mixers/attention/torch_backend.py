@@ -24,6 +24,7 @@ from common.kv_groups import KVHeads
 from engine.core.batch.batch import Batch, GroupTables
 from engine.core.batch.step_inputs import Ints
 from engine.kv.cache.pool import KVPool, latents
+from engine.mixers.attention.image_masks import mask_until, seen_by
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
 
@@ -45,7 +46,7 @@ class _ChunkPlan:
     context_len: int
     """Tokens from the first page of the gather on."""
     seen: Ints | None = None
-    """[rows]: tokens of the context that each row sees, with images; None: those up to itself."""
+    """See `seen_by`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,7 @@ class TorchAttention:
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
         gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages], heads)
-        return _ChunkPlan(rows, gather, context_len, _seen(batch, rows, context_len))
+        return _ChunkPlan(rows, gather, context_len, seen_by(rows, batch, context_len))
 
     def _plan_decodes(
         self, first_row: int, tables: Ints, context_lens: Ints, window: int | None, heads: KVHeads
@@ -331,17 +332,17 @@ class TorchAttention:
             end = min(begin + QUERY_BLOCK, num_rows)
             visible = chunk.context_len - num_rows + end
             unseen = 0 if rule.window is None else max(0, visible - (end - begin) + 1 - rule.window)
-            if chunk.seen is None:
-                mask = self._causal_mask(end - begin, visible - unseen, rule.window)
-            else:
+            mask = None
+            if chunk.seen is not None:
                 last, seen = visible, chunk.seen[begin:end]
                 visible = int(seen.max())
-                mask = self._mask_until(seen, range(unseen, visible), last, rule.window)
+                columns = range(unseen, visible)
+                mask = mask_until(seen, columns, last, rule.window, self._pool.dtype, self._device)
             out[:, :, begin:end] = _attend(
                 q[:, :, begin:end],
                 keys[:, :, unseen:visible],
                 values[:, :, unseen:visible],
-                mask,
+                self._causal_mask(end - begin, visible - unseen, rule.window) if mask is None else mask,
                 rule,
                 (kv_heads, group, 1, 1),
             )
@@ -374,15 +375,6 @@ class TorchAttention:
         # GPU kernels need aligned rows, and a corner may start anywhere.
         return mask.contiguous() if mask.is_cuda else mask
 
-    def _mask_until(self, seen: Ints, columns: range, end: int, window: int | None) -> torch.Tensor:
-        """The mask [rows, columns] of rows that see tokens before `seen`, the last row being before `end`."""
-        place, token = np.arange(end - len(seen), end)[:, None], np.asarray(columns)
-        hidden = token >= seen[:, None]
-        if window is not None:
-            hidden |= token <= place - window
-        mask = torch.zeros(hidden.shape, dtype=self._pool.dtype, device=self._device)
-        return mask.masked_fill_(torch.from_numpy(hidden).to(self._device), -torch.inf)
-
     def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
         rule, kv_heads = self._rules[layer], self._heads[layer].count
         gathered = self._gather(layer, group.gather, group.size)
@@ -391,19 +383,6 @@ class TorchAttention:
         q = q.reshape(group.size, kv_heads, -1, q.shape[2])
         heads = (1, kv_heads, q.shape[2], 1)
         return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
-
-
-def _seen(batch: Batch, rows: slice, context_len: int) -> Ints | None:
-    """See `_ChunkPlan.seen`."""
-    spans = () if batch.media is None else batch.media.spans
-    within = [(first, end) for first, end in spans if rows.start <= first < rows.stop]
-    if not within:
-        return None
-    before = context_len - rows.stop
-    seen: Ints = np.arange(rows.start, rows.stop) + before + 1
-    for first, end in within:
-        seen[first - rows.start : end - rows.start] = end + before
-    return seen
 
 
 def _attend(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from engine.config import Forecast, SpeculationConfig
 from engine.core.weights import NewWeights
-from engine.errors import MediaMissing, UnservableRequest
+from engine.errors import MediaMissing, RefillRefused, UnservableRequest
 from engine.loop.engine import Engine
 from engine.media import tower
+from engine.model_config.errors import WeightsError
 from engine.speculation.kinds import DrafterKind, DraftHints
 from tests.engine_config import engine_config
 from tests.unit.engine.engines import run
@@ -199,3 +202,40 @@ def test_a_draft_model_drafts_as_a_model_of_text(
     assert engine.stats().drafts.drafts
     assert loaded == [tmp_path]
     engine.close()
+
+
+def test_arrays_that_the_vision_model_refuses_fail_their_request_alone(served: Served) -> None:
+    red, blue = served.family.images(2)
+    odd = replace(red, arrays=red.arrays | {"pixel_values": red.arrays["pixel_values"][..., :3]})
+    engine = served.engine()
+    broken, whole = request_of(1, [[3], odd, [4]]), request_of(2, [[3], blue, [4]])
+    for request in (broken, whole):
+        engine.submit(request)
+    failed = []
+    while engine.has_work:
+        failed += engine.step().failed
+    assert [(request, type(error)) for request, error in failed] == [(broken, UnservableRequest)]
+    assert whole.output == served.expected([[3], blue, [4]])
+    engine.close()
+
+
+def test_weights_without_a_vision_model_are_refused_and_the_others_stay(
+    served: Served, tmp_path: Path
+) -> None:
+    (image,) = served.family.images(1)
+    parts: list[Part] = [[3, 4, 5], image, [6]]
+    shutil.copytree(served.folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not is_of_vision(name)}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    engine = served.engine()
+    with pytest.raises(RefillRefused, match="--language-model-only"):
+        engine.refill(NewWeights(tmp_path, "second"))
+    assert answers(engine, parts) == [served.expected(parts)]
+    with pytest.raises(WeightsError, match="--language-model-only"):
+        Engine(engine_config(model_path=tmp_path))
+    engine.close()
+
+
+def is_of_vision(name: str) -> bool:
+    return "vision" in name or "visual" in name

@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlavaConfig,
@@ -147,17 +149,18 @@ def _noise(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
-def _smolvlm() -> PreTrainedModel:
+def _tiled(config: type[Any], model: type[Any]) -> Callable[[], PreTrainedModel]:
     eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = SmolVLMConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=eye | {"image_size": 64, "patch_size": 16},
-        scale_factor=2,
-        tie_word_embeddings=False,
-        image_token_id=PLACEHOLDER,
-        pad_token_id=0,
+    return lambda: model(
+        config(
+            text_config=TEXT | {"model_type": "llama"},
+            vision_config=eye | {"image_size": 64, "patch_size": 16},
+            scale_factor=2,
+            tie_word_embeddings=False,
+            image_token_id=PLACEHOLDER,
+            pad_token_id=0,
+        )
     )
-    return SmolVLMForConditionalGeneration(config)
 
 
 def _tiles(generator: torch.Generator) -> Image:
@@ -309,7 +312,8 @@ def _llava() -> PreTrainedModel:
 
 
 FAMILIES: Final = {
-    "smolvlm": Family(_smolvlm, _tiles, _along(1)),
+    "smolvlm": Family(_tiled(SmolVLMConfig, SmolVLMForConditionalGeneration), _tiles, _along(1)),
+    "idefics3": Family(_tiled(Idefics3Config, Idefics3ForConditionalGeneration), _tiles, _along(1)),
     "gemma3": Family(_gemma3, _square(9, 48, 1), _along(0), "token_type_ids", least=9),
     "qwen2.5-vl": Family(_qwen2_5_vl, _patches, _grids, "mm_token_type_ids"),
     "qwen3-vl": Family(_qwen3_vl, _patches, _grids, "mm_token_type_ids"),
