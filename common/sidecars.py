@@ -1,4 +1,4 @@
-"""Sidecars: rows of numbers that the computation of a KV page has left besides KV, one for each token.
+"""Sidecars: rows of numbers that the computation of a KV page has left besides KV, one a token or a page.
 
 A page's rows move with it: to tiers and back, in handoffs, migrations and pulls. A page whose rows are not
 all known has none: a request that needs them computes the tokens again.
@@ -22,7 +22,9 @@ class SidecarKind:
     most: int
     """Largest value of that parameter for which the rows suffice."""
     row: np.dtype[Any]
-    """Dtype of a token's row, in little-endian order."""
+    """Dtype of a row, in little-endian order."""
+    of_page: bool = False
+    """A page has one row, a sum over its tokens, in place of one for each token."""
 
     @property
     def identity(self) -> str:
@@ -42,7 +44,7 @@ PROMPT_LOGPROBS: Final = SidecarKind(
 only on tokens up to its own, as the page's KV does. The row of a prompt's first token is zero."""
 
 KINDS: Final = (PROMPT_LOGPROBS,)
-"""What pages of every worker's pool own."""
+"""What pages of a model of text own, at least."""
 ROUTED_EXPERTS: Final = "routed_experts"
 
 
@@ -53,6 +55,11 @@ def routed_experts(layers: int, per_token: int, count: int) -> SidecarKind:
     """
     number = np.uint8 if count <= 1 << 8 else np.dtype("<u2")
     return SidecarKind(ROUTED_EXPERTS, 1, np.dtype((number, (layers, per_token))))
+
+
+def pooled_sums(pooling: str, size: int) -> SidecarKind:
+    """Weighted sums of `size` numbers for each token, of which vectors of prompts are made."""
+    return SidecarKind(f"pooled_{pooling}", 0, np.dtype(("<f4", (size,))), of_page=True)
 
 
 Rows: TypeAlias = npt.NDArray[Any]

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, Literal
 
+from common.sidecars import SidecarKind, pooled_sums
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.pooling_spec import PoolingSpec
 from engine.speculation.kinds import DrafterKind
@@ -323,6 +324,12 @@ class EngineConfig:
         weights = [] if self.quantization is None else [f"{self.quantization} weights"]
         kv = ["fp8 KV"] if self.fp8_kv else []
         return ", ".join([f"{self.dtype} on {self.device.partition(':')[0]}", *weights, *kv])
+
+    @property
+    def sums(self) -> SidecarKind | None:
+        """Sums that pages own, of which means over prompts are made."""
+        pooling = self.pooling
+        return pooled_sums(pooling.pooling, pooling.size) if pooling and pooling.keeps_sums else None
 
     @property
     def max_decode_rows(self) -> int:

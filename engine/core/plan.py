@@ -72,6 +72,11 @@ class Chunk(NamedTuple):
         return self.request.read is not None and self.end == len(self.request.prompt)
 
     @property
+    def is_current(self) -> bool:
+        """Whether its request was not preempted and begun anew since it was planned."""
+        return self.admission == self.request.admissions
+
+    @property
     def scored(self) -> range:
         """Positions of the rows whose logits score the token that follows."""
         end = self.end - self.samples

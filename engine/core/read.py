@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.model_config.parts.layer_options import Pooling
 
@@ -27,12 +29,17 @@ class Read:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Whether rows before the last are read too: then no cached prefix is used."""
+        """Whether rows before the last are read too."""
         return self.pooling not in ("", Pooling.LAST)
 
     def num_rows(self, length: int, *, ends: bool) -> int:
         """How many of the last rows of a chunk are read; `ends`: the chunk ends the prompt."""
         return length if self.needs_all_rows else int(ends)
+
+    def finished(self, total: Pooled) -> Pooled:
+        """The vector of a prompt, from the sum over it."""
+        divisor = Pooling(self.pooling).divisor(total.position)
+        return replace(total, values=(np.frombuffer(total.values, "<f4") / np.float32(divisor)).tobytes())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +87,40 @@ class Pooled:
         """With the part of earlier rows."""
         total = np.frombuffer(self.values, "<f4") + np.frombuffer(earlier.values, "<f4")
         return replace(self, values=total.tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class PageSums:
+    """Weighted sums over a part of a prompt, page by page. An `Output` that is not reported."""
+
+    position: int
+    """The first token."""
+    end: int
+    page_size: int
+    rows: npt.NDArray[np.float32]
+    """[pages that the part touches, d]."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, first: int, end: int) -> Self:
+        bounds = list(page_parts(self.position, self.end, self.page_size))[first:end]
+        return replace(self, position=bounds[0][0], end=bounds[-1][1], rows=self.rows[first:end])
+
+    @property
+    def parts(self) -> Iterator[tuple[int, int, npt.NDArray[np.float32]]]:
+        """The first token of each, the token after the last, and the sum."""
+        bounds = page_parts(self.position, self.end, self.page_size)
+        return ((first, end, row) for (first, end), row in zip(bounds, self.rows, strict=True))
+
+    @property
+    def total(self) -> Pooled:
+        return Pooled(self.end, self.rows.sum(axis=0, dtype=np.float32).tobytes())
+
+
+def page_parts(start: int, end: int, page_size: int) -> Iterator[tuple[int, int]]:
+    """Tokens [start, end), cut where pages end."""
+    while start < end:
+        upto = min((start // page_size + 1) * page_size, end)
+        yield start, upto
+        start = upto

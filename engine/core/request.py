@@ -100,6 +100,8 @@ class Request:
     """Whether the experts that compute its tokens are reported."""
     num_routed: int = 0
     """Tokens whose experts are reported, here or by an earlier worker."""
+    num_summed: int = 0
+    """Tokens of its beginning of which cached pages have the sums that it reads."""
     pages: list[PageId] = field(default_factory=list)
     """The block table: block i is tokens [i * page_size, (i + 1) * page_size), with a page for each group of
     layers, one after another. NO_PAGE where a group with a window needs none, or none yet."""
@@ -174,7 +176,7 @@ class Request:
     def num_reusable(self) -> int:
         """Leading tokens whose KV may come from a cache; the others are computed for their logits."""
         if self.read is not None and self.read.needs_all_rows:
-            return 0
+            return min(self.num_summed, self.num_tokens - 1)
         reusable = self.num_tokens - 1 if self.num_scored >= self.scores_until else self.num_scored
         return min(reusable, self.num_routed) if self.routed_experts else reusable
 

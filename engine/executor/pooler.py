@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.config import EngineConfig
 from engine.core.plan import Chunk
 from engine.device.staging import send
 from engine.model_config.errors import WeightsError
@@ -20,6 +21,7 @@ from engine.model_config.parts.layer_options import Pooling
 from engine.model_config.pooling_spec import DenseSpec, PoolingSpec
 from engine.modeling.loader.safetensors_reader import read_tensors
 from engine.modeling.models.base import CausalLM
+from engine.sampling.scoring import Scored
 
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "identity": lambda x: x,
@@ -37,23 +39,25 @@ class Pooler:
         self._dense = dense
 
     @classmethod
-    def load(cls, spec: PoolingSpec, model: CausalLM, folder: Path, load_format: str) -> Pooler:
+    def load(cls, config: EngineConfig, spec: PoolingSpec, model: CausalLM) -> Pooler:
         """Raises WeightsError."""
-        device = model.embed.weight.device
-        dense = [] if load_format == "dummy" else [_dense(folder, layer, device) for layer in spec.dense]
+        device, folder = model.embed.weight.device, config.model_path
+        dense = (
+            [] if config.load_format == "dummy" else [_dense(folder, layer, device) for layer in spec.dense]
+        )
         return cls(spec, model, dense)
 
-    def __call__(self, hidden: Tensor, rows: Tensor, chunks: Sequence[Chunk]) -> Tensor:
-        """The vectors [len(chunks), d] of chunks, in float32, from `rows` of `hidden` [T, d].
+    def __call__(self, hidden: Tensor, rows: Tensor, scored: Scored) -> Tensor:
+        """The vectors [sums, d] of chunks, in float32, from `rows` of `hidden` [T, d].
 
-        For a part of a prompt: its part of the mean.
+        For a part of a prompt: its part of the vector; by pages: their sums.
         """
-        lengths = [chunk.num_scored for chunk in chunks]
-        owner = np.repeat(np.arange(len(chunks)), lengths)
-        weights = np.concatenate([_weights(chunk) for chunk in chunks])
+        lengths = [length for parts in scored.sums() for length in parts]
+        owner = np.repeat(np.arange(len(lengths)), lengths)
+        weights = np.concatenate([_weights(chunk, whole=not scored.page_size) for chunk in scored.chunks])
         of_rows, factors = send([owner, weights], hidden.device)
         terms = hidden[rows].float() * factors[:, None]
-        pooled = terms.new_zeros(len(chunks), terms.shape[1]).index_add_(0, of_rows, terms)
+        pooled = terms.new_zeros(len(lengths), terms.shape[1]).index_add_(0, of_rows, terms)
         if self._classifies:
             return self._model.logits(pooled.to(hidden.dtype)).float()
         for dense in self._dense:
@@ -61,18 +65,17 @@ class Pooler:
         return pooled
 
 
-def _weights(chunk: Chunk) -> npt.NDArray[np.float32]:
+def _weights(chunk: Chunk, *, whole: bool) -> npt.NDArray[np.float32]:
+    """Factors of its rows; `whole`: of the vector, and not of a sum that is divided later."""
     read, rows = chunk.request.read, chunk.num_scored
     assert read is not None
-    match Pooling(read.pooling):
-        case Pooling.MEAN:
-            return np.full(rows, 1.0 / len(chunk.request.prompt), np.float32)
-        case Pooling.CLS:
-            first = np.zeros(rows, np.float32)
-            first[0] = 1.0
-            return first
-        case Pooling.LAST:
-            return np.ones(rows, np.float32)
+    pooling = Pooling(read.pooling)
+    if pooling is Pooling.CLS:
+        return np.asarray(np.arange(rows) == 0, np.float32)
+    factor = 1.0 / pooling.divisor(len(chunk.request.prompt)) if whole else 1.0
+    if pooling is Pooling.WEIGHTED_MEAN:
+        return np.asarray(np.arange(chunk.start + 1, chunk.end + 1) * factor, np.float32)
+    return np.full(rows, factor, np.float32)
 
 
 @dataclass(frozen=True, slots=True)

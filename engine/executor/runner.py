@@ -117,7 +117,8 @@ class ModelRunner:
             )
         self._pooler: Pooler | None = None
         if config.pooling is not None:
-            self._pooler = Pooler.load(config.pooling, self._model, config.model_path, config.load_format)
+            self._pooler = Pooler.load(config, config.pooling, self._model)
+        self._sum_size = 0 if config.sums is None else config.page_size
         self.adapters: RunnerAdapters | None = None
         if config.lora is not None:
             self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
@@ -180,6 +181,8 @@ class ModelRunner:
 
     @property
     def sidecars(self) -> Sequence[SidecarKind]:
+        if self._config.sums is not None:
+            return (self._config.sums,)
         return KINDS if self._chosen is None else (*KINDS, self._chosen.kind)
 
     def pages_of_slot(self, slot: int) -> Sequence[int]:
@@ -228,7 +231,8 @@ class ModelRunner:
         media = NO_MEDIA if self._media is None else self._media.of(plan)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
-        return PreparedStep(*self._prepared(inputs, media), plan, Scored.of(plan.chunks), media.errors)
+        scored = Scored.of(plan.chunks, self._sum_size)
+        return PreparedStep(*self._prepared(inputs, media), plan, scored, media.errors)
 
     def launch(self, step: PreparedStep) -> DeviceStep:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
@@ -247,7 +251,7 @@ class ModelRunner:
         routed = [] if self._chosen is None else [self._chosen.of(batch.num_rows)]
         scores = list[torch.Tensor](routed)
         if step.scored and self._pooler is not None:
-            scores += [self._pooler(hidden, batch.scored_rows, step.scored.chunks)]
+            scores += [self._pooler(hidden, batch.scored_rows, step.scored)]
         elif step.scored:
             blocks = logit_blocks(self._model.logits, hidden, batch.scored_rows)
             scores += score(blocks, *step.scored.targets(self._device), step.scored.num_top).tensors()

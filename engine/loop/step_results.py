@@ -8,7 +8,7 @@ from common.sidecars import Rows
 from engine.core.events import StepOutput, TokenOut, Verified
 from engine.core.output import Output
 from engine.core.plan import Chunk, ChunkKind, StepPlan
-from engine.core.read import Pooled
+from engine.core.read import PageSums, Pooled
 from engine.core.request import PENDING, Request
 from engine.core.sampling_params import FinishReason, TokenLogprobs
 from engine.errors import NotFinite
@@ -65,7 +65,7 @@ class StepResults:
                 continue
             on_computed(request, chunk.start + chunk.length)
             if place is None:
-                if chunk.is_read:
+                if chunk.is_read and chunk.is_current:
                     output.read.append(request)
                     self._requests.end(request, FinishReason.STOP)
             else:
@@ -120,13 +120,11 @@ class StepResults:
             self._requests.fail(request, NotFinite(), output)
             return
         if request.read is not None:
-            if isinstance(scores, Pooled):
-                # From its beginning: for the first time, or again after a preemption.
-                if chunk.start and request.pooled is not None:
-                    scores = scores.plus(request.pooled)
-                request.pooled = scores
-            if chunk.is_read and request.finish is None:
-                output.outputs.append((request, scores))
+            found: Output | None = scores
+            if isinstance(scores, (Pooled, PageSums)):
+                found = self._scheduler.kv.scores.sums.computed(chunk, scores)
+            if found is not None and request.finish is None and chunk.is_current:
+                output.outputs.append((request, found))
             return
         scores = self._scheduler.kv.scores.computed(request, scores)
         known, computed = request.num_scored + 1 - scores.position, len(scores)

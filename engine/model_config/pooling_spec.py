@@ -51,6 +51,8 @@ class PoolingSpec:
     """Whether scores of labels are wanted as they are, and not as probabilities."""
     size: int = 0
     """Length of the vector."""
+    keeps_sums: bool = False
+    """Pages own the sums of their rows, so that a vector of all rows may begin with cached pages."""
     max_length: int | None = None
     """Longest text in tokens, where the folder says so; None: the model's context."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +82,13 @@ class TokenScore:
 
 
 _ACTIVATIONS: Final = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu"}
-_MODES: Final = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "lasttoken": Pooling.LAST}
+_MODES: Final = {
+    "cls": Pooling.CLS,
+    "mean": Pooling.MEAN,
+    "weightedmean": Pooling.WEIGHTED_MEAN,
+    "mean_sqrt_len": Pooling.MEAN_SQRT_LEN,
+    "lasttoken": Pooling.LAST,
+}
 _OVERRIDES: Final = {"pooling_type", "seq_pooling_type", "normalize", "use_activation", "dimensions"}
 
 
@@ -115,9 +123,9 @@ def pooling_of(
     causal = not spec.attention.bidirectional
     if causal and found.pooling is Pooling.CLS:
         raise UnsupportedModel("CLS pooling of a causal model would see its first token only; use LAST")
-    if causal and found.dense and found.pooling is Pooling.MEAN:
-        raise UnsupportedModel("dense layers after MEAN pooling of a causal model are not supported")
-    return found
+    if causal and found.dense and found.pooling.sums:
+        raise UnsupportedModel("dense layers after the mean of a causal model are not supported")
+    return replace(found, keeps_sums=causal and found.pooling.sums and not found.classifies)
 
 
 def token_score_of(folder: Path) -> TokenScore | None:
@@ -213,7 +221,8 @@ def _overridden(found: PoolingSpec, override: str | None) -> PoolingSpec:
     kind = given.get("seq_pooling_type") or given.get("pooling_type")
     if kind is not None:
         if str(kind).lower() not in set(Pooling):
-            raise UnsupportedModel(f"pooling_type {kind} is not supported; use LAST, CLS or MEAN")
+            known = ", ".join(pooling.upper() for pooling in Pooling)
+            raise UnsupportedModel(f"pooling_type {kind} is not supported; use {known}")
         found = replace(found, pooling=Pooling(str(kind).lower()))
     normalize = given.get("normalize", given.get("use_activation"))
     if normalize is None:

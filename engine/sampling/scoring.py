@@ -18,7 +18,7 @@ import torch
 from common.sidecars import KEPT_ALTERNATIVES
 from engine.core.output import Output
 from engine.core.plan import Chunk
-from engine.core.read import LabelLogprobs, Pooled
+from engine.core.read import LabelLogprobs, PageSums, Pooled, page_parts
 from engine.core.sampling_params import PromptLogprobs
 from engine.device.staging import send
 from engine.sampling.gumbel_sample import all_finite
@@ -51,11 +51,13 @@ class Scored:
     """The chunks of a step that are scored, and what they ask for."""
 
     chunks: Sequence[Chunk]
+    page_size: int = 0
+    """Vectors are summed up page by page; 0: as a whole."""
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk]) -> Scored:
+    def of(cls, chunks: Sequence[Chunk], page_size: int = 0) -> Scored:
         """O(chunks)."""
-        return cls([chunk for chunk in chunks if chunk.num_scored])
+        return cls([chunk for chunk in chunks if chunk.num_scored], page_size)
 
     def __bool__(self) -> bool:
         return bool(self.chunks)
@@ -95,11 +97,24 @@ class Scored:
 
     def _pooled(self, vectors: torch.Tensor) -> list[Output | None]:
         values = vectors.numpy().astype("<f4", copy=False)
-        finite = np.isfinite(values).all(axis=1)
-        return [
-            Pooled(len(chunk.request.prompt), row.tobytes()) if good else None
-            for chunk, row, good in zip(self.chunks, values, finite, strict=True)
-        ]
+        found, first = list[Output | None](), 0
+        for chunk, lengths in zip(self.chunks, self.sums(), strict=True):
+            rows = values[first : first + len(lengths)]
+            first += len(lengths)
+            if not np.isfinite(rows).all():
+                found.append(None)
+            elif self.page_size:
+                found.append(PageSums(chunk.start, chunk.end, self.page_size, rows))
+            else:
+                found.append(Pooled(len(chunk.request.prompt), rows.tobytes()))
+        return found
+
+    def sums(self) -> list[list[int]]:
+        """How many rows of each chunk are added up, for each vector that is made of it."""
+        if not self.page_size:
+            return [[chunk.num_scored] for chunk in self.chunks]
+        cut = (page_parts(chunk.start, chunk.end, self.page_size) for chunk in self.chunks)
+        return [[end - start for start, end in parts] for parts in cut]
 
     def results(self, tensors: Sequence[torch.Tensor]) -> list[Output | None]:
         """Result of each chunk, from `Scores.tensors` on the host; None: its logits were not finite."""

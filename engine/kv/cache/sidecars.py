@@ -18,18 +18,22 @@ _ALIGNMENT: Final = 8
 class Sidecars:
     """Rows of every kind for every page of a pool.
 
-    Rows of a page are written in order, from its first token on. Once they are complete they do not change
-    until the page is taken for other tokens, so another thread may read them while the page is owned.
+    Rows of a page are written, or summed up, in order, from its first token on. Once they are complete they
+    do not change until the page is taken for other tokens, so another thread may read them while the page is
+    owned.
     """
 
     def __init__(self, num_pages: int, page_size: int, kinds: Sequence[SidecarKind]) -> None:
         """Takes `num_pages` * `record_bytes` of host memory, most of it when it is first used."""
         self.kinds = tuple(kinds)
         self._page_size = page_size
-        self._rows = [np.zeros((num_pages, page_size), kind.row) for kind in kinds]
+        self._counts = [1 if kind.of_page else page_size for kind in kinds]
+        """Rows of a page."""
+        counted = list(zip(self._counts, kinds, strict=True))
+        self._rows = [np.zeros((num_pages, count), kind.row) for count, kind in counted]
         self._known = np.zeros((len(self.kinds), num_pages), np.int32)
-        """Rows of each page that are known, from its first token on."""
-        self._sizes = [page_size * kind.row.itemsize for kind in kinds]
+        """Tokens of each page whose rows are known, or summed up, from its first token on."""
+        self._sizes = [count * kind.row.itemsize for count, kind in counted]
         self._begin = -(-len(self.kinds) * _COUNT.itemsize // _ALIGNMENT) * _ALIGNMENT
         self.record_bytes = self._begin + sum(self._sizes)
         """Size of a page's record: the rows of all kinds."""
@@ -46,6 +50,17 @@ class Sidecars:
             self._rows[number][page, known : first + len(rows)] = rows[known - first :]
             self._known[number, page] = first + len(rows)
 
+    def add(self, kind: SidecarKind, page: int, first: int, tokens: int, row: Rows) -> None:
+        """Add to the row of a page the sum over `tokens` of it from `first` on.
+
+        Ignored unless they are the next ones.
+        """
+        number = self.kinds.index(kind)
+        if self._known[number, page] == first:
+            total = self._rows[number][page, 0]
+            np.copyto(total, row) if first == 0 else np.add(total, row, out=total)
+            self._known[number, page] = first + tokens
+
     def num_complete(self, kind: SidecarKind, pages: Sequence[int]) -> int:
         """How many of these pages, from the first on, have all their rows. O(pages)."""
         complete = self._known[self.kinds.index(kind), list(pages)] == self._page_size
@@ -54,7 +69,7 @@ class Sidecars:
     def rows(self, kind: SidecarKind, pages: Sequence[int]) -> Rows:
         """A copy of the rows of complete pages, one after another."""
         rows: Rows = self._rows[self.kinds.index(kind)][list(pages)]
-        return rows.reshape(len(pages) * self._page_size, *rows.shape[2:])
+        return rows.reshape(-1, *rows.shape[2:])
 
     def copy(self, source: int, target: int) -> None:
         """Give a page the rows of another page for the same tokens, if that has more of them."""

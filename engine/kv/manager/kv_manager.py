@@ -24,6 +24,7 @@ from engine.kv.cache.sidecars import Sidecars
 from engine.kv.manager.arriving_prefixes import ArrivingPrefixes
 from engine.kv.manager.block_tables import BlockTableAllocator
 from engine.kv.manager.cache_locks import CacheLocks
+from engine.kv.manager.own_pages import OwnPages
 from engine.kv.manager.page_audit import check_pages
 from engine.kv.manager.page_supply import PageSupply
 from engine.kv.manager.page_tiers import PagesOfSlot, PageTiers
@@ -79,8 +80,9 @@ class KVManager:
         self.sidecars = Sidecars(num_pages, page_size, sidecars)
         self._supply = PageSupply(self.pool, self.cache, self.sidecars, lambda: self.unlock_arrived())
         self.tables = BlockTableAllocator(self.needs, self.pool, self._windows, self._supply.take_most)
-        self.scores = PromptScores(self.sidecars, self.needs, self.pool, self.cache)
-        self.routed = RoutedRows(self.sidecars, self.needs, self.cache, self.scores)
+        own = OwnPages(self.needs, self.pool)
+        self.scores = PromptScores(self.sidecars, own, self.cache)
+        self.routed = RoutedRows(self.sidecars, own, self.cache, self.scores)
         self.holds = PrefixHolds(self.needs, self.cache, self.states)
         self.arriving = ArrivingPrefixes(
             self.pool, self.cache, self.holds, self.states, self.needs, self._supply.take
@@ -223,7 +225,8 @@ class KVManager:
             return
         keys = request.keys(first * self.page_size, end * self.page_size)
         pages = request.pages[first * self._stride : end * self._stride]
-        there = self.cache.known(keys, node).pages if request.scores_until or request.routed_experts else []
+        leaves_rows = request.routed_experts or self.scores.wanted_by(request)
+        there = self.cache.known(keys, node).pages if leaves_rows else []
         inserted = self.cache.insert(keys, pages, node)
         self.scores.merge(pages, there)
         self.pool.to_cache(inserted.adopted, request.id)
@@ -373,8 +376,8 @@ class KVManager:
             return None
         self.stop_waiting(request)
         self.tables.extend(request, blocks, places, fresh)
-        self.scores.inherit(request)
         request.num_computed = cached * self.page_size
+        self.scores.inherit(request)
         if request.num_cached is None:
             request.num_cached = request.num_computed
         return fresh

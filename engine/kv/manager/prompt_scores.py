@@ -16,21 +16,18 @@ from common.sidecars import KEPT_ALTERNATIVES, PROMPT_LOGPROBS, Rows
 from engine.core.output import Output
 from engine.core.request import Request
 from engine.core.sampling_params import PromptLogprobs
-from engine.kv.cache.page_needs import PageNeeds
-from engine.kv.cache.pages import PagePool, PageState
 from engine.kv.cache.radix import RadixCache
 from engine.kv.cache.sidecars import Sidecars
+from engine.kv.manager.own_pages import OwnPages
+from engine.kv.manager.prompt_sums import PromptSums
 
 
 class PromptScores:
-    def __init__(self, sidecars: Sidecars, needs: PageNeeds, pool: PagePool, cache: RadixCache) -> None:
+    def __init__(self, sidecars: Sidecars, pages: OwnPages, cache: RadixCache) -> None:
         self._sidecars = sidecars
-        self._needs = needs
-        self._pool = pool
+        self._pages = pages
         self._cache = cache
-        full = (number for number, group in enumerate(needs.groups) if group.window is None)
-        self.group = next(full, None)
-        """The group whose pages own the rows. None: windows drop every page, and its rows with it."""
+        self.sums = PromptSums(sidecars, pages, cache)
         self._found: list[tuple[Request, Output]] = []
 
     def take_found(self) -> list[tuple[Request, Output]]:
@@ -41,10 +38,14 @@ class PromptScores:
     def look_up(self, request: Request) -> None:
         """Take from the cache what it has of the log-probabilities that a request still wants.
 
-        Its `num_scored` grows, and so does what it may reuse. O(tokens) for a request that is scored.
+        Its `num_scored` grows, and so does what it may reuse. O(tokens) for a request that is scored, or
+        that reads a sum.
         """
+        if self.sums.wanted_by(request):
+            self.sums.look_up(request)
+            return
         pages = self._known_pages(request)
-        end = len(pages) * self._needs.page_size - 1
+        end = len(pages) * self._pages.page_size - 1
         if end <= request.num_scored:
             return
         rows = self._sidecars.rows(PROMPT_LOGPROBS, pages)[request.num_scored + 1 :]
@@ -52,10 +53,16 @@ class PromptScores:
         self._found.append((request, _as_wanted(scores, request)))
         request.num_scored = end
 
+    def wanted_by(self, request: Request) -> bool:
+        """Whether the computation of a request leaves rows."""
+        return bool(request.scores_until) or self.sums.wanted_by(request)
+
     def inherit(self, request: Request) -> None:
-        """Copy known rows to the pages that a request has of its own: it does not compute those rows."""
+        """A request continues after `num_computed` tokens: take the sum over them, and copy known rows to the
+        pages that it has of its own, since it does not compute those rows."""
+        self.sums.begin(request)
         for block, page in enumerate(self._known_pages(request, scored=True)):
-            own = self.own_page(request, block)
+            own = self._pages.own(request, block)
             if own is not None and own != page:
                 self._sidecars.copy(page, own)
 
@@ -63,14 +70,14 @@ class PromptScores:
         """A chunk has been scored: keep the rows. Returns what its request wants of them."""
         if not isinstance(scores, PromptLogprobs):
             return scores
-        size = self._needs.page_size
-        if self.group is not None:
+        size = self._pages.page_size
+        if self._pages.group is not None:
             first, rows = scores.position, _rows(scores)
             if first == 1:
                 first, rows = 0, np.concatenate([np.zeros(1, PROMPT_LOGPROBS.row), rows])
             end = first + len(rows)
             for block in range(first // size, -(-end // size)):
-                page = self.own_page(request, block)
+                page = self._pages.own(request, block)
                 if page is not None:
                     begin = max(first, block * size)
                     part = rows[begin - first : (block + 1) * size - first]
@@ -89,25 +96,19 @@ class PromptScores:
         None of a request that wants no rows, or more than there are, or none any more unless `scored`.
         """
         wanted = request.sampling.prompt_logprobs
-        if self.group is None or not self._sidecars.kinds or not self._cache.enabled:
+        if (
+            self._pages.group is None
+            or PROMPT_LOGPROBS not in self._sidecars.kinds
+            or not self._cache.enabled
+        ):
             return []
         if wanted is None or wanted > KEPT_ALTERNATIVES:
             return []
         if request.num_scored >= request.scores_until and not scored:
             return []
         keys, root = request.keys(0, len(request.prompt)), self._cache.root(request.namespace)
-        pages = self._cache.known(keys, root).pages[self.group :: self._needs.stride]
+        pages = self._pages.of_group(self._cache.known(keys, root).pages)
         return pages[: self._sidecars.num_complete(PROMPT_LOGPROBS, pages)]
-
-    def own_page(self, request: Request, block: int) -> int | None:
-        """The page that a request writes itself for a block; None: it is shared, or not there."""
-        assert self.group is not None
-        place = block * self._needs.stride + self.group
-        if place >= len(request.pages):
-            return None
-        page = request.pages[place]
-        is_own = page >= 0 and self._pool.state(page) is PageState.HELD
-        return page if is_own else None
 
 
 def _rows(scores: PromptLogprobs) -> Rows:

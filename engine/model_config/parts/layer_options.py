@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum, StrEnum
 
 
@@ -41,6 +42,26 @@ class Pooling(StrEnum):
     CLS = "cls"
     """The first."""
     MEAN = "mean"
+    WEIGHTED_MEAN = "weightedmean"
+    """The mean weighted by positions, from 1."""
+    MEAN_SQRT_LEN = "mean_sqrt_len"
+    """The sum divided by the square root of the length."""
+
+    @property
+    def sums(self) -> bool:
+        """Whether it adds up all rows."""
+        return self not in (Pooling.LAST, Pooling.CLS)
+
+    def divisor(self, length: int) -> float:
+        """What the sum over a prompt is divided by."""
+        match self:
+            case Pooling.MEAN:
+                return float(length)
+            case Pooling.WEIGHTED_MEAN:
+                return length * (length + 1) / 2
+            case Pooling.MEAN_SQRT_LEN:
+                return math.sqrt(length)
+        return 1.0
 
 
 class Norms(Enum):

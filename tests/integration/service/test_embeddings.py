@@ -20,7 +20,8 @@ from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertForSequenceClassification, BertModel, Qwen3Config, Qwen3Model
 
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.pooling_spec import pooling_of
+from engine.model_config.parts.layer_options import Pooling
+from engine.model_config.pooling_spec import Convert, pooling_of
 from router.api.generation.text.tokenizer import Tokenizer
 from router.command.client.batch import run as batch
 from router.config.choices import Mode
@@ -75,8 +76,8 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     )
 
 
-def running(small: SmallModel, mode: Mode = Mode.MIXED) -> Any:
-    pooling = pooling_of(small.folder, ModelSpec.from_folder(small.folder))
+def running(small: SmallModel, mode: Mode = Mode.MIXED, override: str | None = None) -> Any:
+    pooling = pooling_of(small.folder, ModelSpec.from_folder(small.folder), Convert.AUTO, override)
     assert pooling is not None
     return local_cluster(small, mode, pooling=pooling)
 
@@ -103,11 +104,15 @@ async def post(cluster: LocalCluster, path: str, body: dict[str, Any], status: i
     return answer.json()
 
 
-@torch.inference_mode()
 def expected(small: SmallModel, text: str, dimensions: int = 32) -> np.ndarray[Any, Any]:
+    return expected_of(small, text, Pooling.MEAN, dimensions)
+
+
+@torch.inference_mode()
+def expected_of(small: SmallModel, text: str, pooling: Pooling, dimensions: int = 32) -> np.ndarray[Any, Any]:
     [ids] = small.tokenizer.encode_batch([text])
     hidden = small.model(torch.tensor([ids])).last_hidden_state[0]
-    row = hidden.mean(0) if isinstance(small.model, BertModel) else hidden[-1]
+    row = hidden.mean(0) if pooling is Pooling.MEAN else hidden[-1]
     row = row[:dimensions]
     return (row / row.norm()).numpy()
 
@@ -189,10 +194,18 @@ async def test_a_batch_of_embeddings(cluster: LocalCluster, tmp_path: Path) -> N
     assert all(len(answer["response"]["body"]["data"][0]["embedding"]) == 32 for answer in answers)
 
 
+@pytest.mark.parametrize("pooling", [Pooling.LAST, Pooling.MEAN])
 @pytest.mark.parametrize("mode", [Mode.MIXED, Mode.DISAGG])
-async def test_a_decoder_in_every_mode_and_after_a_cached_prefix(decoder: SmallModel, mode: Mode) -> None:
+async def test_a_decoder_in_every_mode_and_after_a_cached_prefix(
+    decoder: SmallModel, mode: Mode, pooling: Pooling
+) -> None:
     long = "the quick brown fox jumps " * 20
-    async with running(decoder, mode) as cluster:
+    override = json.dumps({"pooling_type": pooling})
+
+    def expected(small: SmallModel, text: str) -> np.ndarray[Any, Any]:
+        return expected_of(small, text, pooling)
+
+    async with running(decoder, mode, override) as cluster:
         for text in (long, long + "over", *TEXTS):
             found = await post(cluster, "/v1/embeddings", {"input": text})
             np.testing.assert_allclose(found["data"][0]["embedding"], expected(decoder, text), atol=2e-4)

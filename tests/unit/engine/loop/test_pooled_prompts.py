@@ -32,7 +32,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Policy
 from engine.core.read import Pooled, Read
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
@@ -138,8 +138,15 @@ def vectors(engine: Engine, pooling: PoolingSpec, prompts: list[list[int]]) -> l
 def expected(model: PreTrainedModel, prompt: list[int], pooling: Pooling) -> npt.NDArray[np.float32]:
     base = getattr(model, "model", model) if isinstance(model, Qwen3ForCausalLM) else model
     hidden = base(torch.tensor([prompt])).last_hidden_state[0]
-    row = {Pooling.LAST: hidden[-1], Pooling.CLS: hidden[0], Pooling.MEAN: hidden.mean(0)}[pooling]
-    return row.numpy()
+    n, weights = len(prompt), torch.arange(1.0, len(prompt) + 1)[:, None]
+    rows = {
+        Pooling.LAST: hidden[-1],
+        Pooling.CLS: hidden[0],
+        Pooling.MEAN: hidden.mean(0),
+        Pooling.WEIGHTED_MEAN: (hidden * weights).sum(0) / weights.sum(),
+        Pooling.MEAN_SQRT_LEN: hidden.sum(0) / n**0.5,
+    }
+    return rows[pooling].numpy()
 
 
 def cosine(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
@@ -147,7 +154,10 @@ def cosine(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> floa
     return float(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize("mode", ["cls_token", "mean_tokens", "lasttoken"])
+ALL_ROWS = ["mean_tokens", "weightedmean_tokens", "mean_sqrt_len_tokens"]
+
+
+@pytest.mark.parametrize("mode", ["cls_token", "lasttoken", *ALL_ROWS])
 @pytest.mark.parametrize("name", ENCODERS)
 def test_vectors_of_encoders(name: str, mode: str, tmp_path: Path) -> None:
     model = made(ENCODERS[name], tmp_path)
@@ -163,7 +173,7 @@ def test_vectors_of_encoders(name: str, mode: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 8, 100])
-@pytest.mark.parametrize("mode", ["mean_tokens", "lasttoken"])
+@pytest.mark.parametrize("mode", [*ALL_ROWS, "lasttoken"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_vectors_of_decoders_for_every_chunk_size(name: str, mode: str, chunk: int, tmp_path: Path) -> None:
     model = made(DECODERS[name], tmp_path)
@@ -174,23 +184,83 @@ def test_vectors_of_decoders_for_every_chunk_size(name: str, mode: str, chunk: i
     again = vectors(engine, pooling, PROMPTS)
 
     for prompt, first, second in zip(PROMPTS, once, again, strict=True):
+        np.testing.assert_allclose(first, expected(model, prompt, pooling.pooling), atol=2e-4)
         assert cosine(first, expected(model, prompt, pooling.pooling)) >= 1 - 1e-6
         assert cosine(second, expected(model, prompt, pooling.pooling)) >= 1 - 1e-6
-    # The last row may come after a cached prefix; a mean needs all rows.
-    assert (engine.stats().cache_hit_tokens > 0) == (pooling.pooling is Pooling.LAST)
+    # All of a prompt but its last block, or the whole blocks before its last token.
+    whole = sum((len(prompt) - 1) // engine.config.page_size for prompt in PROMPTS) * engine.config.page_size
+    assert engine.stats().cache_hit_tokens >= whole
 
 
-@pytest.mark.parametrize("pages", [24, 30])
-def test_a_mean_survives_preemptions(pages: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ALL_ROWS)
+def test_prompts_with_one_beginning_share_its_sums(mode: str, tmp_path: Path) -> None:
+    model = made(DECODERS["qwen3"], tmp_path)
+    described(tmp_path, mode)
+    engine, pooling = engine_of(tmp_path, chunk_budget=7, page_aligned_chunks=False)
+    begin, size = prompt_of(50, 1), engine.config.page_size
+    prompts = [begin + prompt_of(length, length) for length in (1, 5, 20, 33)]
+
+    for prompt in [begin, *prompts, *prompts]:
+        before = engine.stats().cache_hit_tokens
+        [vector] = vectors(engine, pooling, [prompt])
+        assert cosine(vector, expected(model, prompt, pooling.pooling)) >= 1 - 1e-6
+        assert prompt == begin or engine.stats().cache_hit_tokens - before >= 50 // size * size
+
+
+def test_pages_without_sums_are_computed_again(tmp_path: Path) -> None:
     model = made(DECODERS["qwen3"], tmp_path)
     described(tmp_path, "mean_tokens")
-    engine, pooling = engine_of(
-        tmp_path, chunk_budget=8, num_pages=pages, fair_partial_prefills=True, max_partial_prefills=4
-    )
-    prompts = [prompt_of(60, seed) for seed in range(6)]
+    engine, pooling = engine_of(tmp_path)
+    prompt, size = prompt_of(60), engine.config.page_size
+    vectors(engine, pooling, [prompt])
+    [second, *_] = engine.kv.cache.known(prompt[: 2 * size], engine.kv.cache.root(b"")).pages[1:]
+    engine.kv.sidecars.clear([second])
 
-    for prompt, vector in zip(prompts, vectors(engine, pooling, prompts), strict=True):
+    hits = []
+    for _ in range(2):
+        before = engine.stats().cache_hit_tokens
+        [vector] = vectors(engine, pooling, [prompt])
         assert cosine(vector, expected(model, prompt, Pooling.MEAN)) >= 1 - 1e-6
+        hits.append(engine.stats().cache_hit_tokens - before)
+    assert hits == [size, (len(prompt) - 1) // size * size]
+
+
+@pytest.mark.parametrize("mode", ALL_ROWS)
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("radix_cache", [False, True])
+def test_a_mean_survives_preemptions(radix_cache: bool, overlap: bool, mode: str, tmp_path: Path) -> None:
+    """More urgent prompts come while others are computed, and take their pages."""
+    model = made(DECODERS["qwen3"], tmp_path)
+    described(tmp_path, mode)
+    engine, pooling = engine_of(
+        tmp_path,
+        chunk_budget=9,
+        page_aligned_chunks=False,
+        num_pages=26,
+        policy=Policy.PRIORITY,
+        priority_preemption_threshold=0,
+        radix_cache=radix_cache,
+        overlap=overlap,
+    )
+    begin, found, preempted = prompt_of(20, 7), dict[int, npt.NDArray[np.float32]](), 0
+    prompts = [(begin if number % 2 else []) + prompt_of(45 + 4 * number, number) for number in range(8)]
+    waiting = list(enumerate(prompts))
+    for number in range(400):
+        if waiting and number % 4 == 0:
+            at, prompt = waiting.pop(0)
+            read = Read(pooling=pooling.pooling)
+            engine.submit(Request(at, prompt, SamplingParams(max_tokens=0), priority=at, read=read))
+        output = engine.step()
+        preempted += len(output.preempted)
+        for request, numbers in output.outputs:
+            assert isinstance(numbers, Pooled)
+            assert request.id not in found
+            found[request.id] = np.frombuffer(numbers.values, "<f4")
+        engine.check_pages()
+    assert preempted >= 3
+    assert not engine.has_work
+    for number, prompt in enumerate(prompts):
+        assert cosine(found[number], expected(model, prompt, pooling.pooling)) >= 1 - 1e-6
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
@@ -259,7 +329,6 @@ def test_a_request_for_text_is_refused_and_so_is_a_vector_of_a_model_of_text(tmp
     [
         ("qwen3", "cls_token", "CLS pooling of a causal model"),
         ("qwen3", "max_tokens", "pooling by max is not supported"),
-        ("qwen3", "weightedmean_tokens", "pooling by weightedmean is not supported"),
     ],
 )
 def test_other_poolings_are_refused_by_name(build: str, mode: str, text: str, tmp_path: Path) -> None:

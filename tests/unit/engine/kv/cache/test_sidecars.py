@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.sidecars import SidecarKind
+from common.sidecars import SidecarKind, pooled_sums
 from engine.kv.cache.sidecars import Sidecars
 
 PAGE = 4
@@ -45,6 +45,26 @@ def test_a_record_gives_another_page_the_same_rows() -> None:
     assert there.read(2) == here.read(0)
     there.clear([2])
     assert there.read(2) == b""
+
+
+@given(st.lists(st.tuples(st.integers(0, PAGE - 1), st.integers(1, PAGE)), max_size=6))
+def test_a_sum_over_a_page_has_each_token_once_whatever_comes_twice(parts: list[tuple[int, int]]) -> None:
+    sums = pooled_sums("mean", 2)
+    sidecars, other, known = Sidecars(3, PAGE, (sums,)), Sidecars(3, PAGE, (sums,)), 0
+    for first, count in parts:
+        tokens = min(count, PAGE - first)
+        part = float(sum(range(first, first + tokens)))
+        sidecars.add(sums, 1, first, tokens, np.array([part, -part], np.float32))
+        known += tokens if first == known else 0
+        assert sidecars.num_complete(sums, [1]) == (known == PAGE)
+    if known == PAGE:
+        other.put(2, sidecars.read(1))
+        other.copy(2, 0)
+        total = float(sum(range(PAGE)))
+        assert other.rows(sums, [2, 0]).tolist() == [[total, -total]] * 2
+        other.clear([0])
+        other.add(sums, 0, 0, 1, np.array([3, 4], np.float32))
+        assert other.num_complete(sums, [0]) == 0
 
 
 @pytest.mark.parametrize("record", [b"", b"\x01", b"\x05" + bytes(47), bytes(1000)])
