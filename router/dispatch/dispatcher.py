@@ -230,9 +230,14 @@ class ClusterDispatcher:
             raise deadline_exceeded()
         return finish
 
-    def _prefilled(self, grant: AdmissionGrant, want: AdmissionRequest, prompt_tokens: int) -> None:
-        """An attempt has its first token. `prompt_tokens`: 0 if an earlier attempt had one."""
-        self.prefill_queue.served(want.tokens)
+    def _prefilled(
+        self, sequence: SequenceState, grant: AdmissionGrant, tokens: int, prompt_tokens: int, cached: int
+    ) -> None:
+        """An attempt has its first token, `cached` of its `tokens` were in the worker's cache.
+
+        `prompt_tokens`: 0 if an earlier attempt had one.
+        """
+        self.prefill_queue.served(tokens - cached if sequence.is_read else tokens)
         grant.computed()
         self._metrics.served(prompt_tokens)
 
@@ -289,7 +294,7 @@ class ClusterDispatcher:
                     _log.debug("request %s: %s", sequence.id, grant.route.why)
                     attempt = self._attempt(sequence, grant.route)
                     uncounted = 0 if sequence.output else len(sequence.prompt)
-                    attempt.on_first_token = partial(self._prefilled, grant, want, uncounted)
+                    attempt.on_first_token = partial(self._prefilled, sequence, grant, want.tokens, uncounted)
                     sequence.status = attempt.status
                     with self._answers.running(attempt):
                         return await attempt.run()

@@ -49,7 +49,7 @@ class Attempt(ABC):
         self._route = route
         self._id = secrets.randbits(64)
         self._assignments: list[Assignment] = []
-        self.on_first_token: Callable[[], None] = lambda: None
+        self.on_first_token: Callable[[int], None] = lambda cached: None
         """Called with the first token of this attempt."""
         self._has_tokens = False
         self._finished: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -353,7 +353,7 @@ class Attempt(ABC):
                 delta.outputs = self._outputs + delta.outputs
                 delta.cached_tokens = tokens.cached_tokens
             delta.outputs.extend(self._sequence.begun(tokens.position))
-            self.on_first_token()
+            self.on_first_token(tokens.cached_tokens)
         if tokens.finish:
             if self._sequence.is_read:
                 self._waterfall.read(at)

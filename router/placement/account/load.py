@@ -262,7 +262,7 @@ class WorkerLoad:
         if phase is TaskPhase.ENDED:
             return
         self._sums[phase].tasks += sign
-        self._sums[phase].tokens += sign * task.tokens
+        self._sums[phase].tokens += sign * (task.uncached if phase is TaskPhase.READ else task.tokens)
         if phase is TaskPhase.PROMISED:
             self._promised_pages += sign * self.pages.of(task.tokens)
             return
@@ -339,7 +339,8 @@ class WorkerLoad:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens of all waiting prompts, computed, cached and other routers' ones included."""
+        """Tokens of all waiting prompts, computed, cached and other routers' ones included; of reads, which
+        come in hundreds with one beginning, those that are not cached."""
         return sum(self._sums[phase].tokens for phase in _PROMPTS) + self.others.queued_tokens
 
     @property

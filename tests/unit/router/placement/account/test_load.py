@@ -76,6 +76,13 @@ def test_the_share_of_pages_that_are_not_cached_follows_the_last_reservations() 
     assert not load.room().has_room(160)
 
 
+def test_reads_with_one_beginning_are_queued_once() -> None:
+    load = WorkerLoad()
+    for cached in (0, 96, 96):
+        begin(load, TaskPhase.READ, 100, cached=cached)
+    assert load.queued_tokens == load.tokens == 108
+
+
 def test_a_prompt_for_another_worker_is_load_until_its_kv_is_sent_and_queued_until_its_first_token() -> None:
     load = WorkerLoad()
     task = begin(load, TaskPhase.PREFILL_FOR_OTHER, 100, cached=32)
@@ -208,7 +215,9 @@ class LoadMachine(RuleBasedStateMachine):
             decodes = self.of(load, TaskPhase.DECODE)
             assert (load.requests, load.idle.is_set()) == (len(running), not running)
             assert load.tokens == sum(entry.tokens - entry.cached for entry in running)
-            assert load.queued_tokens == sum(entry.tokens for entry in prompts)
+            reads = self.of(load, TaskPhase.READ)
+            cached = sum(entry.cached for entry in reads)
+            assert load.queued_tokens == sum(entry.tokens for entry in prompts) - cached
             assert [(p.tokens, p.computed) for p in load.prompts] == [(e.tokens, e.computed) for e in prompts]
             assert (load.incoming, load.incoming_tokens) == (len(waiting), sum(e.tokens for e in waiting))
             assert (load.decodes, load.context_tokens) == (len(decodes), sum(e.context for e in decodes))
