@@ -17,7 +17,7 @@ class OwnPages:
         """The group whose pages own the rows. None: windows drop every page, and its rows with it."""
 
     def of_group(self, pages: list[int]) -> list[int]:
-        """Of a block table, the pages that own rows, one for each block."""
+        """Pages of a block table that own rows, one for each block."""
         return pages[self.group :: self._stride]
 
     def own(self, request: Request, block: int) -> int | None:

@@ -87,7 +87,7 @@ def build_kernels(
     latent = spec.latent
     known = spec.head_dim in _HEAD_DIMS if latent is None else (latent.rank, latent.rotated) == _LATENTS
     attends = name in ("auto", "flashinfer") and known
-    attends = attends and spec.attention.other_heads is None
+    attends = attends and spec.attention.other_heads is None and not spec.attention.bidirectional
     build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
 
 
