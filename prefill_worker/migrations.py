@@ -161,7 +161,7 @@ class Migrations:
 
     def _give_up(self, moving: _Moving) -> None:
         # A step would change a state that the sender may still read, so the request then waits for it.
-        is_read = moving.paused_at < math.inf and moving.job.request.state is not None
+        may_be_read = moving.paused_at < math.inf and moving.job.request.state is not None
         moving.given_up, moving.paused_at = True, math.inf
-        moving.job.request.paused = is_read
+        moving.job.request.paused = may_be_read
         self._sender.abort(moving.id)

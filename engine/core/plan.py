@@ -67,8 +67,8 @@ class Chunk(NamedTuple):
         ]
 
     @property
-    def is_read(self) -> bool:
-        """Whether it ends a prompt that is read."""
+    def ends_request(self) -> bool:
+        """Whether its request ends with it, with numbers from its prompt and without a token."""
         return self.request.read is not None and self.end == len(self.request.prompt)
 
     @property

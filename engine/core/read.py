@@ -9,6 +9,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from engine.errors import UnservableRequest
 from engine.model_config.parts.layer_options import Pooling
 
 MAX_LABELS: Final = 512
@@ -26,6 +27,12 @@ class Read:
     """Tokens whose log-probabilities are wanted. None: the prompt is only computed, and stays cached."""
     pooling: str = ""
     """A `Pooling`: the vector of the prompt is wanted, in place of labels; empty: it is not."""
+
+    def check(self, vocab_size: int) -> None:
+        """Raises UnservableRequest for labels that are no tokens."""
+        labels = self.label_ids
+        if labels and not (len(labels) <= MAX_LABELS and 0 <= min(labels) <= max(labels) < vocab_size):
+            raise UnservableRequest(f"labels must be at most {MAX_LABELS} token ids in [0, {vocab_size})")
 
     @property
     def needs_all_rows(self) -> bool:

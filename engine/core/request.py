@@ -12,7 +12,7 @@ from common.origin import NO_NAMESPACE, Namespace, are_keys_of
 from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
 from engine.core.media import MediaItem, check_media
-from engine.core.read import MAX_LABELS, Pooled, Read
+from engine.core.read import Pooled, Read
 from engine.core.request_state import RequestState
 from engine.core.retention import Retention
 from engine.core.sampling_params import FinishReason, SamplingParams
@@ -147,9 +147,8 @@ class Request:
         check_media(self.media, len(self.prompt), self.prompt_keys)
         if self.read is not None and (self.output or self.sampling.max_tokens or self.sampling.scores_prompt):
             raise UnservableRequest("a read has neither an answer nor log-probabilities of its prompt")
-        labels = () if self.read is None else self.read.label_ids
-        if labels and not (len(labels) <= MAX_LABELS and 0 <= min(labels) <= max(labels) < vocab_size):
-            raise UnservableRequest(f"labels must be at most {MAX_LABELS} token ids in [0, {vocab_size})")
+        if self.read is not None:
+            self.read.check(vocab_size)
         if self.output and self.num_scored < self.scores_until:
             raise UnservableRequest("the log-probabilities of a prompt come before the first token")
 

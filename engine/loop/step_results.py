@@ -65,7 +65,7 @@ class StepResults:
                 continue
             on_computed(request, chunk.start + chunk.length)
             if place is None:
-                if chunk.is_read and chunk.is_current:
+                if chunk.ends_request and chunk.is_current:
                     output.read.append(request)
                     self._requests.end(request, FinishReason.STOP)
             else:

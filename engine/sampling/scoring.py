@@ -127,7 +127,7 @@ class Scored:
             good = bool(finite[rows].all())
             if not good:
                 found.append(None)
-            elif chunk.is_read:
+            elif chunk.ends_request:
                 found.append(_read(chunk, labels[rows.start]))
             else:
                 found.append(_on_host(logprobs, rows, position, num_top))
@@ -135,7 +135,7 @@ class Scored:
 
 
 def _targets(chunk: Chunk) -> npt.NDArray[np.int64]:
-    if chunk.is_read:
+    if chunk.ends_request:
         return np.zeros(1, dtype=np.int64)
     tokens = chunk.request.tokens(chunk.scored.start + 1, chunk.scored.stop + 1)
     return np.asarray(tokens, dtype=np.int64)

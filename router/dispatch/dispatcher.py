@@ -211,7 +211,7 @@ class ClusterDispatcher:
             if is_cut:
                 on_cut(sequence.status(), waterfall.timings(ended))
             self._metrics.finished(sequence, outcome, ended)
-            if outcome in _COMPLETE and not sequence.is_read:
+            if outcome in _COMPLETE and not sequence.is_prefill_only:
                 self._selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)
@@ -237,7 +237,7 @@ class ClusterDispatcher:
 
         `prompt_tokens`: 0 if an earlier attempt had one.
         """
-        self.prefill_queue.served(tokens - cached if sequence.is_read else tokens)
+        self.prefill_queue.served(tokens - cached if sequence.is_prefill_only else tokens)
         grant.computed()
         self._metrics.served(prompt_tokens)
 

@@ -168,7 +168,7 @@ class SequenceState:
         return self.prototype.sampling
 
     @property
-    def is_read(self) -> bool:
+    def is_prefill_only(self) -> bool:
         """Whether it ends with numbers from its prompt, and without a token."""
         return self.prototype.HasField("read")
 

@@ -58,7 +58,7 @@ class PromptSums:
         if request.pooled is not None:
             pooled = pooled.plus(request.pooled)
         request.pooled = pooled
-        if not chunk.is_read:
+        if not chunk.ends_request:
             return None
         assert request.read is not None
         return pooled if self._kind is None else request.read.finished(pooled)

@@ -355,7 +355,7 @@ class Attempt(ABC):
             delta.outputs.extend(self._sequence.begun(tokens.position))
             self.on_first_token(tokens.cached_tokens)
         if tokens.finish:
-            if self._sequence.is_read:
+            if self._sequence.is_prefill_only:
                 self._waterfall.read(at)
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None
@@ -367,7 +367,7 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        phase = TaskPhase.READ if self._sequence.is_read else TaskPhase.PREFILL
+        phase = TaskPhase.READ if self._sequence.is_prefill_only else TaskPhase.PREFILL
         self._worker = self._assign(ROLE_DECODE, self._from_worker, phase)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._submit(self._worker)

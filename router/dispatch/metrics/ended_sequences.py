@@ -41,7 +41,7 @@ class EndedSequences:
             self._no_first_token.labels(outcome).observe(at - waterfall.arrival)
             return
         timings = waterfall.timings(at)
-        if sequence.is_read:
+        if sequence.is_prefill_only:
             self._prompt_length.observe(len(sequence.prompt))
             self._queue_time.observe(timings.queue_s)
             self._prefill_time.observe(timings.prefill_s)

@@ -190,7 +190,7 @@ class Selector:
         request = self._request(sequence, avoid)
         try:
             placement: Placement | None
-            if sequence.is_read:
+            if sequence.is_prefill_only:
                 placement = self._reads.place(request, view, sequence.identity.read_on)
                 sequence.identity.read_on = placement.prefill_worker
             else:
@@ -317,7 +317,7 @@ class Selector:
         left = max(sequence.sampling.max_tokens - len(sequence.output), 1)
         return RequestView(
             prompt_tokens=sequence.num_tokens,
-            expected_output=0 if sequence.is_read else self.cluster.expected_output(left),
+            expected_output=0 if sequence.is_prefill_only else self.cluster.expected_output(left),
             arrived=sequence.waterfall.arrival,
             cached={key: _cached_tokens(session, sequence) for key, session in self._known.items()},
             on_tiers={
