@@ -17,7 +17,6 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from rich.table import Table
 from baton import LLM, SamplingParams
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.machine import describe_machine
-from benchmarks.lib.model_folder import model_folder
+from benchmarks.lib.model_folder import with_tokenizer
 
 _WORDS: Final = (
     *("parcel", "order", "late", "invoice", "customer", "driver", "street"),
@@ -35,8 +34,6 @@ _WORDS: Final = (
 )
 _LINE: Final = 18
 """Tokens of a line of the state, about."""
-_CONFIGURATION: Final = ("config.json", "generation_config.json")
-_TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
 
 
@@ -97,18 +94,6 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, list[tuple[float
     return seconds
 
 
-def _model_of(options: argparse.Namespace, scratch: Path) -> str:
-    """The model to load: `options.model`, in `scratch` if its tokenizer is that of another one."""
-    if options.tokenizer is None:
-        return str(options.model)
-    tokenizer = model_folder(options.tokenizer)
-    for folder, names in ((model_folder(options.model), _CONFIGURATION), (tokenizer, _TOKENIZER)):
-        for name in names:
-            if (folder / name).exists():
-                copyfile(folder / name, scratch / name)
-    return str(scratch)
-
-
 def make_parser() -> argparse.ArgumentParser:
     parser = command("decisions", __doc__)
     parser.add_argument("--model", default="smollm2")
@@ -130,7 +115,10 @@ def main() -> None:
     options = make_parser().parse_args()
     names = ("device", "load_format", "max_model_len", "kv_pool_tokens")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
-    with TemporaryDirectory() as scratch, LLM(_model_of(options, Path(scratch)), **settings) as llm:
+    with (
+        TemporaryDirectory() as scratch,
+        LLM(with_tokenizer(options.model, options.tokenizer, Path(scratch)), **settings) as llm,
+    ):
         one = Questions(options.state, 1, "length")
         [answer] = llm.chat(one.conversation(one.questions[0]), _ONE_TOKEN, progress=False)
         seconds = measure(llm, options)

@@ -1,8 +1,10 @@
 """Texts a second of `baton.LLM.embed` beside sentence-transformers, in alternating runs on this machine.
 
 python -m benchmarks.embeddings --model minilm --texts 1000 --rounds 5
+python -m benchmarks.embeddings --model FOLDER --tokenizer smollm2 --load-format dummy --device cuda
 
-Without sentence-transformers installed, only Baton is measured.
+Without sentence-transformers installed, on a GPU, and with the tokenizer of another model, only Baton is
+measured. FOLDER has a config.json; weights are random.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from baton import LLM
+from benchmarks.lib.model_folder import with_tokenizer
 from engine.modeling.loader.checkpoint import resolve
 
 _WORDS: Final = ("the", "prefill", "of", "a", "prompt", "is", "sent", "to", "workers", "in", "chunks")
@@ -33,11 +38,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokenizer", metavar="MODEL", help="take the tokenizer from there")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
+    parser.add_argument("--convert", default="auto", help="embed: of a model of text")
     asked = parser.parse_args(argv)
     texts = texts_of(asked.texts)
-    llm = LLM(asked.model, device="cpu", dtype="float32")
+    scratch = TemporaryDirectory()
+    names = ("device", "dtype", "load_format", "convert")
+    model = with_tokenizer(asked.model, asked.tokenizer, Path(scratch.name))
+    llm = LLM(model, **{name: getattr(asked, name) for name in names})
     sides: dict[str, Callable[[Sequence[str]], Any]] = {"baton": llm.embed}
-    if importlib.util.find_spec("sentence_transformers") is not None:
+    compares = asked.device == "cpu" and asked.tokenizer is None
+    if compares and importlib.util.find_spec("sentence_transformers") is not None:
         library = importlib.import_module("sentence_transformers")
         other = library.SentenceTransformer(str(resolve(asked.model).path), device="cpu")
         sides["sentence-transformers"] = lambda given: other.encode(list(given), show_progress_bar=False)
