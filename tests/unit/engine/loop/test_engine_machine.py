@@ -13,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from common.block_key import root_key
 from common.kv_groups import group_layers
 from engine.config import Batching, Forecast, Policy
+from engine.core.read import Read
 from engine.core.request import Request
 from engine.kv.manager.reservations import Reservation
 from engine.kv.tiers.limits import TierLimits
 from engine.kv.tiers.tiers import KVTiers
 from tests.unit.engine.engines import deliver, make_engine, make_request, write
-from tests.unit.engine.fake_runner import EOS, reference
+from tests.unit.engine.fake_runner import EOS, reference, reference_labels
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 
 PARTIAL_PREFILLS: list[dict[str, Any]] = [
@@ -27,6 +28,8 @@ PARTIAL_PREFILLS: list[dict[str, Any]] = [
     {"max_partial_prefills": 2, "fair_partial_prefills": True},
     {"long_prefill_token_threshold": 6, "max_long_partial_prefills": 1},
 ]
+
+LABELS = (5, 90, 17)
 
 WINDOWS: list[list[int | None]] = [[None], [None, 3], [5], [2, None, 9]]
 """Windows of the groups of layers."""
@@ -163,6 +166,16 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.submit(request)
         self.live[request.id] = request
 
+    @rule(asked=st.lists(st.tuples(prompts, st.integers(0, 5)), min_size=1, max_size=4))
+    def read(self, asked: list[tuple[list[int], int]]) -> None:
+        """Requests for log-probabilities of labels after a prompt, and for no token."""
+        for prompt, priority in asked:
+            if len(prompt) < self.engine.max_tokens:
+                request = self.new_request(prompt, 0)
+                request.read, request.priority = Read(LABELS), priority
+                self.engine.submit(request)
+                self.live[request.id] = request
+
     @precondition(lambda self: self.answered)
     @rule(data=st.data(), cut=st.integers(0, 3), tail=st.lists(st.integers(0, 2), min_size=1, max_size=4))
     def go_on(self, data: st.DataObject, cut: int, tail: list[int]) -> None:
@@ -251,6 +264,10 @@ class EngineMachine(RuleBasedStateMachine):
             assert sum(kind.held for kind in kinds) == counts.held
             assert sum(kind.cached for kind in kinds) == counts.cached
             assert not output.failed
+            found = {request.id: numbers for request, numbers in output.outputs}
+            for request in output.read:
+                assert self.live.pop(request.id) is request
+                assert found[request.id] == reference_labels(request.prompt, LABELS)
             for out in output.tokens:
                 if out.finish is not None:
                     request = self.live.pop(out.request.id)
