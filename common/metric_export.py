@@ -42,6 +42,8 @@ VLLM: Final[Mapping[str, _Name]] = {
     "baton_adapter_slots_used": _Name("vllm:num_gpu_loaded_lora_adapters"),
     "baton_adapter_slots": _Name("vllm:max_gpu_lora_adapters"),
     "baton_adapter_load_seconds": _Name("vllm:lora_adapter_load_seconds"),
+    "baton_router_weight_operation_seconds": _Name("vllm:rl_weight_update_operation_duration_seconds"),
+    "baton_router_weight_operations_in_flight": _Name("vllm:rl_weight_update_operations_in_flight"),
     "baton_preemptions": _Name("vllm:num_preemptions"),
     "baton_cache_queried_tokens": _Name("vllm:prefix_cache_queries"),
     "baton_cache_hit_tokens": _Name("vllm:prefix_cache_hits"),

@@ -354,6 +354,19 @@ DASHBOARDS: dict[str, dict[str, tuple[Panel, ...]]] = {
             ),
             Panel("Loading", "s", quantiles("baton_adapter_load_seconds", "worker")),
         ),
+        "Weights": (
+            Panel(
+                "Updates and pauses",
+                "s",
+                quantiles("baton_router_weight_operation_seconds", "operation"),
+                help="From the call to its answer: every worker and every router has done it.",
+            ),
+            Panel(
+                "Updates and pauses that go on",
+                "short",
+                (("sum by (operation) (baton_router_weight_operations_in_flight)", "{{operation}}"),),
+            ),
+        ),
         "Processes": (
             Panel("CPU", "percentunit", rate("process_cpu_seconds_total", "worker")),
             Panel("Memory", "bytes", (("sum by (worker) (process_resident_memory_bytes)", "{{worker}}"),)),

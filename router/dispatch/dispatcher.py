@@ -68,7 +68,7 @@ class ClusterDispatcher:
         self._on_end = on_end
         self._config = config
         self._registry = registry
-        self._metrics = metrics
+        self.metrics = metrics
         self._selector = Selector(
             registry,
             policy or configured_policy(config),
@@ -177,7 +177,7 @@ class ClusterDispatcher:
         if self._draining:
             raise ShuttingDown
         self.gate.check_new()
-        waterfall = Waterfall(time.monotonic(), self._metrics)
+        waterfall = Waterfall(time.monotonic(), self.metrics)
         identity = CURRENT_REQUEST.get() or RequestIdentity()
         index, sequence_id = identity.next_sequence()
         sequence = SequenceState(
@@ -210,7 +210,7 @@ class ClusterDispatcher:
             ended = time.monotonic()
             if is_cut:
                 on_cut(sequence.status(), waterfall.timings(ended))
-            self._metrics.finished(sequence, outcome, ended)
+            self.metrics.finished(sequence, outcome, ended)
             if outcome in _COMPLETE and not sequence.is_prefill_only:
                 self._selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
@@ -239,7 +239,7 @@ class ClusterDispatcher:
         """
         self.prefill_queue.served(tokens - cached if sequence.is_prefill_only else tokens)
         grant.computed()
-        self._metrics.served(prompt_tokens)
+        self.metrics.served(prompt_tokens)
 
     def _forget(self, identity: RequestIdentity, index: int) -> None:
         del self._sequences[identity][index]
@@ -251,9 +251,9 @@ class ClusterDispatcher:
         try:
             self.prefill_queue.check(len(sequence.prompt), sequence.seconds_left())
         except Overloaded as error:
-            self._metrics.counted(error.code or "error")
+            self.metrics.counted(error.code or "error")
             raise
-        self._metrics.admitted(len(sequence.prompt))
+        self.metrics.admitted(len(sequence.prompt))
 
     def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
@@ -318,7 +318,7 @@ class ClusterDispatcher:
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:
         """Raises RouterError if there is no further attempt."""
-        self._metrics.retried(failed)
+        self.metrics.retried(failed)
         verdict = retries.failed(failed, len(sequence.output))
         if verdict is None:
             _log.info("retrying request %s (%d attempts left): %s", sequence.label, retries.left, failed)
@@ -342,7 +342,7 @@ class ClusterDispatcher:
         if known is not None:
             _log.warning("request %s is identical to %s, which crashed workers: refused", sequence.id, known)
             error = crashed_workers(known)
-            self._metrics.counted(error.code or "error")
+            self.metrics.counted(error.code or "error")
             raise error
 
     async def _wait_for_admission(self, sequence: SequenceState, want: AdmissionRequest) -> AdmissionGrant:
@@ -377,11 +377,11 @@ class ClusterDispatcher:
     def _enter(self) -> None:
         self._running += 1
         self._idle.clear()
-        self._metrics.running.set(self._running)
+        self.metrics.running.set(self._running)
 
     def _leave(self) -> None:
         self._running -= 1
-        self._metrics.running.set(self._running)
+        self.metrics.running.set(self._running)
         if not self._running:
             self._idle.set()
 

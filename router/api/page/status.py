@@ -15,6 +15,7 @@ from typing import Any, Final
 from router.api.generation.served_model import ServedModel
 from router.dispatch.admission.prefill_queue import PrefillQueue
 from router.dispatch.metrics.recent import EndedRequest, HandoffTotals, QuantileWindow, Recent, SharedPause
+from router.dispatch.weights.agreed_weights import version_of
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
@@ -157,6 +158,7 @@ def _worker(member: Member, figures: WorkerFigures | None) -> dict[str, Any]:
         "device": session.info.device if session else None,
         "dtype": session.info.dtype if session else None,
         "requests": session.load.requests if session else 0,
+        "weight_version": version_of(session.info.served) if session else None,
     }
     if figures is not None and session is not None:
         stats = figures.latest

@@ -50,6 +50,8 @@ def _workers(arguments: argparse.Namespace, ask: Ask) -> None:
         state = worker["state"] + (f" ({worker['trouble']})" if worker["trouble"] else "")
         home = f"pid {worker['pid']} on {worker['host']}" if worker["pid"] else "no process"
         print(f"{worker['worker']:<12} {worker['role']:<8} {worker['requests']:>4} requests  {home}  {state}")
+        if worker["weight_version"] not in (None, "default"):
+            print(f"{'':<12} weights: {worker['weight_version']}")
         if worker["adapters"]:
             print(f"{'':<12} adapters: {', '.join(map(_adapter, worker['adapters']))}")
         if worker["predecessor"]:

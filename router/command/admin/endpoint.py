@@ -32,6 +32,7 @@ from router.command.admin.drain import (
     WorkerDrainer,
 )
 from router.command.admin.scaling import MAX_WORKERS, CannotScale, Scaling, Superseded
+from router.dispatch.weights.agreed_weights import version_of
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
@@ -258,6 +259,7 @@ def _described(model: str, member: Member) -> dict[str, object]:
         "host": session.info.metrics_address.rpartition(":")[0] if session else None,
         "trouble": member.trouble,
         "predecessor": session.info.predecessor if session else "",
+        "weight_version": version_of(session.info.served) if session else None,
         "adapters": [adapter_figures(use) for use in session.adapters.uses] if session else [],
     }
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -24,6 +25,7 @@ _STAGES_TO_FIRST: Final = ("queue", "prefill")
 _STAGES_TO_SECOND: Final = ("reserve", "transfer", "first_decode")
 _STAGES: Final = (*_STAGES_TO_FIRST, *_STAGES_TO_SECOND)
 _RATES: Final = (1e6, 1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 2e10, 5e10, 1e11, 2e11, 4e11)
+_OPERATIONS: Final = (0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _LAGS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -88,6 +90,19 @@ class RouterMetrics(Observer):
         self.loop_lag = new.histogram(
             "baton_router_loop_lag_seconds", "Delay of a timer in the router's event loop", _LAGS
         )
+        durations = new.histogram(
+            "baton_router_weight_operation_seconds",
+            "Updates of the weights, pauses and their ends, by one call to this router",
+            _OPERATIONS,
+            "operation",
+        )
+        in_flight = new.gauge(
+            "baton_router_weight_operations_in_flight", "Of these, the ones that go on", "operation"
+        )
+        self._weights = {
+            operation: (durations.labels(operation), in_flight.labels(operation))
+            for operation in ("update", "pause", "resume")
+        }
         self._cluster = ClusterMetrics()
         self.registry.register(self._cluster)
 
@@ -103,6 +118,16 @@ class RouterMetrics(Observer):
     def watch_cluster(self, load: Callable[[], ClusterLoad]) -> None:
         """Read the load of all workers at every scrape."""
         self._cluster.load = load
+
+    @contextmanager
+    def weight_operation(self, operation: str) -> Iterator[None]:
+        """Record an `update`, a `pause` or a `resume`, whatever becomes of it."""
+        (duration, in_flight), began = self._weights[operation], time.monotonic()
+        with in_flight.track_inprogress():
+            try:
+                yield
+            finally:
+                duration.observe(time.monotonic() - began)
 
     def admitted(self, prompt_tokens: int) -> None:
         self._prompt_tokens.inc(prompt_tokens)

@@ -103,15 +103,17 @@ class WeightUpdates:
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when no worker has requests to compute."""
-        async with self._changing:
-            within_s = math.inf if mode is PauseMode.WAIT else AGREED_S
-            await self.agreed.publish(lambda state: state.next(pause=mode), within_s)
+        with self._dispatcher.metrics.weight_operation("pause"):
+            async with self._changing:
+                within_s = math.inf if mode is PauseMode.WAIT else AGREED_S
+                await self.agreed.publish(lambda state: state.next(pause=mode), within_s)
 
     async def resume(self) -> None:
         """No effect if it is not paused. Raises InvalidRequest during an update."""
         if self._changing.locked():
             raise InvalidRequest("The service is being paused or updated: resume it after that.", code="busy")
-        await self.agreed.publish(lambda state: None if state.pause is None else state.next(pause=None))
+        with self._dispatcher.metrics.weight_operation("resume"):
+            await self.agreed.publish(lambda state: None if state.pause is None else state.next(pause=None))
 
     async def update(
         self,
@@ -136,6 +138,12 @@ class WeightUpdates:
         return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
 
     async def _update(self, new: worker_pb2.ServedWeights, mode: PauseMode, how: UpdateMode) -> UpdateDone:
+        with self._dispatcher.metrics.weight_operation("update"):
+            return await self._update_in_turn(new, mode, how)
+
+    async def _update_in_turn(
+        self, new: worker_pb2.ServedWeights, mode: PauseMode, how: UpdateMode
+    ) -> UpdateDone:
         async with self._changing:
             began = time.monotonic()
             await self.agreed.look()

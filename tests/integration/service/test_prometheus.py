@@ -20,6 +20,7 @@ import yaml
 from benchmarks.lib.servers.server import free_port
 from engine.config import SpeculationConfig
 from router.config.choices import Mode
+from router.dispatch.admission.pause_gate import PauseMode
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import save_small_model
 
@@ -100,6 +101,8 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
         while missing and time.monotonic() < deadline:
             (await client.post("/v1/completions", json=REQUEST)).raise_for_status()
             (await client.post("/v1/score", json=READ)).raise_for_status()
+            await cluster.weights.pause(PauseMode.KEEP)
+            await cluster.weights.resume()
             missing = {name: e for name, e in missing.items() if not await query(server, e)}
         assert not missing
         alerts = (await server.get("/api/v1/alerts")).json()["data"]["alerts"]

@@ -147,6 +147,7 @@ function card(worker) {
     shares,
     ...worker.tiers.flatMap(tier),
     ...adapters(worker),
+    worker.weight_version === "default" ? "" : element("p", "", `weights ${worker.weight_version}`),
     element("p", "", figure(worker.running, "running"), figure(worker.waiting, "waiting")),
     element("p", "", figure(rates.prompt, "in/s"), figure(rates.out, "out/s")));
   return made;
