@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,11 +22,14 @@ from tests.unit.engine.fake_runner import reference
 NAMES = ("a", "b", "c", "d")
 
 
-def engine_of(max_loras: int, *, loaded: tuple[str, ...] = NAMES, max_cpu_loras: int = 8) -> Engine:
+def engine_of(
+    max_loras: int, *, loaded: tuple[str, ...] = NAMES, max_cpu_loras: int = 8, **scheduler: Any
+) -> Engine:
     engine = make_engine(
         lora=LoraConfig(max_loras=max_loras, max_cpu_loras=max_cpu_loras),
         num_pages=256,
         bank=FakeAdapters(),
+        **scheduler,
     )
     for name in loaded:
         load(engine, name)
@@ -129,3 +133,55 @@ def test_an_adapter_loaded_again_after_it_was_unloaded_gets_its_slot_anew() -> N
     bank = engine.runner.adapters
     assert isinstance(bank, FakeAdapters)
     assert bank.slots == {0: digest_of("a")}
+
+
+def started_order(engine: Engine, requests: list[Request]) -> list[int]:
+    """Ids of requests in the order of their first tokens."""
+    for request in requests:
+        engine.submit(request)
+    order: list[int] = []
+    for _ in range(10_000):
+        if not engine.has_work:
+            break
+        engine.step()
+        order += [request.id for request in requests if request.output and request.id not in order]
+    return order
+
+
+def test_a_tenant_with_many_adapters_leaves_another_its_turn_for_a_slot() -> None:
+    engine = engine_of(1, tenant_quantum=3)
+    many = [ask(id, "abc"[id % 3]) for id in range(9)]
+    for request in many:
+        request.tenant = "many"
+    one = ask(10, "d")
+    one.tenant = "one"
+    order = started_order(engine, [*many, one])
+    assert order.index(10) <= 4, order
+
+
+def test_a_request_waits_for_an_adapter_that_is_being_loaded_and_others_go_on() -> None:
+    engine = engine_of(1, loaded=("a",))
+    digest = digest_of("b")
+    assert engine.adapters.expect(digest)
+    assert not engine.adapters.expect(digest)
+    waiting, others = ask(1, "b"), [ask(2, "a"), ask(3)]
+    for request in (waiting, *others):
+        engine.submit(request)
+    for _ in range(50):
+        engine.step()
+    assert [len(request.output) for request in (waiting, *others)] == [0, 4, 4]
+    with pytest.raises(AdapterRefused, match="being loaded"):
+        engine.adapters.unload(digest)
+    load(engine, "b")
+    assert not engine.adapters.give_up(digest)
+    while engine.has_work:
+        engine.step()
+    assert waiting.output == reference([1, 2, 1], 4, namespace=waiting.namespace)
+
+
+def test_no_request_is_taken_for_an_adapter_that_does_not_come() -> None:
+    engine = engine_of(1, loaded=())
+    assert engine.adapters.expect(digest_of("b"))
+    assert engine.adapters.give_up(digest_of("b"))
+    with pytest.raises(AdapterMissing):
+        engine.submit(ask(1, "b"))
