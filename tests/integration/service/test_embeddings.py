@@ -216,6 +216,18 @@ async def test_a_decoder_in_every_mode_and_after_a_cached_prefix(
         await cluster.all_pages_back()
 
 
+async def test_a_conversation_has_the_embedding_of_its_rendered_text(decoder: SmallModel) -> None:
+    messages = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "a dog"}]
+    text = "user: the fox\nassistant: a dog\nassistant:"
+    [ids] = decoder.tokenizer.encode_batch([text], add_special_tokens=False)
+    async with running(decoder) as cluster:
+        found = await post(cluster, "/v1/embeddings", {"messages": messages})
+        of_ids = await post(cluster, "/v1/embeddings", {"input": ids})
+        await post(cluster, "/v1/embeddings", {"messages": messages, "input": "a"}, 400)
+    assert found["usage"]["prompt_tokens"] == len(ids)
+    np.testing.assert_allclose(found["data"][0]["embedding"], of_ids["data"][0]["embedding"], atol=1e-5)
+
+
 async def test_a_cross_encoder_sees_both_texts(reranker: SmallModel) -> None:
     backend = tokenizers.Tokenizer.from_file(str(reranker.folder / "tokenizer.json"))
     wanted = []

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from common.block_hash import BlockHash
 from common.block_key import PageKey, block_keys, page_key, root_key
-from common.sidecars import PROMPT_LOGPROBS, SidecarKind
+from common.sidecars import PROMPT_LOGPROBS, SidecarKind, pooled_sums
 from engine.device.batched_copies import BatchedCopies
 from engine.kv.cache.sidecars import NO_SIDECARS, Sidecars
 from engine.kv.tiers.block_files import BlockFiles, DirectoryInUse
@@ -159,13 +159,15 @@ class Threads:
 
 def test_sidecars_go_with_their_page_and_are_verified_with_it(tmp_path: Path) -> None:
     kinds = (PROMPT_LOGPROBS, SidecarKind("routed_experts", 0, np.dtype((np.uint8, (3, 2)))))
-    sidecars = Sidecars(9, 4, kinds)
+    sums = pooled_sums("mean", 3)
+    sidecars = Sidecars(9, 4, (*kinds, sums))
     draw = np.random.default_rng(0)
     for kind in kinds:
         drawn = np.frombuffer(draw.bytes(4 * kind.row.itemsize), np.uint8).view(kind.row.base)
         sidecars.write(kind, 3, 0, drawn.reshape(4, *kind.row.shape))
+    sidecars.add(sums, 3, 0, 4, np.array([1.5, -2.0, 3.0], np.float32))
     before = sidecars.read(3)
-    assert len(before) == sidecars.record_bytes == 8 + 4 * (16 + 6)
+    assert len(before) == sidecars.record_bytes == 16 + 4 * (16 + 6) + 12
     threads = Threads(tmp_path, sidecars)
     down = threads.do(Demote(1, (3, 4), (0, 1)))
     assert down.digests[0] is not None
