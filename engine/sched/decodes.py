@@ -10,15 +10,24 @@ from engine.core.request import PENDING, Request
 from engine.core.waits import WaitReason
 from engine.kv.manager.kv_manager import KVManager
 from engine.sched.admission.page_forecast import Forecaster
+from engine.sched.chunk_size.whole_images import least_end
 from engine.sched.drafts.speculator import Speculator
 from engine.sched.queue.queues import Queues
 
 
 class RunningDecodes:
     def __init__(
-        self, config: SchedulerConfig, kv: KVManager, queues: Queues, forecaster: Forecaster, context: int
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        queues: Queues,
+        forecaster: Forecaster,
+        context: int,
+        *,
+        whole_images: bool,
     ) -> None:
-        """`context`: largest number of prompt and output tokens of a request."""
+        """`context`: most prompt and output tokens of a request. `whole_images`: see `Prompts`."""
+        self._next_end = least_end if whole_images else _next_token
         self._kv = kv
         self._queues = queues
         self._forecaster = forecaster
@@ -38,9 +47,9 @@ class RunningDecodes:
         lacking = [request for request in decodes if request.num_computed >= request.capacity]
         if self._kv.needs.windowed:
             # A page that a prompt left behind may be in another request's window, and the pool empty.
-            lacking += [r for r in self._queues.prefilling if r.num_computed >= r.capacity]
+            lacking += [r for r in self._queues.prefilling if self._next_end(r) > r.capacity]
         for request in lacking:
-            while request.slot >= 0 and not self._kv.grow(request):
+            while request.slot >= 0 and not self._kv.grow(request, self._next_end(request)):
                 victims = self._queues.victims([r for r in self._queues.running if not r.pinned])
                 if not victims or self._kv.num_returning:
                     waits = True
@@ -107,3 +116,7 @@ class RunningDecodes:
                 )
                 total += count
         return total
+
+
+def _next_token(request: Request) -> int:
+    return request.num_computed + 1

@@ -69,7 +69,9 @@ class Scheduler:
         self._chunks = ChunkSizer(config, kv.page_size, context, self._lengths)
         self._forecaster = Forecaster(config, kv, self._lengths)
         self._admission = Admission(config, kv, self._queues, self._rules, self._chunks, self._forecaster)
-        self._decodes = RunningDecodes(config, kv, self._queues, self._forecaster, context)
+        self._decodes = RunningDecodes(
+            config, kv, self._queues, self._forecaster, context, whole_images=whole_images
+        )
         self._prompts = Prompts(
             config, kv, self._queues, self._admission, self._chunks, whole_images=whole_images
         )

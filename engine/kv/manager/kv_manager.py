@@ -184,17 +184,18 @@ class KVManager:
         self.tables.pass_by(request, request.num_computed)
         self.scores.inherit(request)
 
-    def grow(self, request: Request) -> bool:
-        """Allocate pages for the next token if it needs some; False if there are too few."""
+    def grow(self, request: Request, upto: int) -> bool:
+        """Allocate pages for the next token, or for those before `upto` of a prompt, if they need some; False
+        if there are too few."""
         if request.num_computed >= len(request.pages) // self._stride * self.page_size:
             pages = self._supply.take(self._stride, request.id, PageState.HELD)
             if pages is None:
                 return False
             request.pages += pages
             request.capacity += self.page_size
-        elif request.num_computed >= request.capacity:
+        elif upto > request.capacity:
             self.tables.fill(request)
-        return request.num_computed < request.capacity
+        return upto <= request.capacity
 
     def room_for(self, request: Request, tokens: int, *, spare: int) -> int:
         """How many of the next `tokens` tokens have room, with pages taken where more than `spare` stay."""

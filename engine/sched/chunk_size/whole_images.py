@@ -12,7 +12,8 @@ def with_whole_images(prompts: Sequence[Request], lengths: Sequence[int], room: 
 
     A chunk ends before the image in which it would end, or if it begins there, with the image. It gets more
     tokens for that, up to `room` in all chunks; the first chunk of a step gets them in any case, so that
-    images do not wait for ever.
+    images do not wait for ever. A request whose pages do not reach the end of its image gets none: see
+    `RunningDecodes.make_room`.
     """
     if not any(request.media for request in prompts):
         return list(lengths)
@@ -28,9 +29,17 @@ def with_whole_images(prompts: Sequence[Request], lengths: Sequence[int], room: 
     return whole
 
 
+def least_end(request: Request) -> int:
+    """End of the shortest chunk that the request may get next."""
+    start = request.num_computed
+    within = (item.end for item in request.media if item.offset <= start < item.end)
+    return next(within, start + 1)
+
+
 def _fitted(request: Request, length: int) -> int:
     start = request.num_computed
     for item in request.media:
         if length and item.offset < start + length < item.end:
-            return item.offset - start if item.offset > start else item.end - start
-    return length
+            length = item.offset - start if item.offset > start else item.end - start
+            break
+    return length if start + length <= request.capacity else 0

@@ -237,5 +237,19 @@ def test_weights_without_a_vision_model_are_refused_and_the_others_stay(
     engine.close()
 
 
+@pytest.mark.parametrize("pages", [50, 60, 70, 90])
+def test_images_that_are_computed_whole_wait_for_pages_of_their_windows(pages: int, tmp_path: Path) -> None:
+    family = FAMILIES["gemma3"]
+    served = Served(tmp_path, family.save(tmp_path), family)
+    images = family.images(6)
+    prompts: list[list[Part]] = [
+        [[5] * 7, images[0], [6] * 20, images[1], [7] * 9, images[2], [8]],
+        [images[3], [6] * 31, images[4], images[5], [7] * 3],
+    ]
+    engine = served.engine(num_pages=pages, chunk_budget=9, page_aligned_chunks=False)
+    assert answers(engine, *prompts) == [served.expected(parts) for parts in prompts]
+    engine.close()
+
+
 def is_of_vision(name: str) -> bool:
     return "vision" in name or "visual" in name
