@@ -6,9 +6,9 @@ import asyncio
 import signal
 import subprocess
 from asyncio.subprocess import Process
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Final
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final, Generic, TypeVar
 
 from common.limited_work import LENGTH_BYTES
 
@@ -101,3 +101,35 @@ class LimitedProcess:
                 *self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
             )
         return self._process
+
+
+_ProcessT = TypeVar("_ProcessT", bound=LimitedProcess)
+
+
+class ProcessTurns(Generic[_ProcessT]):
+    """Several processes, lent for a question each; those who ask have a share of them each."""
+
+    def __init__(self, processes: Sequence[_ProcessT], share: int) -> None:
+        """`share`: processes that one of those who ask may have at a time."""
+        self.processes: Final = tuple(processes)
+        self._share: Final = share
+        self._idle: Final = list(processes)
+        self._free: Final = asyncio.Semaphore(len(processes))
+        self._shares: Final[dict[str, asyncio.Semaphore]] = {}
+
+    @asynccontextmanager
+    async def process(self, name: str) -> AsyncIterator[_ProcessT]:
+        """A process that is idle, the last one that was used. `name`: of the one that asks; empty: anyone,
+        to whom all processes may be lent."""
+        share = self._share if name else len(self.processes)
+        async with self._shares.setdefault(name, asyncio.Semaphore(share)), self._free:
+            process = self._idle.pop()
+            try:
+                yield process
+            finally:
+                self._idle.append(process)
+
+    async def close(self) -> None:
+        """End the processes."""
+        for process in self.processes:
+            await process.close()

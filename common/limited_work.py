@@ -1,8 +1,8 @@
 """The inner side of `limited_process`: answers questions on standard input within limits.
 
-Questions and answers are frames: 8 bytes of length, little endian, and the content. Work that exceeds a limit
-ends the process with a signal: SIGXCPU for CPU time, SIGABRT for memory. The process also ends with its input,
-and so with the process that started it.
+Questions and answers are frames: 8 bytes of length, little endian, and the content. Work that exceeds a
+limit ends the process with a signal: SIGXCPU for CPU time, SIGABRT for memory. The process also ends with its
+input, and so with the process that started it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pydantic import Field, Tag
 from router.api.cache_hints import CacheControl
 from router.api.fields import TEXT_OR_LIST, Refused, WithoutEffect
 from router.api.generation.params.validation import RequestModel
+from router.api.media.marks import ImageSource, joined, written
 from router.api.openai.messages import AssistantMessage, MessageBody, ToolMessage, text_message, tool_call
 from router.api.openai.tools import ToolName
 from router.errors import InvalidRequest
@@ -25,8 +26,39 @@ class TextBlock(RequestModel):
     citations: Annotated[Any, WithoutEffect("of an earlier answer")] = None
 
 
+class Base64Image(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: Annotated[str, Field(min_length=1)]
+
+
+class ImageAtUrl(RequestModel):
+    type: Literal["url"]
+    url: Annotated[str, Field(min_length=1)]
+    """https: or http:, from hosts that the server allows; or data:."""
+
+
+class ImageBlock(RequestModel):
+    type: Literal["image"]
+    source: Annotated[Base64Image | ImageAtUrl, Field(discriminator="type")]
+    cache_control: CacheMark = None
+
+    @property
+    def piece(self) -> str:
+        """The image as a piece of a content."""
+        source = self.source
+        if isinstance(source, ImageAtUrl):
+            return written(ImageSource(source.url))
+        return written(ImageSource(f"data:{source.media_type};base64,{source.data}"))
+
+
 Text: TypeAlias = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[TextBlock], Tag("list")], TEXT_OR_LIST
+]
+_Result: TypeAlias = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], Tag("list")],
+    TEXT_OR_LIST,
 ]
 
 
@@ -42,7 +74,7 @@ class ToolUseBlock(RequestModel):
 class ToolResultBlock(RequestModel):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Text | None = None
+    content: _Result | None = None
     is_error: Annotated[bool | None, WithoutEffect("the content says so")] = None
     cache_control: CacheMark = None
 
@@ -54,9 +86,9 @@ class ThinkingBlock(RequestModel):
 
 
 Block: TypeAlias = Annotated[
-    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
+    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")
 ]
-"""Blocks of other types (images, documents) are refused."""
+"""Blocks of other types, such as documents, are refused."""
 
 
 class MessageParam(RequestModel):
@@ -82,7 +114,7 @@ class ToolParam(RequestModel):
 
 _BLOCKS: Final[dict[str, tuple[type, ...]]] = {
     "system": (TextBlock,),
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ToolUseBlock, ThinkingBlock),
 }
 """Blocks that the messages of a role may have."""
@@ -102,6 +134,8 @@ def in_openais_format(message: MessageParam, number: int) -> list[MessageBody]:
         match block:
             case TextBlock(text=text):
                 texts.append(text)
+            case ImageBlock():
+                texts.append(block.piece)
             case ThinkingBlock(thinking=text):
                 thoughts.append(text)
             case ToolUseBlock():
@@ -109,7 +143,7 @@ def in_openais_format(message: MessageParam, number: int) -> list[MessageBody]:
             case ToolResultBlock():
                 text, call_id = text_of(block.content or ""), block.tool_use_id
                 results.append(ToolMessage(role="tool", content=text, tool_call_id=call_id))
-    text = "\n".join(texts)
+    text = joined(texts)
     if message.role == "assistant":
         thought = "\n".join(thoughts) if thoughts else None
         return [
@@ -120,5 +154,8 @@ def in_openais_format(message: MessageParam, number: int) -> list[MessageBody]:
     return [*results, *([text_message(message.role, text)] if texts or not results else [])]
 
 
-def text_of(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def text_of(content: str | Sequence[TextBlock | ImageBlock]) -> str:
+    """With marks of images."""
+    if isinstance(content, str):
+        return content
+    return joined([block.piece if isinstance(block, ImageBlock) else block.text for block in content])

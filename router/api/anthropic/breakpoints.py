@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from router.api.anthropic.blocks import (
     Block,
+    ImageBlock,
     MessageParam,
     TextBlock,
     ThinkingBlock,
@@ -87,13 +88,13 @@ def _found(
     if system is not None and not isinstance(system, str):
         for number, text in enumerate(system):
             if text.cache_control is not None:
-                changed = _with(system, number, _ended_differently(text))
+                changed = [*system[:number], *_ended_differently(text), *system[number + 1 :]]
                 yield f"system.{number}", text.cache_control, [{"system": changed}]
     for number, message in enumerate(messages):
         content = message.content
         for at, block in enumerate(() if isinstance(content, str) else content):
             if not isinstance(block, ThinkingBlock) and block.cache_control is not None:
-                blocks = _with(content, at, _ended_differently(block))
+                blocks = [*content[:at], *_ended_differently(block), *content[at + 1 :]]
                 other = message.model_copy(update={"content": blocks})
                 place = f"messages.{number}.content.{at}"
                 yield place, block.cache_control, [{"messages": _with(messages, number, other)}]
@@ -109,20 +110,23 @@ def _other_tools(tool: ToolParam) -> Iterator[ToolParam]:
     yield tool.model_copy(update={"description": (tool.description or "") + _OTHER_END})
 
 
-def _ended_differently(block: Block) -> Block:
+def _ended_differently(block: Block) -> list[Block]:
+    """What replaces the block."""
     match block:
         case TextBlock():
-            return block.model_copy(update={"text": block.text + _OTHER_END})
+            return [block.model_copy(update={"text": block.text + _OTHER_END})]
+        case ImageBlock():
+            return [block, TextBlock(type="text", text=_OTHER_END)]
         case ToolUseBlock():
-            return block.model_copy(update={"input": {**block.input, _OTHER_END: ""}})
+            return [block.model_copy(update={"input": {**block.input, _OTHER_END: ""}})]
         case ToolResultBlock(content=None):
-            return block.model_copy(update={"content": _OTHER_END})
+            return [block.model_copy(update={"content": _OTHER_END})]
         case ToolResultBlock(content=str(content)):
-            return block.model_copy(update={"content": content + _OTHER_END})
-        case ToolResultBlock(content=[*texts, last]):
-            return block.model_copy(update={"content": [*texts, _ended_differently(last)]})
+            return [block.model_copy(update={"content": content + _OTHER_END})]
+        case ToolResultBlock(content=[*parts, last]):
+            return [block.model_copy(update={"content": [*parts, *_ended_differently(last)]})]
         case ToolResultBlock():
-            return block.model_copy(update={"content": _OTHER_END})
+            return [block.model_copy(update={"content": _OTHER_END})]
     raise AssertionError(f"a {block.type} block has no mark")
 
 

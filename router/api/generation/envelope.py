@@ -13,6 +13,7 @@ from typing import Any, Final
 from common.origin import namespace_of
 from engine.config import Policy
 from router.api.generation.tenants import CURRENT_TENANT
+from router.api.media.prompt import NO_MEDIA, PromptMedia
 from router.config.settings import RouterConfig
 from router.errors import InvalidRequest
 from router.request_limits import MAX_CACHE_KEY, MAX_CACHE_SALT, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
@@ -116,12 +117,15 @@ def filled(
     prompt: Sequence[int],
     prefixes: Iterable[tuple[int, float]],
     limits: RequestLimits,
+    media: PromptMedia = NO_MEDIA,
 ) -> worker_pb2.Work:
     """A copy with the prompt, for the current tenant. `prefixes`: see `PreparedPrompt.prefixes`."""
     tenant = CURRENT_TENANT.get().name
     separate = tenant if limits.separate_tenants else ""
     copy = worker_pb2.Work(
         prompt=prompt,
+        prompt_keys=media.keys,
+        media=media.items,
         tenant=tenant,
         namespace=namespace_of(adapter=work.adapter_digest, tenant=separate, cache_salt=work.cache_salt),
     )

@@ -15,6 +15,7 @@ from engine.grammar.grammar import Grammar
 from router.api.generation.audit.issuing import on_answer_of
 from router.api.generation.audit.receipts import Issuer
 from router.api.generation.audit.record_file import RecordFile
+from router.api.generation.chat_images import expanded, without_images
 from router.api.generation.completion import Completion
 from router.api.generation.envelope import check, filled
 from router.api.generation.forced.forced_calls import forced_calls
@@ -32,6 +33,8 @@ from router.api.generation.tenants import CURRENT_TENANT
 from router.api.generation.text.breakpoints import block_end
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.tokenizer import Tokenizer
+from router.api.media.images import Images
+from router.api.media.prompt import NO_MEDIA, PromptMedia
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.adapters.table import Adapter
 from router.dispatch.interface import Dispatcher
@@ -58,6 +61,7 @@ class PreparedPrompt:
     """Special tokens that the parser must see."""
     prefixes: Sequence[tuple[int, float]] = ()
     """Tokens of beginnings that the client asks to retain, and for how many seconds."""
+    media: PromptMedia = NO_MEDIA
 
     def constrain(self, options: SamplingOptions) -> SamplingOptions:
         """Add the grammar of a forced tool call, if there is one. Raises InvalidRequest."""
@@ -92,10 +96,14 @@ class Generation:
         formats: OutputFormats | None = None,
         history: History | None = None,
         adapters: ServedAdapters | None = None,
+        images: Images | None = None,
     ) -> None:
-        """`formats`: how answers are parsed; None: by the chat template. `adapters`: None if the workers take
-        none."""
+        """`formats`: how answers are parsed; None: by the chat template. `adapters`, `images`: None if the
+        workers take none."""
         self.model = model
+        self._images: Final = images
+        if images is not None:
+            tokenizer.show_images_as(images.facts.placeholder)
         self.adapters: Final = adapters
         self._adapter = ""
         """Name of the adapter that its requests use."""
@@ -142,8 +150,10 @@ class Generation:
         return adapted
 
     async def close(self) -> None:
-        """End the processes that check grammars."""
+        """End the processes that check grammars, and those that decode images."""
         await self._constraints.close()
+        if self._images is not None:
+            await self._images.close()
 
     def ready(self) -> bool:
         return self._dispatcher.ready()
@@ -188,7 +198,7 @@ class Generation:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids) + (model.pooling is not None)
-            prototype = filled(request.work, token_ids, prepared.prefixes, self.limits)
+            prototype = filled(request.work, token_ids, prepared.prefixes, self.limits, prepared.media)
             prototype.routed_experts |= request.routed_by_default and self.limits.routed_experts
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):
@@ -280,13 +290,14 @@ class Generation:
         tokenizer = self.tokenizer
         parser: Callable[[], OutputParser | None] = _none
         counter: Callable[[], ReasoningCounter | None] = _none
-        grammar, visible = None, tuple[str, ...]()
+        grammar, visible, media = None, tuple[str, ...](), NO_MEDIA
         prefixes: Sequence[tuple[int, float]] = ()
         if isinstance(prompt, Chat):
             if not prompt.messages:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
             self.check_messages(len(prompt.messages))
+            prompt, sources = without_images(prompt, self.model.name, self._images)
             text = await self.rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
@@ -298,13 +309,15 @@ class Generation:
             parser()  # raises for tools whose calls cannot be parsed
             self._check_length(tokenizer.fewest_tokens(text), param, "at least ")
             token_ids: Sequence[int]
+            shown = await expanded(text, sources, self._images)
             if prompt.breakpoints and self.limits.retention:
-                ends = [await self._end(point, text) for point in prompt.breakpoints]
-                token_ids, counts = await tokenizer.encode_to_ends(text, ends)
+                ends = [shown.end_of(await self._end(point, text)) for point in prompt.breakpoints]
+                token_ids, counts = await tokenizer.encode_to_ends(shown.text, ends)
                 times = (point.seconds for point in prompt.breakpoints)
                 prefixes = [(tokens, s) for tokens, s in zip(counts, times, strict=True) if tokens]
             else:
-                token_ids = await tokenizer.encode_rendered(text)
+                token_ids = await tokenizer.encode_rendered(shown.text)
+            media = shown.placed(token_ids)
         elif isinstance(prompt, str):
             param = "prompt"
             self._check_length(tokenizer.fewest_tokens(prompt), param, "at least ")
@@ -313,14 +326,15 @@ class Generation:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)
         self.check_ids(token_ids, param)
-        return PreparedPrompt(token_ids, grammar, parser, counter, visible, prefixes)
+        return PreparedPrompt(token_ids, grammar, parser, counter, visible, prefixes, media)
 
     async def _end(self, point: Breakpoint, prompt: str) -> int:
         """Characters of a prompt up to a breakpoint."""
-        return block_end(prompt, [await self.rendered(chat) for chat in point.altered()])
+        variants = (without_images(chat, "", self._images)[0] for chat in point.altered())
+        return block_end(prompt, [await self.rendered(chat) for chat in variants])
 
     async def rendered(self, chat: Chat) -> str:
-        """The prompt of a conversation as text. Raises InvalidRequest."""
+        """The prompt of a conversation without images as text. Raises InvalidRequest."""
         messages, tools = self.formats.messages(chat.messages), chat.tool_use.offered
         return await self.tokenizer.rendered(messages, chat.template_options, tools, chat.end)
 

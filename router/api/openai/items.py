@@ -9,6 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from router.api.fields import TEXT_OR_LIST, WithoutEffect
 from router.api.generation.params.validation import RequestModel
+from router.api.media.marks import ImageSource, joined, written
+from router.api.openai.images import Detail
 from router.api.openai.messages import (
     AssistantMessage,
     MessageBody,
@@ -32,8 +34,24 @@ class InputTextPart(RequestModel):
     prompt_cache_breakpoint: Annotated[Any, WithoutEffect("prefixes are cached without marks")] = None
 
 
+class InputImagePart(RequestModel):
+    """An image in a message of the user, or in the output of a function."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(min_length=1)]
+    """data:, or https:, http: and file: from where the server allows."""
+    detail: Detail | None = None
+    """`low`: the image is shrunk to 512 pixels on its longest side."""
+    file_id: None = None
+    prompt_cache_breakpoint: Annotated[Any, WithoutEffect("prefixes are cached without marks")] = None
+
+
+_Part: TypeAlias = Annotated[
+    Annotated[InputTextPart, Tag("text")] | Annotated[InputImagePart, Tag("image")],
+    Discriminator(lambda part: "image" if _kind(part) == "input_image" else "text"),
+]
 _Content: TypeAlias = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[InputTextPart], Tag("list")], TEXT_OR_LIST
+    Annotated[str, Tag("text")] | Annotated[list[_Part], Tag("list")], TEXT_OR_LIST
 ]
 
 
@@ -153,4 +171,10 @@ def _merged(items: Sequence[InputItem]) -> list[MessageBody]:
 
 
 def _text(content: _Content) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return content if isinstance(content, str) else joined([_piece(part) for part in content])
+
+
+def _piece(part: InputTextPart | InputImagePart) -> str:
+    if isinstance(part, InputTextPart):
+        return part.text
+    return written(ImageSource(part.image_url, part.detail or "auto"))

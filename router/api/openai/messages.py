@@ -16,11 +16,13 @@ from pydantic_core import PydanticCustomError, from_json
 
 from router.api.fields import WithoutEffect
 from router.api.generation.params.validation import RequestModel
+from router.api.media.marks import joined
+from router.api.openai.images import OTHER_MEDIA, ImagePart, image_text
 from router.errors import InvalidRequest
 
 
 class TextPart(RequestModel):
-    """A part of a message's content; parts of other types are refused."""
+    """A text in a message's content."""
 
     type: Literal["text"]
     text: str
@@ -32,25 +34,30 @@ class TextPart(RequestModel):
 
 _PART_FIELDS: Final = frozenset(TextPart.model_fields)
 _CACHE_MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
-_Parts: TypeAlias = Annotated[list[TextPart], Field(min_length=1)]
+_Parts: TypeAlias = Annotated[list[TextPart | ImagePart], Field(min_length=1)]
 
 
 def _content(value: Any) -> Any:
-    """The content as text; several parts are joined by line breaks."""
+    """The content as text, with marks of images; several texts are joined by line breaks."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
         raise PydanticCustomError("content", "Input should be a string or a list of content parts")
-    return "\n".join(_text_of(part, number) for number, part in enumerate(value))
+    return joined([_text_of(part, number) for number, part in enumerate(value)])
 
 
 def _text_of(part: Any, number: int) -> str:
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    if kind == "image_url":
+        return image_text(part, number)
     if kind != "text" or not isinstance(part.get("text"), str):
+        what = "has no text" if kind == "text" else f"is of type {kind!r}"[:100]
+        if kind in OTHER_MEDIA:
+            what += f", and {OTHER_MEDIA[kind]} are not supported".replace("audio are", "audio is")
         raise PydanticCustomError(
             "content",
-            "Part {number} {what}; only parts of type 'text' are supported",
-            {"number": number, "what": "has no text" if kind == "text" else f"is of type {kind!r}"[:100]},
+            "Part {number} {what}; only parts of type 'text' and 'image_url' are supported",
+            {"number": number, "what": what},
         )
     wrong = part.keys() - _PART_FIELDS
     wrong |= {mark for mark in _CACHE_MARKS if not isinstance(part.get(mark), dict | None)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from common.limited_process import ProcessTurns
 from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.api.generation.params.check_process import CheckProcess
@@ -38,36 +39,32 @@ class ConstraintChecks:
 
     def __init__(self) -> None:
         self._accepted: Final[OrderedDict[Grammar, None]] = OrderedDict()
-        self.processes: Final = tuple(CheckProcess() for _ in range(_PROCESSES))
-        self._idle: Final = list(self.processes)
-        self._free: Final = asyncio.Semaphore(_PROCESSES)
-        self._turns: Final[dict[str, asyncio.Lock]] = {}
-        """Locks by tenant."""
+        self._turns: Final = ProcessTurns([CheckProcess() for _ in range(_PROCESSES)], share=1)
+
+    @property
+    def processes(self) -> Sequence[CheckProcess]:
+        return self._turns.processes
 
     async def check(self, constraint: Constraint) -> None:
         """Raise InvalidRequest, naming the field, if the grammar cannot be compiled."""
         grammar = constraint.grammar
         if self._knows(grammar):
             return
-        async with self._turns.setdefault(CURRENT_TENANT.get().name, asyncio.Lock()), self._free:
+        async with self._turns.process(CURRENT_TENANT.get().name) as process:
             if self._knows(grammar):
                 return
-            process = self._idle.pop()  # the last one that was used
             try:
                 await process.check(grammar)
             except GrammarError as error:
                 message = f"{constraint.param}: {error}."
                 raise InvalidRequest(message, param=constraint.param) from None
-            finally:
-                self._idle.append(process)
         self._accepted[grammar] = None
         while len(self._accepted) > _KEPT:
             self._accepted.popitem(last=False)
 
     async def close(self) -> None:
         """End the processes."""
-        for process in self.processes:
-            await process.close()
+        await self._turns.close()
 
     def _knows(self, grammar: Grammar) -> bool:
         known = grammar in self._accepted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import Enum, auto
@@ -18,15 +19,18 @@ from router.api.generation.output.call_formats import taught_by
 from router.api.generation.text.described_tools import with_calls_as_text, with_tools_described
 from router.api.generation.text.system_messages import Message, arrangements, is_system, lost, marked
 from router.api.generation.tools import Tool
+from router.api.media.marks import images_after_tools, numbers_in, parts_of, with_placeholders
 from router.errors import InvalidRequest
 
 
 def _spoken(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     """Ways to say the conversation: with the arguments of calls as objects, then as text, to which templates
-    such as DeepSeek-V3.1's append more."""
+    such as DeepSeek-V3.1's append more; and with the images of tools in messages of the user."""
     yield from arrangements(messages)
     if any(message.get("tool_calls") for message in messages):
         yield from arrangements([_with_text_arguments(message) for message in messages])
+    if any(message["role"] == "tool" and numbers_in(message["content"]) for message in messages):
+        yield from arrangements(images_after_tools(messages))
 
 
 def _with_text_arguments(message: Message) -> Message:
@@ -79,6 +83,11 @@ class ChatTemplate:
         self.takes_tools: Final = "tools" in self.variables
         """Whether the template puts tools into the prompt; otherwise the system message describes them."""
         self._takes_calls: Final = "tool_calls" in source
+        probe = f"x{secrets.token_hex(6)}x"
+        self._takes_parts: Final = self._shows(probe, [{"type": "text", "text": probe}])
+        self._needs_parts: Final = self._takes_parts and not self._shows(probe, probe)
+        self.placeholder = ""
+        """What a prompt has in the place of an image; empty: no images."""
 
     @classmethod
     def load(cls, folder: Path, chosen: str | None = None) -> ChatTemplate | None:
@@ -123,6 +132,7 @@ class ChatTemplate:
         if end is PromptEnd.LAST_MESSAGE:
             messages = _with_cut(messages)
         count = len(messages)
+        images = sum(len(numbers_in(message.get("content"))) for message in messages)
         if not self._takes_calls:
             messages = with_calls_as_text(messages)
         if not self.takes_tools:
@@ -133,6 +143,8 @@ class ChatTemplate:
         for arranged, probe in ways:
             try:
                 prompt = self._render(arranged, options, end)
+                if images and prompt.count(self.placeholder) != images:
+                    raise TemplateError("it does not show each image once")  # noqa: TRY301
                 ignored = self._ignored(messages, probe, options, end, prompt)
             except Exception as error:  # templates raise arbitrary errors about conversations
                 message = f"The model's chat template refuses these messages: {error}"
@@ -170,11 +182,34 @@ class ChatTemplate:
 
     def _render(self, messages: Sequence[Message], options: Mapping[str, Any], end: PromptEnd) -> str:
         context = self._special_tokens | {"documents": None} | dict(options)
-        return self._template.render(
+        prompt = self._template.render(
             context,
-            messages=[_known_role(message) for message in messages],
+            messages=[self._with_parts(_known_role(message)) for message in messages],
             add_generation_prompt=end is PromptEnd.ANSWER,
         )
+        return with_placeholders(prompt, self.placeholder)
+
+    def _with_parts(self, message: Message) -> Message:
+        """The content as a list, where the template needs one, or has one for images."""
+        content = message.get("content")
+        if isinstance(content, str) and (self._needs_parts or (self._takes_parts and numbers_in(content))):
+            return {**message, "content": parts_of(content)}
+        return message
+
+    def _shows(self, text: str, content: Any) -> bool:
+        """Whether the template shows `text` of a content, and not the content as Python writes it."""
+        context = self._special_tokens | {"documents": None, "tools": None, "add_generation_prompt": True}
+        try:
+            prompt = self._template.render(context, messages=[{"role": "user", "content": content}])
+        except Exception:  # templates raise arbitrary errors about conversations
+            return False
+        return text in prompt and not (isinstance(content, list) and _is_written_out(prompt, text))
+
+
+def _is_written_out(prompt: str, text: str) -> bool:
+    """Whether `text` is within a list as Python or JSON write it."""
+    before = prompt[: prompt.index(text)][-40:]
+    return "'type'" in before or '"type"' in before
 
 
 def _may_be_lost(message: Message) -> bool:

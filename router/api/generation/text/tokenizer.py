@@ -292,6 +292,11 @@ class Tokenizer:
         """The tokens of `special_ids`."""
         return tuple(self.special_ids)
 
+    def show_images_as(self, placeholder: str) -> None:
+        """Have conversations rendered with images, each as this text."""
+        if self._chat_template is not None:
+            self._chat_template.placeholder = placeholder
+
     def render(
         self,
         messages: Sequence[Message],

@@ -58,7 +58,11 @@ def test_content_is_text_or_text_parts(role: str) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        {"type": "image_url", "image_url": {"url": "data:"}},
+        {"type": "image_url", "image_url": {"url": ""}},
+        {"type": "image_url", "image_url": {"link": "data:"}},
+        {"type": "image_url", "image_url": {"url": "data:", "detail": "huge"}},
+        {"type": "image_url", "uuid": "u" * 257},
+        {"type": "video_url", "video_url": {"url": "data:"}},
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "file", "file": {"file_id": "f"}},
         {"type": "refusal", "refusal": "no"},
@@ -80,14 +84,15 @@ def test_a_part_that_is_not_plain_text_is_refused_with_its_number(role: str, par
 @pytest.mark.parametrize(
     ("part", "what"),
     [
-        ({"type": "image_url"}, "is of type 'image_url'"),
+        ({"type": "input_audio"}, "is of type 'input_audio', and audio is not supported"),
+        ({"type": "video_url"}, "is of type 'video_url', and videos are not supported"),
         ({"type": "text"}, "has no text"),
         ("hi", "is of type 'str'"),
     ],
 )
 def test_the_refusal_of_a_part_says_what_it_is(part: Any, what: str) -> None:
     refusal = refusal_of({"role": "user", "content": [part]})
-    assert f"Part 0 {what}; only parts of type 'text' are supported" in refusal.message
+    assert f"Part 0 {what}; only parts of type 'text' and 'image_url' are supported" in refusal.message
 
 
 @pytest.mark.parametrize("nothing", [{}, {"content": None}, {"content": []}, {"tool_calls": []}])

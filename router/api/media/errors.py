@@ -1,0 +1,5 @@
+"""Why an image cannot be used. Imports no library of images."""
+
+
+class ImageError(Exception):
+    """The image cannot be used; the message says why, as the end of a sentence."""
