@@ -40,6 +40,7 @@ from router.command.admin.drain import WorkerDrainer
 from router.command.admin.endpoint import ManagedModel
 from router.command.admin.roll import Roll
 from router.command.admin.scaling import Scaling
+from router.command.images import opening_images
 from router.command.preflight import taking
 from router.command.progress import StartupDisplay
 from router.config.choices import Mode
@@ -143,13 +144,10 @@ class ModelStart:
         template = config.frontend.chat_template
         check_text_files(checkpoint.path, template)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
-        load = partial(
-            Tokenizer.load,
-            checkpoint.path,
-            vocab_size=spec.vocab_size,
-            template=template,
-            words=spec.words_of_kinds,
-        )
+        sizes = {"vocab_size": spec.vocab_size, "words": spec.words_of_kinds}
+        load = partial(Tokenizer.load, checkpoint.path, template=template, **sizes)
+        engine = plans[0].config.engine
+        opening = opening_images(config, engine, checkpoint.path, spec, self.stack)
         tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()
@@ -167,6 +165,7 @@ class ModelStart:
         in_background(self.stack, self._roll(registry, drainer, cluster).run(), "roll")
         await self._ready(cluster, registry)
         adapters = await self._adapters(registry, cluster, name)
+        images, no_images = await opening
         scaling = begin_scaling(config, cluster, registry, drainer, dispatcher, metrics, self.stack)
         tokenizer = await tokenizing
         override = RerankerOverrides.of(config.hf_overrides)
@@ -180,8 +179,9 @@ class ModelStart:
             eos_token_ids=spec.eos_token_ids,
             has_states=spec.delta is not None,
             sampling_defaults=defaults,
-            numerics=plans[0].config.engine.numerics,
-            pooling=plans[0].config.engine.pooling,
+            numerics=engine.numerics,
+            no_images=no_images,
+            pooling=engine.pooling,
             pairs=PairForm.load(checkpoint.path, tokenizer, override, template),
         )
         if config.uses_handoffs and not cluster.found_workers:
@@ -200,7 +200,8 @@ class ModelStart:
         formats = tokenizer.output_formats.chosen(
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
-        generation = Generation(model, tokenizer, dispatcher, limits_of(config), formats, history, adapters)
+        limits = limits_of(config)
+        generation = Generation(model, tokenizer, dispatcher, limits, formats, history, adapters, images)
         how, shared = config.access.update_mode, weights_record(cluster.ask)
         generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, how, shared)
         await generation.weights.begin()
@@ -210,7 +211,6 @@ class ModelStart:
         )
         self.stack.push_async_callback(generation.close)
         await self._say_workers(registry)
-        engine = plans[0].config.engine
         return ModelService(
             config, cluster, registry, dispatcher, drainer, scaling, generation, history, metrics, engine
         )

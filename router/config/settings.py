@@ -23,6 +23,7 @@ from router.config.choices import (
     TransportChoice,
 )
 from router.config.groups.adapters import AdapterSettings
+from router.config.groups.media import MediaSettings
 from router.config.groups.role import RoleSettings
 from router.config.groups.scheduling import SchedulingSettings
 from router.config.groups.service import (
@@ -123,6 +124,7 @@ class RouterConfig:
     )
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     frontend: FrontendSettings = field(default_factory=FrontendSettings)
+    media: MediaSettings = field(default_factory=MediaSettings)
     access: AccessSettings = field(default_factory=AccessSettings)
 
     device: Device = _memory(Device.AUTO, "device of the workers; auto: cuda if Ray sees GPUs, else cpu")

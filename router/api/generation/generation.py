@@ -150,10 +150,8 @@ class Generation:
         return adapted
 
     async def close(self) -> None:
-        """End the processes that check grammars, and those that decode images."""
+        """End the processes that check grammars."""
         await self._constraints.close()
-        if self._images is not None:
-            await self._images.close()
 
     def ready(self) -> bool:
         return self._dispatcher.ready()
@@ -168,7 +166,7 @@ class Generation:
         Raises InvalidRequest or Overloaded.
         """
         model, options = self.model, request.options
-        self._check_kind(request.work)
+        self.model.check_kind(pools=bool(request.work.read.pooling))
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
@@ -297,7 +295,7 @@ class Generation:
                 raise InvalidRequest("The conversation is empty; it needs a message.", param="messages")
             use, param = prompt.tool_use, "messages"
             self.check_messages(len(prompt.messages))
-            prompt, sources = without_images(prompt, self.model.name, self._images)
+            prompt, sources = without_images(prompt, self.model, self._images)
             text = await self.rendered(prompt)
             if use.forced and prompt.end is not PromptEnd.ANSWER:
                 raise InvalidRequest("A forced tool call must begin its message.", param="tool_choice")
@@ -330,7 +328,7 @@ class Generation:
 
     async def _end(self, point: Breakpoint, prompt: str) -> int:
         """Characters of a prompt up to a breakpoint."""
-        variants = (without_images(chat, "", self._images)[0] for chat in point.altered())
+        variants = (without_images(chat, self.model, self._images)[0] for chat in point.altered())
         return block_end(prompt, [await self.rendered(chat) for chat in variants])
 
     async def rendered(self, chat: Chat) -> str:
@@ -375,24 +373,6 @@ class Generation:
             param=param,
             code="context_length_exceeded",
         )
-
-    def _check_kind(self, work: worker_pb2.Work) -> None:
-        """Raise InvalidRequest for text of a model of embeddings, and the other way round."""
-        pooling, name = self.model.pooling, self.model.name
-        if pooling is not None and not work.read.pooling:
-            kind = "scores" if pooling.classifies else "embeddings"
-            raise InvalidRequest(
-                f"The model {name!r} computes {kind} and generates no text.",
-                param="model",
-                code="wrong_model",
-            )
-        if pooling is None and work.read.pooling:
-            raise InvalidRequest(
-                f"The model {name!r} generates text; its server must be started with --convert embed to"
-                " compute embeddings.",
-                param="model",
-                code="wrong_model",
-            )
 
     def _check_counts(self, request: GenerationRequest) -> None:
         limits = self.limits

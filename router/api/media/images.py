@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.limited_process import LimitedProcess, LimitExceeded, ProcessTurns
-from router.api.media.errors import ImageError
+from router.api.media.errors import ImageError, ImageProcessorFailed
 from router.api.media.facts import ProcessedImage, ProcessorFacts
 from router.api.media.marks import ImageSource
 from router.api.media.sources import AllowedSources
@@ -31,13 +31,15 @@ _Key = bytes
 
 
 @dataclass(frozen=True, slots=True)
-class MediaSettings:
+class ImageSettings:
     limit: int = 32
     """Images of a request."""
     processes: int = 2
     cache_bytes: int = 1 << 30
     options: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the image processor."""
+    arrays: Sequence[str] = ()
+    """Outputs of the processor that workers take; empty: all."""
     allowed: AllowedSources = field(default_factory=AllowedSources)
     separate_tenants: bool = False
     """Whether images of one tenant are cached for it alone."""
@@ -48,14 +50,14 @@ class Images:
 
     facts: ProcessorFacts
 
-    def __init__(self, folder: Path, settings: MediaSettings) -> None:
+    def __init__(self, folder: Path, settings: ImageSettings) -> None:
         self._settings: Final = settings
         command = (
             sys.executable,
             "-m",
             "router.api.media.process",
             str(folder),
-            json.dumps(settings.options),
+            json.dumps([dict(settings.options), list(settings.arrays)]),
         )
         processes = [
             LimitedProcess(
@@ -73,12 +75,12 @@ class Images:
         """Keys of images by tenant and the client's name."""
 
     async def start(self) -> None:
-        """Load the processor, in seconds. Raises ImageError if it cannot be used."""
+        """Load the processor, in seconds. Raises ImageProcessorFailed."""
         answers = await asyncio.gather(*(process.ask(b"") for process in self._turns.processes))
         for answer in answers:
             found = json.loads(answer)
             if "error" in found:
-                raise ImageError(found["error"])
+                raise ImageProcessorFailed(f"{found['error']}; --language-model-only serves text without it")
             self.facts = ProcessorFacts(**found)
 
     async def close(self) -> None:

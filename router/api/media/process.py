@@ -1,6 +1,6 @@
 """A program that decodes images and runs the checkpoint's image processor, within limits of time and memory.
 
-`python -m router.api.media.process FOLDER OPTIONS` answers frames (see `common.limited_work`). A question is
+`python -m router.api.media.process FOLDER SETTINGS` answers frames (see `common.limited_work`). A question is
 the longest side in pixels or 0, a line break, and the image file; the answer, a line of JSON and a MediaItem.
 An empty question is about the processor itself.
 """
@@ -16,19 +16,19 @@ import torch
 
 from common.limited_work import serve
 from router.api.media.decode import decoded
-from router.api.media.errors import ImageError
-from router.api.media.processor import ImageProcessor, ProcessorError
+from router.api.media.errors import ImageError, ImageProcessorFailed
+from router.api.media.processor import ImageProcessor
 
 MAX_CPU_S: Final = 10
 MAX_BYTES: Final = 1 << 30
 
 
 class _Worker:
-    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, options: dict[str, Any], names: list[str]) -> None:
         self._wrong = ""
         try:
-            self._processor = ImageProcessor(folder, options)
-        except ProcessorError as error:
+            self._processor = ImageProcessor(folder, options, names)
+        except ImageProcessorFailed as error:
             self._wrong = str(error)
 
     def answer(self, question: bytes) -> bytes:
@@ -55,8 +55,8 @@ def _line(**fields: Any) -> bytes:
 
 def main() -> None:
     torch.set_num_threads(1)
-    _, folder, options = sys.argv
-    serve(_Worker(Path(folder), json.loads(options)).answer, cpu_s=MAX_CPU_S, memory_bytes=MAX_BYTES)
+    _, folder, settings = sys.argv
+    serve(_Worker(Path(folder), *json.loads(settings)).answer, cpu_s=MAX_CPU_S, memory_bytes=MAX_BYTES)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ images give equal arrays, and so equal digests.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ from transformers.models.auto import processing_auto
 from transformers.models.smolvlm import processing_smolvlm
 
 from common.origin import media_keys
+from router.api.media.errors import ImageProcessorFailed
 from router.api.media.facts import ProcessedImage, ProcessorFacts
 from rpc.baton.v1 import worker_pb2
 
@@ -35,28 +36,28 @@ _GRID: Final = "image_grid_thw"
 _DTYPES: Final[Mapping[str, str]] = {"float64": "float32", "float16": "float32"}
 
 
-class ProcessorError(Exception):
-    """The checkpoint's processor cannot be used; the message says why."""
-
-
 class ImageProcessor:
     """The processor of one checkpoint. Loading takes seconds; an image, milliseconds to a second."""
 
-    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
-        """`options`: arguments for every image, such as Qwen's max_pixels. Raises ProcessorError."""
+    def __init__(self, folder: Path, options: Mapping[str, Any], names: Collection[str] = ()) -> None:
+        """`options`: arguments for every image, such as Qwen's max_pixels. `names`: of the arrays
+        to keep; none: all. Raises ImageProcessorFailed."""
         try:
             self._processor: Final = _load(folder)
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
             self._options: Final = self._processor._merge_kwargs(images_kwargs=dict(options))["images_kwargs"]
         except Exception as error:  # of the library, about files of any kind
-            raise ProcessorError(f"the image processor of {folder} cannot be loaded: {error}") from error
+            raise ImageProcessorFailed(
+                f"the image processor of {folder} cannot be loaded: {error}"
+            ) from error
         row_id = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
         placeholder = getattr(self._processor, "image_token", None)
         if row_id is None or placeholder is None:
-            raise ProcessorError(f"{folder} names no token that stands for images")
+            raise ImageProcessorFailed(f"{folder} names no token that stands for images")
         row = self._processor.tokenizer.convert_ids_to_tokens(row_id)
         self.facts: Final = ProcessorFacts(placeholder, row, row_id)
         image_processor = self._processor.image_processor
+        self._names: Final = names
         self._identity: Final = json.dumps(
             [type(image_processor).__name__, json.loads(image_processor.to_json_string()), dict(options)],
             sort_keys=True,
@@ -67,9 +68,10 @@ class ImageProcessor:
         found, [text] = self._processor._process_images([image], **self._options)
         unused = {*_FOR_TEXT, *self._processor.unused_input_names}
         arrays = {name: _plain(name, value) for name, value in found.items() if name not in unused}
+        arrays = {name: arrays[name] for name in sorted(arrays) if not self._names or name in self._names}
         item = worker_pb2.MediaItem(grid=found[_GRID][0].tolist() if _GRID in found else ())
         digest = blake2b(self._identity, digest_size=32)
-        for name, values in sorted(arrays.items()):
+        for name, values in arrays.items():
             data = values.tobytes()
             item.arrays.add(name=name, dtype=values.dtype.name, shape=values.shape, data=data)
             digest.update(json.dumps([name, values.dtype.name, values.shape]).encode())

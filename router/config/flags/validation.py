@@ -14,6 +14,7 @@ from typing import Final
 from common.ports import PortRange
 from engine.kv.tiers.object_url import ObjectUrl
 from router.config.choices import Device, Dtype, Mode, TransportChoice
+from router.config.flags.media_settings import complaints as media_complaints
 from router.config.flags.scheduling_checks import batching_problems, scheduling_problems
 from router.config.flags.text_settings import (
     RerankerOverrides,
@@ -87,6 +88,10 @@ def _workers(config: RouterConfig) -> Iterator[str]:
         environment_of(cluster.worker_env)
     except WrongEnvironment as error:
         yield f"--worker-env {error}"
+
+
+def _media(config: RouterConfig) -> Iterator[str]:
+    yield from media_complaints(config.media)
 
 
 def _autoscale(config: RouterConfig) -> Iterator[str]:
@@ -315,6 +320,7 @@ _CHECKS: Final[tuple[Callable[[RouterConfig], Iterator[str]], ...]] = (
     _ranges,
     _model,
     _workers,
+    _media,
     _autoscale,
     _ranks,
     _roles,

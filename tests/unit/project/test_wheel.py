@@ -22,6 +22,7 @@ OWN = {
     *("router", "rpc", "simulator", "worker"),
 }
 OPTIONAL = {
+    "PIL",
     *("boto3", "botocore", "msgpack", "zmq", "flashinfer", "ucxx", "rmm", "libucx", "triton", "cuda"),
     *("pydantic_core", "transformers"),
 }

@@ -70,7 +70,7 @@ def test_memory_for_kv_beside_the_device_is_found(flag: str) -> None:
         "--profiler-config x",
         "--uds /tmp/s",
         "--lora-backend triton",
-        "--mm-processor-kwargs {}",
+        "--media-io-kwargs {}",
         "--enable-deterministic-inference",
         "--structured-outputs-config.backend xgrammar",
     ],

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from router.api.media.errors import ImageError
-from router.api.media.images import Images, MediaSettings
+from router.api.media.errors import ImageError, ImageProcessorFailed
+from router.api.media.images import Images, ImageSettings
 from router.api.media.marks import ImageSource
 from router.api.media.sources import AllowedSources
 from router.errors import InvalidRequest
@@ -30,7 +30,7 @@ def source(file: bytes, **about: str) -> ImageSource:
 @pytest.fixture
 async def images(tmp_path: Path) -> AsyncIterator[Images]:
     save_vision_files("qwen2_5_vl", tmp_path)
-    images = Images(tmp_path, MediaSettings(processes=1, limit=64, cache_bytes=200_000))
+    images = Images(tmp_path, ImageSettings(processes=1, limit=64, cache_bytes=200_000))
     await images.start()
     yield images
     await images.close()
@@ -158,8 +158,8 @@ async def test_files_are_read_below_the_allowed_folder_only(tmp_path: Path) -> N
 
 async def test_a_folder_without_a_processor_is_named_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    images = Images(tmp_path, MediaSettings(processes=1))
-    with pytest.raises(ImageError, match=str(tmp_path)):
+    images = Images(tmp_path, ImageSettings(processes=1))
+    with pytest.raises(ImageProcessorFailed, match=str(tmp_path)):
         await images.start()
     began = time.monotonic()
     await images.close()

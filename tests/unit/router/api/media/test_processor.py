@@ -11,8 +11,9 @@ import pytest
 from transformers import AutoProcessor
 
 from common.origin import media_keys
+from router.api.media.errors import ImageProcessorFailed
 from router.api.media.facts import ProcessedImage
-from router.api.media.processor import ImageProcessor, ProcessorError
+from router.api.media.processor import ImageProcessor
 from router.api.media.prompt import ExpandedPrompt
 from router.errors import InvalidRequest
 from tests.tiny_vision import PROCESSORS, picture, save_vision_files
@@ -105,5 +106,5 @@ def test_ends_of_blocks_move_by_the_texts_of_the_images_before_them(folder: Path
 
 def test_a_folder_without_a_processor_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ProcessorError, match=str(tmp_path)):
+    with pytest.raises(ImageProcessorFailed, match=str(tmp_path)):
         ImageProcessor(tmp_path, {})
