@@ -1,7 +1,7 @@
 """A program that checks grammars, one at a time, within limits of CPU time and memory.
 
-`python -m engine.grammar.check_process` answers frames (see `common.limited_work`): a grammar, as JSON such as
-["json_schema", "{\\"type\\": \\"object\\"}"], with why it is refused; empty: accepted.
+`python -m engine.grammar.check_process` answers frames (see `common.limited_work`): a grammar, as JSON such
+as ["regex", "[a-z]+"], with why it is refused; empty: accepted.
 """
 
 from __future__ import annotations

@@ -144,8 +144,8 @@ class ModelStart:
         template = config.frontend.chat_template
         check_text_files(checkpoint.path, template)  # before workers load weights for nothing
         # Concurrently with the workers, which take most of a start.
-        sizes = {"vocab_size": spec.vocab_size, "words": spec.words_of_kinds}
-        load = partial(Tokenizer.load, checkpoint.path, template=template, **sizes)
+        words, ids = spec.words_of_kinds, spec.vocab_size
+        load = partial(Tokenizer.load, checkpoint.path, vocab_size=ids, template=template, words=words)
         engine = plans[0].config.engine
         opening = opening_images(config, engine, checkpoint.path, spec, self.stack)
         tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
