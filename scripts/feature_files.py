@@ -47,7 +47,7 @@ FEATURES: Final = {
     "min_p": r"\bmin_p\b",
     "logprobs": r"(?<!prompt_)\blogprobs\b|TokenLogprobs",
     "grammars": r"\bgrammars?\b|Grammar",
-    "images": r"\bmedia\b|ImageSource|image_text|MediaItem",
+    "images": r"\bMediaItems?\b|PromptMedia|ImageSource",
     "several models": r"(?-i:\bModels\b)",
 }
 """Patterns of the names that a feature has, in code, comments and strings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,16 +17,7 @@ from router.config.flags.media_settings import image_limit, media_hosts, process
 from router.config.settings import RouterConfig
 
 
-def opening_images(
-    config: RouterConfig, engine: EngineConfig, folder: Path, spec: ModelSpec, stack: AsyncExitStack
-) -> asyncio.Task[tuple[Images | None, str]]:
-    """A task of `_open`, which ends with `stack`."""
-    task = asyncio.create_task(_open(config, engine, folder, spec, stack), name="images")
-    stack.callback(task.cancel)
-    return task
-
-
-async def _open(
+async def open_images(
     config: RouterConfig, engine: EngineConfig, folder: Path, spec: ModelSpec, stack: AsyncExitStack
 ) -> tuple[Images | None, str]:
     """The model's images, which end with `stack`; or why it takes none.
@@ -56,4 +46,9 @@ async def _open(
         await images.start()
     except ImageProcessorFailed as error:
         raise UnsupportedModel(str(error)) from error
+    if images.facts.row_id != spec.vision.placeholder:
+        raise UnsupportedModel(
+            f"the image processor of {folder} writes token {images.facts.row_id} for images, but the model"
+            f" takes {spec.vision.placeholder}"
+        )
     return images, ""

@@ -40,7 +40,7 @@ from router.command.admin.drain import WorkerDrainer
 from router.command.admin.endpoint import ManagedModel
 from router.command.admin.roll import Roll
 from router.command.admin.scaling import Scaling
-from router.command.images import opening_images
+from router.command.images import open_images
 from router.command.preflight import taking
 from router.command.progress import StartupDisplay
 from router.config.choices import Mode
@@ -147,7 +147,9 @@ class ModelStart:
         words, ids = spec.words_of_kinds, spec.vocab_size
         load = partial(Tokenizer.load, checkpoint.path, vocab_size=ids, template=template, words=words)
         engine = plans[0].config.engine
-        opening = opening_images(config, engine, checkpoint.path, spec, self.stack)
+        images_of = open_images(config, engine, checkpoint.path, spec, self.stack)
+        opening = asyncio.create_task(images_of, name="images")
+        self.stack.callback(opening.cancel)
         tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
         self.stack.callback(tokenizing.cancel)
         metrics = RouterMetrics()

@@ -40,8 +40,8 @@ class ImageProcessor:
     """The processor of one checkpoint. Loading takes seconds; an image, milliseconds to a second."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any], names: Collection[str] = ()) -> None:
-        """`options`: arguments for every image, such as Qwen's max_pixels. `names`: of the arrays
-        to keep; none: all. Raises ImageProcessorFailed."""
+        """`options`: arguments for every image, such as Qwen's max_pixels. `names`: of the arrays that
+        workers take, none: all; the digest is of all. Raises ImageProcessorFailed."""
         try:
             self._processor: Final = _load(folder)
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -68,12 +68,12 @@ class ImageProcessor:
         found, [text] = self._processor._process_images([image], **self._options)
         unused = {*_FOR_TEXT, *self._processor.unused_input_names}
         arrays = {name: _plain(name, value) for name, value in found.items() if name not in unused}
-        arrays = {name: arrays[name] for name in sorted(arrays) if not self._names or name in self._names}
         item = worker_pb2.MediaItem(grid=found[_GRID][0].tolist() if _GRID in found else ())
         digest = blake2b(self._identity, digest_size=32)
-        for name, values in arrays.items():
+        for name, values in sorted(arrays.items()):
             data = values.tobytes()
-            item.arrays.add(name=name, dtype=values.dtype.name, shape=values.shape, data=data)
+            if not self._names or name in self._names:
+                item.arrays.add(name=name, dtype=values.dtype.name, shape=values.shape, data=data)
             digest.update(json.dumps([name, values.dtype.name, values.shape]).encode())
             digest.update(data)
         item.digest = digest.digest()

@@ -21,6 +21,7 @@ from router.api.generation.served_model import ServedModel
 from router.api.generation.text.pair_form import PairForm
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
+from router.api.media.images import Images
 from router.api.page.routes import page_routes
 from router.api.page.status import StatusReader
 from router.cluster.record import ClusterRecord
@@ -122,6 +123,7 @@ async def local_cluster(
     each: int = 1,
     update_mode: UpdateMode = UpdateMode.ROLLING,
     pairs: PairForm | None = None,
+    images: Images | None = None,
     return_routed_experts: bool = False,
     identify_weights: bool = True,
     names: Sequence[str] = ("",),
@@ -170,7 +172,11 @@ async def local_cluster(
         stack.callback(lag.cancel)
         limits = RequestLimits(routed_experts=return_routed_experts)
         http, grpc, generation = _open_frontends(
+<<<<<<< HEAD
             small, mode, registry, metrics, stack, access, pooling, pairs, limits, store
+=======
+            small, mode, registry, metrics, stack, access, pooling, pairs, limits, images
+>>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
         )
         cluster = LocalCluster(registry, http, grpc, generation, handles, deaths, others)
         cluster.weights._how = update_mode
@@ -223,7 +229,11 @@ def _open_frontends(
     pooling: PoolingSpec | None,
     pairs: PairForm | None,
     limits: RequestLimits,
+<<<<<<< HEAD
     store: KeyValues,
+=======
+    images: Images | None,
+>>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
 ) -> tuple[HttpServer, GrpcFrontend, Generation]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -240,6 +250,7 @@ def _open_frontends(
     )
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")
+<<<<<<< HEAD
     generation = Generation(model, small.tokenizer, dispatcher, limits)
     record = ClusterRecord(store, "small")
 
@@ -248,6 +259,10 @@ def _open_frontends(
 
     shared = weights_record(ask)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, shared=shared)
+=======
+    generation = Generation(model, small.tokenizer, dispatcher, limits, images=images)
+    generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
+>>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
     stack.push_async_callback(generation.close)
     models = ServedModels([generation])
     status = StatusReader(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from transformers import AutoProcessor
 
 from common.origin import media_keys
@@ -81,6 +82,16 @@ def test_digests_differ_by_pixels_sizes_and_options(folder: Path) -> None:
     others = [mine.process(picture(2)), mine.process(picture(1, (30, 40)))]
     others.append(ImageProcessor(folder, {"do_normalize": False}).process(picture(1)))
     assert len({same, *(image.item.digest for image in others)}) == 4
+
+
+def test_images_of_equal_patches_in_another_grid_have_other_digests(tmp_path: Path) -> None:
+    save_vision_files("qwen2_5_vl", tmp_path)
+    mine = ImageProcessor(tmp_path, {}, ["pixel_values"])
+    wide, high = (mine.process(Image.new("RGB", size, "red")).item for size in ((48, 32), (32, 48)))
+    assert wide.arrays == high.arrays
+    assert [each.name for each in wide.arrays] == ["pixel_values"]
+    assert wide.grid != high.grid
+    assert wide.digest != high.digest
 
 
 def test_a_text_with_the_token_of_a_row_is_refused(folder: Path) -> None:
