@@ -147,8 +147,7 @@ class ModelStart:
         words, ids = spec.words_of_kinds, spec.vocab_size
         load = partial(Tokenizer.load, checkpoint.path, vocab_size=ids, template=template, words=words)
         engine = plans[0].config.engine
-        images_of = open_images(config, engine, checkpoint.path, spec, self.stack)
-        opening = asyncio.create_task(images_of, name="images")
+        opening = asyncio.create_task(open_images(config, engine, checkpoint.path, spec, self.stack))
         self.stack.callback(opening.cancel)
         tokenizing = asyncio.create_task(asyncio.to_thread(load), name="tokenizer")
         self.stack.callback(tokenizing.cancel)
