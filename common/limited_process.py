@@ -45,10 +45,13 @@ class LimitedProcess:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    async def ask(self, question: bytes) -> bytes:
-        """The answer. Raises LimitExceeded. When cancelled, the work ends, too."""
+    async def ask(self, question: bytes, patience_s: float | None = None) -> bytes:
+        """The answer. Raises LimitExceeded. When cancelled, the work ends, too.
+
+        `patience_s`: in place of the process' own, such as for its start.
+        """
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(patience_s or self._patience_s):
                 return await self._answer(question)
         except TimeoutError:
             raise LimitExceeded(self._too_long) from None

@@ -201,9 +201,8 @@ class ModelStart:
         formats = tokenizer.output_formats.chosen(
             config.frontend.tool_call_parser.value, config.frontend.reasoning_parser.value
         )
-        limits = limits_of(config)
+        how, shared, limits = config.access.update_mode, weights_record(cluster.ask), limits_of(config)
         generation = Generation(model, tokenizer, dispatcher, limits, formats, history, adapters, images)
-        how, shared = config.access.update_mode, weights_record(cluster.ask)
         generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, how, shared)
         await generation.weights.begin()
         in_background(self.stack, generation.weights.run(), "weights")

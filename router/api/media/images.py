@@ -25,7 +25,9 @@ MAX_REQUEST_BYTES: Final = 256 << 20
 """Arrays of one request."""
 _LOW: Final = 512
 """Longest side of an image whose `detail` is low, as OpenAI's."""
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 120.0
+_START_S: Final = 900.0
+"""For a process to load its libraries; 4 s on an idle machine."""
 _MOST_NAMES: Final = 10_000
 _Key = bytes
 
@@ -76,7 +78,8 @@ class Images:
 
     async def start(self) -> None:
         """Load the processor, in seconds. Raises ImageProcessorFailed."""
-        answers = await asyncio.gather(*(process.ask(b"") for process in self._turns.processes))
+        starts = (process.ask(b"", _START_S) for process in self._turns.processes)
+        answers = await asyncio.gather(*starts)
         for answer in answers:
             found = json.loads(answer)
             if "error" in found:

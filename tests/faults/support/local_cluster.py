@@ -172,11 +172,7 @@ async def local_cluster(
         stack.callback(lag.cancel)
         limits = RequestLimits(routed_experts=return_routed_experts)
         http, grpc, generation = _open_frontends(
-<<<<<<< HEAD
-            small, mode, registry, metrics, stack, access, pooling, pairs, limits, store
-=======
-            small, mode, registry, metrics, stack, access, pooling, pairs, limits, images
->>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
+            small, mode, registry, metrics, stack, access, pooling, pairs, limits, store, images
         )
         cluster = LocalCluster(registry, http, grpc, generation, handles, deaths, others)
         cluster.weights._how = update_mode
@@ -229,11 +225,8 @@ def _open_frontends(
     pooling: PoolingSpec | None,
     pairs: PairForm | None,
     limits: RequestLimits,
-<<<<<<< HEAD
     store: KeyValues,
-=======
     images: Images | None,
->>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
 ) -> tuple[HttpServer, GrpcFrontend, Generation]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
@@ -250,8 +243,7 @@ def _open_frontends(
     )
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")
-<<<<<<< HEAD
-    generation = Generation(model, small.tokenizer, dispatcher, limits)
+    generation = Generation(model, small.tokenizer, dispatcher, limits, images=images)
     record = ClusterRecord(store, "small")
 
     async def ask(use: Callable[[ClusterRecord], object]) -> object:
@@ -259,10 +251,6 @@ def _open_frontends(
 
     shared = weights_record(ask)
     generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all, shared=shared)
-=======
-    generation = Generation(model, small.tokenizer, dispatcher, limits, images=images)
-    generation.weights = WeightUpdates(registry, dispatcher, generation.abort_all)
->>>>>>> 96cb4bf1 (Test images over HTTP against transformers, mixed and disaggregated)
     stack.push_async_callback(generation.close)
     models = ServedModels([generation])
     status = StatusReader(
