@@ -226,7 +226,7 @@ def _open_frontends(
     pairs: PairForm | None,
     limits: RequestLimits,
     store: KeyValues,
-    images: Images | None,
+    images: Images | None = None,
 ) -> tuple[HttpServer, GrpcFrontend, Generation]:
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
