@@ -42,6 +42,7 @@ from worker.session.convert import (
 from worker.session.jobs import Job, router_loads
 from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
+from worker.staged_weights import StagedWeights
 from worker.weights import WorkerWeights
 
 log = logging.getLogger(__name__)
@@ -248,6 +249,11 @@ class RequestHandler:
         if report is not None and (report.incomplete or not report.refused):
             self._answers.outbox.updated(report.weights)
         return report
+
+    @property
+    def staged_weights(self) -> StagedWeights:
+        """For any thread."""
+        return self._weights.staged
 
     def manage_cache(self, request: worker_pb2.ManageCacheRequest) -> worker_pb2.CacheReport:
         return manage_cache(self._engine, request, self._clock())

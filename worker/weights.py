@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from engine.core.weights import NewWeights
 from engine.errors import EngineBusy, RefillRefused, WeightsIncomplete
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
+from worker.staged_weights import StagedWeights
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class WorkerWeights:
     def __init__(self, engine: Engine, *, identified: bool) -> None:
         """`identified`: the worker tells their identity, which both ends of a handoff compare."""
         self._engine = engine
+        self.staged: Final = StagedWeights(engine.config.model_path)
         self._identified = identified
         self._served: worker_pb2.ServedWeights | None = worker_pb2.ServedWeights()
         """None after an update that failed half-way, or has read other weights than other workers."""
@@ -49,7 +50,7 @@ class WorkerWeights:
         """
         if self._served is not None and self._served.tag == wanted.tag:
             return worker_pb2.WeightsReport(weights=self._served)
-        folder = Path(wanted.folder) if wanted.folder else self._engine.config.model_path
+        folder = self.staged.path(wanted.folder)
         if not is_idle():
             return None
         before, self._served = self._served, None  # also after an error that is not expected

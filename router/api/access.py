@@ -171,6 +171,8 @@ class Access:
     """None: routes that change what is served are closed."""
     cors_origins: tuple[str, ...] = ()
     """Web pages whose scripts may call the HTTP API; "*" for all."""
+    rl: bool = False
+    """Without `admin_keys`, open those routes to all callers of the others."""
 
     @classmethod
     def load(cls, config: RouterConfig) -> Access:
@@ -192,11 +194,13 @@ class Access:
         if keys is not None and metrics_keys is None:
             _log.info("/metrics, /sd/workers, /status are closed; --metrics-key-file opens them to its keys")
         if not is_loopback(host):
+            if settings.rl and admin_keys is None:
+                _log.warning("--host %s --rl: anyone who reaches it may replace the weights", host)
             if keys is None:
                 _log.warning("--host %s is served without authentication; see --api-key-file", host)
             if tls is None:
                 _log.warning("--host %s is served without encryption; see --tls-cert", host)
-        return cls(keys, tls, metrics_keys, admin_keys, origins_of(settings.cors_origins))
+        return cls(keys, tls, metrics_keys, admin_keys, origins_of(settings.cors_origins), settings.rl)
 
     @property
     def has_files(self) -> bool:

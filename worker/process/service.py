@@ -16,6 +16,7 @@ import grpc
 from common.background import supervised
 from engine.core.adapters import AdapterInfo
 from engine.errors import AdapterRefused
+from engine.model_config.errors import WeightsError
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
 from rpc.session import ROUTER_LATE, ROUTER_METADATA
 from worker.process.engine_loop import EngineDied
@@ -125,6 +126,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         finally:
             if leaves:
                 self._inbox.post(self._handler.drain, 0.0)
+
+    async def StageWeights(  # noqa: N802
+        self, request_iterator: AsyncIterator[worker_pb2.WeightsPart], context: Context
+    ) -> worker_pb2.StagedWeights:
+        """Written while steps go on."""
+        parts = aiter(request_iterator)
+        try:
+            first = await anext(parts)
+            staging = await asyncio.to_thread(
+                self._handler.staged_weights.begin, first.folder, first.base, first.keep
+            )
+            if staging is not None:
+                try:
+                    async for part in parts:
+                        await asyncio.to_thread(staging.write, part.data)
+                    await asyncio.to_thread(staging.finish)
+                finally:
+                    staging.drop()
+        except (WeightsError, OSError) as error:
+            return worker_pb2.StagedWeights(error=str(error))
+        return worker_pb2.StagedWeights()
 
     async def LoadAdapter(  # noqa: N802
         self, request: worker_pb2.LoadAdapterRequest, context: Context

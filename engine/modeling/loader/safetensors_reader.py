@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from safetensors import safe_open
@@ -17,35 +13,8 @@ from torch import Tensor
 from engine.model_config.errors import WeightsError
 from engine.model_config.shard import WHOLE, Shard
 from engine.modeling.loader.read_ahead import Stretch, reading_ahead
+from engine.modeling.loader.stored_tensors import stored_tensors
 from engine.modeling.loader.weight_files import TORCH_FILE
-
-_HEADER_LENGTH: Final = struct.Struct("<Q")
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of a safetensors file: an 8-byte length, a JSON header, the data."""
-
-    name: str
-    dtype: str
-    shape: Sequence[int]
-    file: Path
-    begin: int
-    end: int
-
-
-def stored_tensors(file: Path) -> list[StoredTensor]:
-    """In the order in which the file has them."""
-    with file.open("rb") as opened:
-        (length,) = _HEADER_LENGTH.unpack(opened.read(_HEADER_LENGTH.size))
-        header: dict[str, dict[str, Any]] = json.loads(opened.read(length))
-    data = _HEADER_LENGTH.size + length
-    found = [
-        StoredTensor(name, entry["dtype"], entry["shape"], file, *(data + at for at in entry["data_offsets"]))
-        for name, entry in header.items()
-        if name != "__metadata__"
-    ]
-    return sorted(found, key=lambda tensor: tensor.begin)
 
 
 def read_tensors(

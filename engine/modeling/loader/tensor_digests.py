@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 from engine.model_config.errors import WeightsError
-from engine.modeling.loader.safetensors_reader import stored_tensors
+from engine.modeling.loader.stored_tensors import stored_tensors
 from engine.modeling.loader.weight_files import TORCH_FILE
 
 _log = logging.getLogger(__name__)

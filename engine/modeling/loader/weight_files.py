@@ -9,7 +9,7 @@ from typing import Final
 
 from engine.model_config.errors import WeightsError
 
-_INDEX: Final = "model.safetensors.index.json"
+INDEX: Final = "model.safetensors.index.json"
 TORCH_FILE: Final = "pytorch_model.bin"
 """Read where there are no safetensors: EAGLE-3 heads are published so."""
 
@@ -26,20 +26,20 @@ def weight_files(folder: Path) -> list[Path]:
         WeightsError: there are none, or the index names files that do not exist.
     """
     files = named_weights(folder)
-    if not files[0].exists() and not (folder / _INDEX).exists() and (folder / TORCH_FILE).exists():
+    if not files[0].exists() and not (folder / INDEX).exists() and (folder / TORCH_FILE).exists():
         return [folder / TORCH_FILE]
     missing = [file.name for file in files if not file.exists()]
     if missing:
         raise WeightsError(
             f"{folder} lacks {', '.join(missing)}; "
-            f"Baton reads model.safetensors, the files that {_INDEX} lists, or {TORCH_FILE}"
+            f"Baton reads model.safetensors, the files that {INDEX} lists, or {TORCH_FILE}"
         )
     return files
 
 
 def named_weights(folder: Path) -> list[Path]:
     """The safetensors files of the index, whether they exist or not; without an index, the only one."""
-    index = folder / _INDEX
+    index = folder / INDEX
     if not index.exists():
         return [folder / "model.safetensors"]
     names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()

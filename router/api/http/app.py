@@ -59,7 +59,7 @@ def build_app(
             *([Middleware(RequireLocalName)] if local_names_only else ()),
             Middleware(IgnoreTrailingSlash),
             *_cors(access.cors_origins),
-            Middleware(RequireApiKey, access.keys, access.metrics_keys, access.admin_keys),
+            Middleware(RequireApiKey, access.keys, access.metrics_keys, access.admin_keys, rl=access.rl),
         ],
     )
     app.router.redirect_slashes = False

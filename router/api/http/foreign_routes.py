@@ -23,10 +23,8 @@ _ADVICE: Final = {
     "Save the adapter to a folder that the workers read, and use POST /v1/load_lora_adapter.": (
         "/load_lora_adapter_from_tensors"
     ),
-    "Weights come from a folder; use POST /update_weights_from_disk.": (
-        "/update_weights_from_tensor /update_weights_from_distributed /update_weights_from_ipc"
-        " /init_weights_update_group /init_weight_transfer_engine /start_weight_update /finish_weight_update"
-        " /collective_rpc"
+    "Weights come as tensors, or from a folder; use POST /update_weights_from_tensor or …_from_disk.": (
+        "/update_weights_from_distributed /update_weights_from_ipc /init_weights_update_group /collective_rpc"
     ),
     "Use `router drain` and `router scale` on the router's machine.": "/scale_elastic_ep",
     "Use GET /health; idle workers are probed (--probe-interval).": "/health_generate",

@@ -112,17 +112,21 @@ class RequireApiKey:
         keys: ApiKeys | None,
         metrics_keys: ApiKeys | None,
         admin_keys: ApiKeys | None = None,
+        *,
+        rl: bool = False,
     ) -> None:
         """`keys` give access to requests, `metrics_keys` only to monitoring, `admin_keys` only to routes that
         change the service.
 
         None for `keys`: no authentication. None for `metrics_keys`: monitoring is open without `keys`, and
-        closed with `keys`. None for `admin_keys`: the service cannot be changed.
+        closed with `keys`. None for `admin_keys`: the service cannot be changed, but with `rl`
+        by all callers of requests.
         """
         self._app = app
         self._keys = keys
         self._metrics_keys = metrics_keys
         self._admin_keys = admin_keys
+        self._is_open = rl and admin_keys is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN:
@@ -134,7 +138,7 @@ class RequireApiKey:
             try:
                 if scope["path"] in _MONITORING:
                     self._admit_monitoring(authorization)
-                elif scope["path"] in _ADMIN:
+                elif scope["path"] in _ADMIN and not self._is_open:
                     self._admit_admin(scope["path"], authorization)
                 else:
                     CURRENT_TENANT.set(self._tenant(authorization))
@@ -157,7 +161,7 @@ class RequireApiKey:
 
     def _admit_admin(self, path: str, authorization: str | None) -> None:
         if self._admin_keys is None:
-            raise PermissionDenied(f"{path} is closed; --admin-key-file opens it to its keys.")
+            raise PermissionDenied(f"{path} is closed; --admin-key-file opens it to its keys, --rl to all.")
         if not self._known(self._admin_keys, authorization):
             raise Unauthenticated(f"{path} takes a key of --admin-key-file.")
 

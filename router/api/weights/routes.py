@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.api.endpoints.body import read_json_body
 from router.api.endpoints.kinds import json_response
 from router.api.endpoints.record import Api, ApiEndpoint, Backend
+from router.api.generation.off_loop import off_loop
 from router.api.generation.params.validation import RequestModel, parse
 from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
-from router.config.choices import UpdateMode
+from router.api.weights import tensors
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.weights.agreed_weights import version_of
 from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
@@ -23,16 +23,15 @@ from router.errors import InvalidRequest, NotImplementedHere
 from rpc.baton.v1 import worker_pb2
 
 _BodyT = TypeVar("_BodyT", bound=RequestModel)
-_Folder = Annotated[str, Field(min_length=1, max_length=4096)]
-_UpdateMode = Literal["rolling", "together"]
-_Version = Annotated[str, Field(max_length=256)]
 
 _MODES: Final = {"retract": PauseMode.KEEP} | {mode.value: mode for mode in PauseMode}
 """Modes of vLLM and of SGLang."""
 
 
 class PauseStatus(Closed):
-    status: Literal["paused", "resumed", "updated", "cleared"]
+    status: Literal[
+        "paused", "resumed", "updated", "cleared", "initialized", "started", "received", "unchanged"
+    ]
 
 
 class Paused(Closed):
@@ -60,27 +59,22 @@ class Updated(Weights):
     """Whether requests waited meanwhile."""
 
 
-class _UpdateInfo(RequestModel):
-    model_path: _Folder
-    """Folder of the weights, on the machine of every worker."""
-
-
 class UpdateWeights(RequestModel):
-    """As vLLM's; weights come from a folder alone."""
+    """As vLLM's. After /start_weight_update, tensors are kept until /finish_weight_update."""
 
-    update_info: _UpdateInfo
-    weight_version: _Version = ""
-    update_mode: _UpdateMode | None = None
+    update_info: tensors.UpdateInfo
+    weight_version: tensors.Version = ""
+    update_mode: tensors.Mode | None = None
     """None: `--update-mode`."""
 
 
 class UpdateWeightsFromDisk(RequestModel):
     """As SGLang's."""
 
-    model_path: _Folder
+    model_path: tensors.Folder
     """Folder of the weights, on the machine of every worker."""
-    weight_version: _Version | None = None
-    update_mode: _UpdateMode | None = None
+    weight_version: tensors.Version | None = None
+    update_mode: tensors.Mode | None = None
     """None: `--update-mode`."""
     load_format: Literal["auto", "safetensors"] | None = None
     abort_all_requests: bool = False
@@ -141,29 +135,44 @@ async def _info(backend: Backend, request: Request) -> WeightInfo:
     return {**_described(updates.served), "workers": workers}
 
 
-async def _update(updates: WeightUpdates, body: UpdateWeights) -> Updated:
-    folder, version = body.update_info.model_path, body.weight_version
-    return _updated(await updates.update(folder, version, how=_how(body.update_mode)))
+async def _update(updates: WeightUpdates, body: UpdateWeights) -> Updated | PauseStatus:
+    how = tensors.how_of(body.update_mode)
+    done = await tensors.update(updates, body.update_info, body.weight_version, how)
+    return {"status": "received"} if done is None else _updated(done)
+
+
+async def _update_from_tensor(updates: WeightUpdates, body: tensors.UpdateWeightsFromTensor) -> Updated:
+    return _updated(await tensors.from_tensor(updates, body))
+
+
+async def _init_transfer(updates: WeightUpdates, body: tensors.InitWeightTransfer) -> PauseStatus:
+    return {"status": "initialized"}
+
+
+async def _start(updates: WeightUpdates, body: tensors.StartWeightUpdate) -> PauseStatus:
+    tensors.start(updates)
+    return {"status": "started"}
+
+
+async def _finish(updates: WeightUpdates, body: tensors.FinishWeightUpdate) -> Updated | PauseStatus:
+    done = await tensors.finish(updates, body)
+    return {"status": "unchanged"} if done is None else _updated(done)
 
 
 async def _update_from_disk(updates: WeightUpdates, body: UpdateWeightsFromDisk) -> Updated:
     mode = PauseMode.ABORT if body.abort_all_requests else PauseMode.KEEP
     version = body.weight_version or ""
-    return _updated(await updates.update(body.model_path, version, mode, _how(body.update_mode)))
+    return _updated(await updates.update(body.model_path, version, mode, tensors.how_of(body.update_mode)))
 
 
 def _described(served: worker_pb2.ServedWeights) -> Weights:
     return {"weight_version": version_of(served), "digest": served.digest, "folder": served.folder}
 
 
-def _how(asked: str | None) -> UpdateMode | None:
-    return None if asked is None else UpdateMode(asked)
-
-
 def _updated(done: UpdateDone) -> Updated:
     about = _described(done.served)
     message = "Every worker has the weights."
-    how: _UpdateMode = done.how.value
+    how: tensors.Mode = done.how.value
     return {"success": True, "message": message, "update_mode": how, "paused": done.paused, **about}
 
 
@@ -183,11 +192,13 @@ def _asked(
     answer: Any,
     summary: str,
     act: Callable[[WeightUpdates, _BodyT], Awaitable[Any]],
+    most_bytes: int = 0,
 ) -> ApiEndpoint:
     async def serve(backend: Backend, request: Request) -> Response:
         updates = _updates(backend, request)
         bounds = backend.models.find(request.query_params.get("model", "")).bounds
-        asked = parse(body, await read_json_body(request, backend.max_body_bytes), bounds)
+        raw = await read_json_body(request, max(backend.max_body_bytes, most_bytes))
+        asked = await off_loop(len(raw), lambda: parse(body, raw, bounds))
         return json_response(await act(updates, asked))
 
     about = {"answer": answer, "summary": summary, "changes_service": True}
@@ -196,7 +207,10 @@ def _asked(
 
 _PAUSED: Final = "Hold back requests; `mode`: abort, wait or keep. Answered when no worker has any."
 _RESUMED: Final = "End the pause."
-_UPDATED: Final = "Replace the weights of all workers by those of a folder, or of none."
+_UPDATED: Final = "Replace the weights of all workers, or of none."
+_INITIALIZED: Final = "Nothing is set up: tensors come in bodies, or from files."
+_STARTED: Final = "Begin an update whose tensors come in several bodies."
+_WITH_TENSORS: Final = tensors.MAX_BODY_BYTES
 _CLEARED: Final = "Drop all cached KV that no request reads."
 
 WEIGHTS: Final[Api] = Api(
@@ -211,7 +225,24 @@ WEIGHTS: Final[Api] = Api(
         _plain("/flush_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/continue_generation", PauseStatus, _RESUMED, _resume, "POST"),
         _asked("/pause_generation", PauseGeneration, PauseStatus, _PAUSED, _pause_generation),
-        _asked("/update_weights", UpdateWeights, Updated, _UPDATED, _update),
+        _asked("/update_weights", UpdateWeights, Updated | PauseStatus, _UPDATED, _update, _WITH_TENSORS),
+        _asked(
+            "/update_weights_from_tensor",
+            tensors.UpdateWeightsFromTensor,
+            Updated,
+            _UPDATED,
+            _update_from_tensor,
+            _WITH_TENSORS,
+        ),
+        _asked(
+            "/init_weight_transfer_engine",
+            tensors.InitWeightTransfer,
+            PauseStatus,
+            _INITIALIZED,
+            _init_transfer,
+        ),
+        _asked("/start_weight_update", tensors.StartWeightUpdate, PauseStatus, _STARTED, _start),
+        _asked("/finish_weight_update", tensors.FinishWeightUpdate, Updated | PauseStatus, _UPDATED, _finish),
         _asked("/update_weights_from_disk", UpdateWeightsFromDisk, Updated, _UPDATED, _update_from_disk),
     ),
 )

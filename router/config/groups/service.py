@@ -39,6 +39,11 @@ class AccessSettings:
         " (default: closed)",
         "FILE",
     )
+    rl: bool = _access(
+        False,
+        "open those routes without a key of --admin-key-file, as trainers call them; anyone who reaches the"
+        " port, or has a key of --api-key-file, can then replace the weights",
+    )
     update_mode: UpdateMode = _access(
         UpdateMode.ROLLING,
         "new weights: rolling updates one worker after another while the others serve; together pauses all",

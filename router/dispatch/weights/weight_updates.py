@@ -24,6 +24,7 @@ from router.dispatch.agreement import AGREED_S, Shared
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.weights.agreed_weights import AgreedWeights
 from router.dispatch.weights.rolling import Phase, Rolling, Updatable
+from router.dispatch.weights.tensors import StagedTensors, Tensors
 from router.dispatch.weights.weights_state import Alone, Seen, WeightsState, copied
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.member import WorkerUnavailable
@@ -76,6 +77,7 @@ class WeightUpdates:
         """`abort_all`: finishes every running request with the tokens that it has. `how`: see `update`.
         `shared`: with other routers; None: there are none. `begin` comes next."""
         self._how = how
+        self.tensors = StagedTensors()
         self.agreed = AgreedWeights(registry, dispatcher, abort_all, shared or Alone())
         self._registry = registry
         self._dispatcher = dispatcher
@@ -137,6 +139,20 @@ class WeightUpdates:
         # A client that leaves does not end an update half-way.
         return await asyncio.shield(supervised(self._update(new, mode, how or self._how), "update"))
 
+    async def update_tensors(
+        self,
+        tensors: Tensors,
+        version: str = "",
+        mode: PauseMode = PauseMode.KEEP,
+        how: UpdateMode | None = None,
+    ) -> UpdateDone:
+        """`update` to the weights that are served, with these tensors in place of those of the same names."""
+        try:
+            return await self.update(self.tensors.prepare(tensors, self.served.folder), version, mode, how)
+        finally:
+            if not self._changing.locked():
+                self.tensors.settle(self.served.folder)
+
     async def _update(self, new: worker_pb2.ServedWeights, mode: PauseMode, how: UpdateMode) -> UpdateDone:
         with self._dispatcher.metrics.weight_operation("update"):
             return await self._update_in_turn(new, mode, how)
@@ -147,6 +163,7 @@ class WeightUpdates:
         async with self._changing:
             began = time.monotonic()
             await self.agreed.look()
+            self.tensors.check(new.folder, self.served.folder)
             if self.is_paused or len(self._registry.sessions()) < _TWO:
                 how = UpdateMode.TOGETHER
             try:
@@ -212,7 +229,7 @@ class WeightUpdates:
         peers = [one for one in self._updatable() if one.tag == tag and one.id != worker]
         moves = session.info.transport and peers
         try:
-            digest = (await _update(session, weights, leave_s=_MOVE_S if moves else 0.0)).digest
+            digest = (await self._replace(session, weights, leave_s=_MOVE_S if moves else 0.0)).digest
         except WorkerRefused as error:
             rolling.refused(worker, str(error))
         except RpcError as error:
@@ -285,7 +302,7 @@ class WeightUpdates:
         for session in self._registry.sessions():
             if session.info.served.tag != self.served.tag:
                 try:
-                    await _update(session, self.served, leave_s=0.0)
+                    await self._replace(session, self.served, leave_s=0.0)
                 except (WorkerRefused, RpcError) as error:
                     _log.error("%s does not take the old weights back: %s", session.worker_id, error)
         served = self.served
@@ -295,7 +312,7 @@ class WeightUpdates:
         """Raises UpdateFailed, after all workers that can have the old weights again."""
         members = self._registry.members()
         try:
-            answers = await on_every_worker(members, partial(_update, weights=new))
+            answers = await on_every_worker(members, partial(self._replace, weights=new))
         except NotEverywhere as error:
             await self._back(new)
             raise UpdateFailed(f"The weights are not updated: {error}", public=True) from None
@@ -311,7 +328,7 @@ class WeightUpdates:
     async def _back(self, new: worker_pb2.ServedWeights) -> None:
         """Give the old weights to all workers that have them no more."""
         try:
-            await on_every_worker(self._registry.members(), partial(_update, weights=self.served))
+            await on_every_worker(self._registry.members(), partial(self._replace, weights=self.served))
         except NotEverywhere as error:
             _log.error("not all workers have their old weights again after %s: %s", new.folder, error)
 
@@ -322,22 +339,22 @@ class WeightUpdates:
             raise WorkerUnavailable("all weights are being updated")
         if session.info.served.tag not in self.agreed.state.tags:
             try:
-                await _update(session, self.agreed.state.wanted)
+                await self._replace(session, self.agreed.state.wanted)
             except WorkerRefused as error:
                 raise WorkerUnavailable(f"it does not take the weights of the others: {error}") from None
 
-
-async def _update(
-    session: WorkerSession, weights: worker_pb2.ServedWeights, leave_s: float | None = None
-) -> worker_pb2.ServedWeights:
-    """`leave_s`: see `UpdateWeightsRequest`. Raises WorkerRefused, RpcError."""
-    request = worker_pb2.UpdateWeightsRequest(weights=weights, timeout_s=_LEFT_S, leave_s=leave_s)
-    report = await session.update_weights(request)
-    if report.incomplete or not report.refused:
-        session.info.served.CopyFrom(report.weights)
-    if report.refused:
-        raise WorkerRefused(report.refused)
-    return report.weights
+    async def _replace(
+        self, session: WorkerSession, weights: worker_pb2.ServedWeights, leave_s: float | None = None
+    ) -> worker_pb2.ServedWeights:
+        """`leave_s`: see `UpdateWeightsRequest`. Raises WorkerRefused, RpcError."""
+        await self.tensors.stage(session, weights.folder)
+        request = worker_pb2.UpdateWeightsRequest(weights=weights, timeout_s=_LEFT_S, leave_s=leave_s)
+        report = await session.update_weights(request)
+        if report.incomplete or not report.refused:
+            session.info.served.CopyFrom(report.weights)
+        if report.refused:
+            raise WorkerRefused(report.refused)
+        return report.weights
 
 
 def _failure(rolling: Rolling) -> str:

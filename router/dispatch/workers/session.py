@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -199,6 +199,10 @@ class WorkerSession:
         """Takes as long as reading the weights; a worker that dies meanwhile is noticed. Raises RpcError."""
         report: worker_pb2.WeightsReport = await self._answer(self._stub.UpdateWeights(request))
         return report
+
+    async def stage_weights(self, parts: AsyncIterator[worker_pb2.WeightsPart]) -> str:
+        """Send tensors; returns why they are not taken, or nothing. Raises RpcError."""
+        return str((await self._answer(self._stub.StageWeights(parts))).error)
 
     async def _answer(self, call: Awaitable[Any]) -> Any:
         """Raises RpcError."""

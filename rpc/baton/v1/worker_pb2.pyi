@@ -783,6 +783,24 @@ class UpdateWeightsRequest(_message.Message):
     leave_s: float
     def __init__(self, weights: _Optional[_Union[ServedWeights, _Mapping]] = ..., timeout_s: _Optional[float] = ..., leave_s: _Optional[float] = ...) -> None: ...
 
+class WeightsPart(_message.Message):
+    __slots__ = ("folder", "base", "keep", "data")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    base: str
+    keep: _containers.RepeatedScalarFieldContainer[str]
+    data: bytes
+    def __init__(self, folder: _Optional[str] = ..., base: _Optional[str] = ..., keep: _Optional[_Iterable[str]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class StagedWeights(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    def __init__(self, error: _Optional[str] = ...) -> None: ...
+
 class WeightsReport(_message.Message):
     __slots__ = ("weights", "refused", "incomplete")
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]

@@ -75,6 +75,11 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.UpdateWeightsRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.WeightsReport.FromString,
                 _registered_method=True)
+        self.StageWeights = channel.stream_unary(
+                '/baton.v1.Worker/StageWeights',
+                request_serializer=baton_dot_v1_dot_worker__pb2.WeightsPart.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.StagedWeights.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -128,6 +133,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StageWeights(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +176,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.UpdateWeights,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.UpdateWeightsRequest.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.WeightsReport.SerializeToString,
+            ),
+            'StageWeights': grpc.stream_unary_rpc_method_handler(
+                    servicer.StageWeights,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.WeightsPart.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.StagedWeights.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -362,6 +378,33 @@ class Worker:
             '/baton.v1.Worker/UpdateWeights',
             baton_dot_v1_dot_worker__pb2.UpdateWeightsRequest.SerializeToString,
             baton_dot_v1_dot_worker__pb2.WeightsReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageWeights(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/baton.v1.Worker/StageWeights',
+            baton_dot_v1_dot_worker__pb2.WeightsPart.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.StagedWeights.FromString,
             options,
             channel_credentials,
             insecure,
