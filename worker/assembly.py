@@ -73,6 +73,7 @@ def _handoffs(parts: Parts, answers: Answers, transfer: TransferThread) -> Hando
         IncomingHandoffs(engine, reports, transfer.receiver),
         SharedPrefixes(engine, clock, transfer.sender),
         PulledPrefixes(engine, reports, clock, transfer.receiver),
+        parts.config.transport or "",
     )
 
 

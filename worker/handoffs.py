@@ -24,6 +24,8 @@ class Handoffs:
     incoming: IncomingHandoffs
     shared: SharedPrefixes
     pulled: PulledPrefixes
+    transport: str = ""
+    """Name of the KV transport, with which the pool is registered."""
 
     @property
     def are_sending(self) -> bool:

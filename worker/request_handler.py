@@ -42,6 +42,7 @@ from worker.session.convert import (
 from worker.session.jobs import Job, router_loads
 from worker.session.metrics import RequestOutcome
 from worker.session.router_session import RouterSession
+from worker.sleep import WorkerSleep
 from worker.staged_weights import StagedWeights
 from worker.weights import WorkerWeights
 
@@ -249,6 +250,11 @@ class RequestHandler:
         if report is not None and (report.incomplete or not report.refused):
             self._answers.outbox.updated(report.weights)
         return report
+
+    def sleep(self, request: worker_pb2.SleepRequest) -> worker_pb2.SleepReport | None:
+        """See `WorkerSleep.change`."""
+        transport = None if self._handoffs is None else self._handoffs.transport
+        return WorkerSleep(self._engine, self._weights, transport).change(request, lambda: self.idle)
 
     @property
     def staged_weights(self) -> StagedWeights:

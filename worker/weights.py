@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from engine.core.weights import NewWeights
-from engine.errors import EngineBusy, RefillRefused, WeightsIncomplete
+from engine.errors import EngineBusy, EngineError, RefillRefused, WeightsIncomplete
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
 from worker.staged_weights import StagedWeights
@@ -28,6 +28,8 @@ class WorkerWeights:
         self._identified = identified
         self._served: worker_pb2.ServedWeights | None = worker_pb2.ServedWeights()
         """None after an update that failed half-way, or has read other weights than other workers."""
+        self._asleep: worker_pb2.ServedWeights | None = None
+        """What `let_go` has let go."""
 
     def identity(self) -> str:
         """See `Job.weights`."""
@@ -41,6 +43,23 @@ class WorkerWeights:
             return f"this worker has the weights {self._served.tag!r}; the request asks for {work.weights!r}"
         return None
 
+    def let_go(self) -> None:
+        """The weights are to be given back: no request is computed until `read_again`. Raises EngineError."""
+        if self._engine.config.load_format == "dummy":
+            raise EngineError("random weights cannot be read again")
+        if self._served is not None:
+            self._asleep, self._served = self._served, None
+
+    def read_again(self) -> None:
+        """Read what was let go. Raises EngineError, and stays without weights then."""
+        if (before := self._asleep) is None:
+            return
+        digest = before.digest or self._engine.weights.checkpoint
+        self._engine.refill(NewWeights(self.staged.path(before.folder), before.version))
+        if self._engine.weights.checkpoint != digest:
+            raise EngineError(f"{before.folder or 'the folder'} has other weights than before")
+        self._asleep, self._served = None, before
+
     def update(
         self, wanted: worker_pb2.ServedWeights, is_idle: Callable[[], bool]
     ) -> worker_pb2.WeightsReport | None:
@@ -53,7 +72,11 @@ class WorkerWeights:
         folder = self.staged.path(wanted.folder)
         if not is_idle():
             return None
-        before, self._served = self._served, None  # also after an error that is not expected
+        before, self._served, self._asleep = (
+            self._served,
+            None,
+            None,
+        )  # also after an error that is not expected
         try:
             self._engine.refill(NewWeights(folder, wanted.version))
         except EngineBusy:

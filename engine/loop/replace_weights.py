@@ -23,7 +23,7 @@ def replace_weights(
     """
     if busy:
         raise EngineBusy("weights are replaced while there are no requests")
-    if not _is_unused(kv):
+    if not is_unused(kv):
         raise EngineBusy("weights are replaced while no pages of KV are in use, or may still be written")
     incomplete: WeightsIncomplete | None = None
     try:
@@ -36,7 +36,7 @@ def replace_weights(
         raise incomplete
 
 
-def _is_unused(kv: KVManager) -> bool:
+def is_unused(kv: KVManager) -> bool:
     """Whether all pages and states are free or cached, and no reader has locked a cached page."""
     pools = kv.pool.counts(), kv.states.pool.counts()
     in_use = sum(pool.held + pool.in_flight + pool.quarantined for pool in pools)

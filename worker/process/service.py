@@ -127,6 +127,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             if leaves:
                 self._inbox.post(self._handler.drain, 0.0)
 
+    async def Sleep(  # noqa: N802
+        self, request: worker_pb2.SleepRequest, context: Context
+    ) -> worker_pb2.SleepReport:
+        ends = self._clock() + request.timeout_s
+        while (report := await self._ask_engine(lambda: self._handler.sleep(request), context)) is None:
+            if self._clock() >= ends:
+                return worker_pb2.SleepReport(refused="requests or pages of KV are left")
+            await asyncio.sleep(_LOOK_S)
+        return report
+
     async def StageWeights(  # noqa: N802
         self, request_iterator: AsyncIterator[worker_pb2.WeightsPart], context: Context
     ) -> worker_pb2.StagedWeights:

@@ -14,9 +14,6 @@ _ADVICE: Final = {
     "Use GET /v1/models, /version and /status.": "/get_server_info /server_info /get_internal_state",
     "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",
     "Use POST /reset_prefix_cache.": "/reset_mm_cache /reset_encoder_cache",
-    "There is no sleep mode; --autoscale decode=0:N ends idle workers, and a request starts them.": (
-        "/sleep /wake_up /is_sleeping /release_memory_occupation /resume_memory_occupation"
-    ),
     "There is no profiler; ask for `timings` in a request, or use `router explain REQUEST`.": (
         "/start_profile /stop_profile"
     ),

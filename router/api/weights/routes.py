@@ -15,7 +15,7 @@ from router.api.generation.off_loop import off_loop
 from router.api.generation.params.validation import RequestModel, parse
 from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
-from router.api.weights import tensors
+from router.api.weights import sleep, tensors
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.weights.agreed_weights import version_of
 from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
@@ -30,12 +30,25 @@ _MODES: Final = {"retract": PauseMode.KEEP} | {mode.value: mode for mode in Paus
 
 class PauseStatus(Closed):
     status: Literal[
-        "paused", "resumed", "updated", "cleared", "initialized", "started", "received", "unchanged"
+        "paused",
+        "resumed",
+        "updated",
+        "cleared",
+        "initialized",
+        "started",
+        "received",
+        "unchanged",
+        "asleep",
+        "awake",
     ]
 
 
 class Paused(Closed):
     is_paused: bool
+
+
+class Sleeping(Closed):
+    is_sleeping: bool
 
 
 class Weights(Closed):
@@ -165,6 +178,31 @@ async def _update_from_disk(updates: WeightUpdates, body: UpdateWeightsFromDisk)
     return _updated(await updates.update(body.model_path, version, mode, tensors.how_of(body.update_mode)))
 
 
+async def _sleep(backend: Backend, request: Request) -> PauseStatus:
+    mode = PauseMode.KEEP if "mode" not in request.query_params else _mode(request)
+    await sleep.sleep(_updates(backend, request), request, mode)
+    return {"status": "asleep"}
+
+
+async def _wake(backend: Backend, request: Request) -> PauseStatus:
+    await sleep.wake(_updates(backend, request), request)
+    return {"status": "awake"}
+
+
+async def _is_sleeping(backend: Backend, request: Request) -> Sleeping:
+    return {"is_sleeping": bool(_updates(backend, request).asleep)}
+
+
+async def _release(updates: WeightUpdates, body: sleep.MemoryBody) -> PauseStatus:
+    await updates.sleep(body.kinds, PauseMode.KEEP)
+    return {"status": "asleep"}
+
+
+async def _take(updates: WeightUpdates, body: sleep.MemoryBody) -> PauseStatus:
+    await updates.wake(body.kinds)
+    return {"status": "awake"}
+
+
 def _described(served: worker_pb2.ServedWeights) -> Weights:
     return {"weight_version": version_of(served), "digest": served.digest, "folder": served.folder}
 
@@ -208,6 +246,8 @@ def _asked(
 _PAUSED: Final = "Hold back requests; `mode`: abort, wait or keep. Answered when no worker has any."
 _RESUMED: Final = "End the pause."
 _UPDATED: Final = "Replace the weights of all workers, or of none."
+_ASLEEP: Final = "Give back memory of the workers: of KV, or of KV and weights; requests wait."
+_AWAKE: Final = "Take the memory again; requests go on."
 _INITIALIZED: Final = "Nothing is set up: tensors come in bodies, or from files."
 _STARTED: Final = "Begin an update whose tensors come in several bodies."
 _WITH_TENSORS: Final = tensors.MAX_BODY_BYTES
@@ -224,6 +264,11 @@ WEIGHTS: Final[Api] = Api(
         _plain("/reset_prefix_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/flush_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/continue_generation", PauseStatus, _RESUMED, _resume, "POST"),
+        _plain("/sleep", PauseStatus, _ASLEEP, _sleep, "POST"),
+        _plain("/wake_up", PauseStatus, _AWAKE, _wake, "POST"),
+        _plain("/is_sleeping", Sleeping, "Whether workers have given memory back.", _is_sleeping, "GET"),
+        _asked("/release_memory_occupation", sleep.MemoryBody, PauseStatus, _ASLEEP, _release),
+        _asked("/resume_memory_occupation", sleep.MemoryBody, PauseStatus, _AWAKE, _take),
         _asked("/pause_generation", PauseGeneration, PauseStatus, _PAUSED, _pause_generation),
         _asked("/update_weights", UpdateWeights, Updated | PauseStatus, _UPDATED, _update, _WITH_TENSORS),
         _asked(

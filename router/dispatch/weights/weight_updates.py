@@ -78,6 +78,9 @@ class WeightUpdates:
         `shared`: with other routers; None: there are none. `begin` comes next."""
         self._how = how
         self.tensors = StagedTensors()
+        self.asleep: frozenset[str] = frozenset()
+        """Memory that the workers have given back; see `sleep`."""
+        self._sleep_paused = False
         self.agreed = AgreedWeights(registry, dispatcher, abort_all, shared or Alone())
         self._registry = registry
         self._dispatcher = dispatcher
@@ -114,8 +117,51 @@ class WeightUpdates:
         """No effect if it is not paused. Raises InvalidRequest during an update."""
         if self._changing.locked():
             raise InvalidRequest("The service is being paused or updated: resume it after that.", code="busy")
+        if self.asleep:
+            raise InvalidRequest("The service is asleep: wake it up, which resumes it.", code="asleep")
+        await self._resume()
+
+    async def _resume(self) -> None:
         with self._dispatcher.metrics.weight_operation("resume"):
             await self.agreed.publish(lambda state: None if state.pause is None else state.next(pause=None))
+
+    async def sleep(self, what: frozenset[str], mode: PauseMode) -> None:
+        """Have all workers give back memory, after a pause in `mode`. Raises UpdateFailed, InvalidRequest."""
+        if others := self._registry.other_routers():
+            raise InvalidRequest(f"{', '.join(others)} uses these workers too.", code="several_routers")
+        if not self.is_paused:
+            await self.pause(mode)
+            self._sleep_paused = True
+        async with self._changing:
+            try:
+                await self._memory(worker_pb2.SleepRequest(release=what - self.asleep, timeout_s=_LEFT_S))
+            except UpdateFailed:
+                await self._memory(worker_pb2.SleepRequest(resume=what - self.asleep, timeout_s=_LEFT_S))
+                await self._end_sleep()
+                raise
+            self.asleep |= what
+
+    async def wake(self, what: frozenset[str]) -> None:
+        """Have all workers take memory again; when they have all, requests go on. Raises UpdateFailed."""
+        async with self._changing:
+            await self._memory(worker_pb2.SleepRequest(resume=what & self.asleep, timeout_s=_LEFT_S))
+            self.asleep -= what
+            await self._end_sleep()
+
+    async def _end_sleep(self) -> None:
+        if not self.asleep and self._sleep_paused:
+            self._sleep_paused = False
+            await self._resume()
+
+    async def _memory(self, request: worker_pb2.SleepRequest) -> None:
+        async def ask(session: WorkerSession) -> None:
+            if refused := await session.sleep(request):
+                raise WorkerRefused(refused)
+
+        try:
+            await on_every_worker(self._registry.members(), ask)
+        except NotEverywhere as error:
+            raise UpdateFailed(f"Not every worker did so: {error}", public=True) from None
 
     async def update(
         self,
@@ -164,6 +210,8 @@ class WeightUpdates:
             began = time.monotonic()
             await self.agreed.look()
             self.tensors.check(new.folder, self.served.folder)
+            if "weights" in self.asleep:
+                raise InvalidRequest("The weights are given back: wake them up first.", code="asleep")
             if self.is_paused or len(self._registry.sessions()) < _TWO:
                 how = UpdateMode.TOGETHER
             try:

@@ -200,6 +200,10 @@ class WorkerSession:
         report: worker_pb2.WeightsReport = await self._answer(self._stub.UpdateWeights(request))
         return report
 
+    async def sleep(self, request: worker_pb2.SleepRequest) -> str:
+        """Returns why nothing has changed, or nothing. Raises RpcError."""
+        return str((await self._answer(self._stub.Sleep(request))).refused)
+
     async def stage_weights(self, parts: AsyncIterator[worker_pb2.WeightsPart]) -> str:
         """Send tensors; returns why they are not taken, or nothing. Raises RpcError."""
         return str((await self._answer(self._stub.StageWeights(parts))).error)

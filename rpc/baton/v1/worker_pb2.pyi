@@ -811,6 +811,24 @@ class WeightsReport(_message.Message):
     incomplete: bool
     def __init__(self, weights: _Optional[_Union[ServedWeights, _Mapping]] = ..., refused: _Optional[str] = ..., incomplete: _Optional[bool] = ...) -> None: ...
 
+class SleepRequest(_message.Message):
+    __slots__ = ("release", "resume", "timeout_s")
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    release: _containers.RepeatedScalarFieldContainer[str]
+    resume: _containers.RepeatedScalarFieldContainer[str]
+    timeout_s: float
+    def __init__(self, release: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+
+class SleepReport(_message.Message):
+    __slots__ = ("refused", "bytes")
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    bytes: int
+    def __init__(self, refused: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
 class GetStatsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -80,6 +80,11 @@ class WorkerStub:
                 request_serializer=baton_dot_v1_dot_worker__pb2.WeightsPart.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_worker__pb2.StagedWeights.FromString,
                 _registered_method=True)
+        self.Sleep = channel.unary_unary(
+                '/baton.v1.Worker/Sleep',
+                request_serializer=baton_dot_v1_dot_worker__pb2.SleepRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.SleepReport.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -139,6 +144,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Sleep(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -181,6 +192,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.StageWeights,
                     request_deserializer=baton_dot_v1_dot_worker__pb2.WeightsPart.FromString,
                     response_serializer=baton_dot_v1_dot_worker__pb2.StagedWeights.SerializeToString,
+            ),
+            'Sleep': grpc.unary_unary_rpc_method_handler(
+                    servicer.Sleep,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.SleepRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.SleepReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -405,6 +421,33 @@ class Worker:
             '/baton.v1.Worker/StageWeights',
             baton_dot_v1_dot_worker__pb2.WeightsPart.SerializeToString,
             baton_dot_v1_dot_worker__pb2.StagedWeights.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Sleep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.Worker/Sleep',
+            baton_dot_v1_dot_worker__pb2.SleepRequest.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.SleepReport.FromString,
             options,
             channel_credentials,
             insecure,
