@@ -1,14 +1,17 @@
 """The architectures of GGUF files that are converted, as tables of names.
 
-llama.cpp's own converter, convert_hf_to_gguf.py, read backwards. Models whose tensors it rearranges are not
-among them, except Llama's.
+llama.cpp's own converter, convert_hf_to_gguf.py, read backwards. Models whose tensors it rearranges are in
+rearranged.py, except Llama's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+import numpy.typing as npt
+from gguf import GGMLQuantizationType, ReaderTensor
 
 from engine.modeling.loader.gguf.metadata import DIVISORS, Metadata
 
@@ -21,9 +24,13 @@ MODULES: Final = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",
+    "per_layer_token_embd": "model.embed_tokens_per_layer",
+    "per_layer_model_proj": "model.per_layer_model_projection",
+    "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
+"""Outside of layers."""
 
-_ATTENTION: Final = {
+ATTENTION: Final = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -33,23 +40,68 @@ _ATTENTION: Final = {
     "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
 }
-_MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_EXPERTS: Final = {
+MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+EXPERTS: Final = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
 }
-_DENSE: Final = _ATTENTION | _MLP
+SHARED_EXPERT: Final = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_SHARED_EXPERTS: Final = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+_DENSE: Final = ATTENTION | MLP
+LATENT: Final = {
+    **_DENSE,
+    **EXPERTS,
+    **_SHARED_EXPERTS,
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.kv_b_proj",
+}
 
 MERGED: Final = (
     frozenset({"attn_q", "attn_k", "attn_v"}),
     frozenset({"ffn_gate", "ffn_up"}),
-    frozenset({"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}),
+    frozenset({"ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", "ffn_gate_up_exps"}),
     frozenset({"ffn_gate_shexp", "ffn_up_shexp"}),
+    frozenset({"attn_qkv", "attn_gate"}),
+    frozenset({"ssm_alpha", "ssm_beta"}),
 )
 """Linear parts of a layer that have one format: those that are computed as one, and all of its experts."""
-LINEAR: Final = frozenset({"attn_output", "attn_qkv", "ffn_down", "ffn_down_shexp"}).union(*MERGED)
+_ALONE: Final = ("attn_output", "ffn_down", "ffn_down_shexp", "ssm_out", "inp_gate", "proj")
+_OF_LATENTS: Final = ("attn_q_a", "attn_q_b", "attn_kv_a_mqa")
+LINEAR: Final = frozenset({*_ALONE, *_OF_LATENTS, "per_layer_model_proj", "attn_kv_b", "attn_k_b"}).union(
+    *MERGED
+)
+DEQUANTIZED: Final = frozenset({"attn_kv_b", "attn_k_b"})
+"""Linear parts that are loaded as values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of the folder, under its name in a file."""
+
+    name: str
+    value: npt.NDArray[Any]
+    kind: GGMLQuantizationType | None = None
+    """Type of its blocks, if it has any: `value` has their bytes."""
+
+
+Tensors: TypeAlias = Mapping[str, ReaderTensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +119,17 @@ class GgufArchitecture:
     """Whether experts are 4-bit floats, as in the original checkpoint; see mxfp4.py."""
     whole_norms: bool = False
     """Whether the weights of norms are factors, where Hugging Face has their difference to 1."""
+    rearrange: Callable[[Metadata, ReaderTensor, Tensors], Iterator[Part] | None] = lambda *_: None
+    """What a tensor stands for in Hugging Face's order; None: itself."""
+    not_coded: Callable[[Metadata, Tensors], frozenset[str]] = lambda *_: frozenset()
+    """Tensors whose blocks do not survive this order."""
+
+
+_YARN: Final = {
+    "beta_fast": "yarn_beta_fast",
+    "beta_slow": "yarn_beta_slow",
+    "attention_factor": "yarn_attn_factor",
+}
 
 
 def rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
@@ -83,6 +146,9 @@ def rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         found |= {"rope_type": scaling, "factor": metadata.need("rope.scaling.factor")}
     if original := metadata.model("rope.scaling.original_context_length"):
         found["original_max_position_embeddings"] = original
+    for name, key in _YARN.items():
+        if (value := metadata.model(f"rope.scaling.{key}")) is not None:
+            found[name] = value
     return found
 
 
@@ -111,7 +177,7 @@ def _phi3(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     }
 
 
-def _qwen_experts(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+def qwen_experts(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     return {
         "num_experts": metadata.need("expert_count"),
         "num_experts_per_tok": metadata.need("expert_used_count"),
@@ -184,38 +250,23 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "qwen2moe": GgufArchitecture(
         "Qwen2MoeForCausalLM",
         "qwen2_moe",
-        _ATTENTION
-        | _EXPERTS
-        | {
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        },
-        _qwen_experts,
+        ATTENTION | EXPERTS | SHARED_EXPERT,
+        qwen_experts,
     ),
-    "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", _ATTENTION | _EXPERTS, _qwen_experts),
+    "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", "qwen3_moe", ATTENTION | EXPERTS, qwen_experts),
     "glm4moe": GgufArchitecture(
         "Glm4MoeForCausalLM",
         "glm4_moe",
-        _DENSE
-        | _EXPERTS
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "exp_probs_b": "mlp.gate.e_score_correction",
-            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-            "ffn_up_shexp": "mlp.shared_experts.up_proj",
-            "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        },
+        _DENSE | EXPERTS | _SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"},
         _glm4_moe,
     ),
     "gpt-oss": GgufArchitecture(
         "GptOssForCausalLM",
         "gpt_oss",
-        _ATTENTION
+        ATTENTION
         | {
             "post_attention_norm": "post_attention_layernorm",
-            "attn_sinks": "self_attn.sinks",
+            "attn_sinks.weight": "self_attn.sinks",
             "ffn_gate_inp": "mlp.router",
         },
         _gpt_oss,

@@ -24,20 +24,26 @@ from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.gguf.architectures import (
     ARCHITECTURES,
+    DEQUANTIZED,
     LINEAR,
     MERGED,
     MODULES,
     GgufArchitecture,
+    Part,
     num_layers,
     rope,
 )
 from engine.modeling.loader.gguf.codes import GROUPS, WITH_OFFSETS
 from engine.modeling.loader.gguf.metadata import DIVISORS, Metadata, open_gguf
 from engine.modeling.loader.gguf.mxfp4 import expert_tensors, is_expert
+from engine.modeling.loader.gguf.rearranged import REARRANGED
 from engine.modeling.loader.gguf.tokenizer import write_tokenizer
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_KNOWN: Final = {**ARCHITECTURES, **REARRANGED}
+_STATES: Final = {"lfm2": "short convolutions", "lfm2moe": "short convolutions", "qwen3next": "delta nets"}
+"""States of architectures that are not converted."""
 _SHARD_BYTES: Final = 2 << 30
 """Size of a safetensors shard, which is held in memory until it is written."""
 _STAGE: Final = "Converting GGUF"
@@ -63,10 +69,12 @@ def convert(sources: Sequence[Path], target: Path, progress: Progress, *, keep_c
     readers = [open_gguf(source) for source in sources]
     tensors = [tensor for reader in readers for tensor in reader.tensors]
     metadata = Metadata(readers[0], tensors)
-    if metadata.architecture not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
+    if metadata.architecture not in _KNOWN:
+        state = _STATES.get(metadata.architecture)
+        has = f", which has {state}," if state else ""
         raise UnsupportedModel(
-            f"GGUF architecture {metadata.architecture!r} is not supported; Baton converts {supported}"
+            f"GGUF architecture {metadata.architecture!r}{has} is not supported;"
+            f" Baton converts {', '.join(_KNOWN)}"
         )
     conversion = _Conversion(metadata, tensors, keep_codes=keep_codes)
     _check_space(conversion.size, target)
@@ -89,7 +97,7 @@ def _check_space(needed: int, target: Path) -> None:
 
 def _configs(metadata: Metadata) -> tuple[dict[str, Any], dict[str, Any]]:
     """config.json and generation_config.json."""
-    architecture = ARCHITECTURES[metadata.architecture]
+    architecture = _KNOWN[metadata.architecture]
     heads, hidden = metadata.need("attention.head_count"), metadata.need("embedding_length")
     head_dim = metadata.model("attention.key_length") or hidden // heads
     config = {
@@ -128,7 +136,8 @@ class _Conversion:
     """The tensors of a file, as the folder has them."""
 
     def __init__(self, metadata: Metadata, tensors: Sequence[ReaderTensor], *, keep_codes: bool) -> None:
-        self._architecture: GgufArchitecture = ARCHITECTURES[metadata.architecture]
+        self._metadata = metadata
+        self._architecture: GgufArchitecture = _KNOWN[metadata.architecture]
         heads = metadata.need("attention.head_count")
         self._heads = {"attn_q": heads, "attn_k": metadata.model("attention.head_count_kv") or heads}
         last = num_layers(metadata)
@@ -137,7 +146,8 @@ class _Conversion:
         ]
         self._by_name = {tensor.name: tensor for tensor in self.tensors}
         has_codes = keep_codes and not self._architecture.mxfp4_experts
-        self._coded = _coded(self.tensors) if has_codes else frozenset()
+        out_of_order = self._architecture.not_coded(metadata, self._by_name)
+        self._coded = _coded(self.tensors, out_of_order) if has_codes else frozenset()
         self.size = sum(_stored_bytes(tensor) for tensor in self.tensors)
 
     @property
@@ -163,26 +173,29 @@ class _Conversion:
         if self._architecture.mxfp4_experts and is_expert(tensor.name):
             yield from expert_tensors(tensor, self._by_name)
             return
-        name, (suffix, value) = self._name(tensor.name), _stored(tensor)
-        if tensor.name in self._coded:
+        parts = self._architecture.rearrange(self._metadata, tensor, self._by_name)
+        for part in [_part(tensor)] if parts is None else parts:
+            yield from self._of_part(part, coded=tensor.name in self._coded)
+
+    def _of_part(self, part: Part, *, coded: bool) -> Iterator[tuple[str, Array]]:
+        name, (suffix, value) = self._name(part.name), _stored(part)
+        if coded:
             name = f"{name.removesuffix('.weight')}.codes"
-        value = self._ordered(value, tensor.name)
-        if self._architecture.whole_norms and tensor.name.endswith("norm.weight"):
+        value = self._ordered(value, part.name)
+        if self._architecture.whole_norms and _is_factor(part.name):
             value = value - value.dtype.type(1)
         if "{}" not in name:
             yield name + suffix, np.ascontiguousarray(value)
             return
-        for expert, part in enumerate(value):
-            yield name.format(expert) + suffix, np.ascontiguousarray(part)
+        for expert, of_expert in enumerate(value):
+            yield name.format(expert) + suffix, np.ascontiguousarray(of_expert)
 
     def _name(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`."""
         modules = self._architecture.modules
         match name.split("."):
-            case ["blk", layer, "exp_probs_b", "bias"] if "exp_probs_b" in modules:
-                return f"model.layers.{layer}.{modules['exp_probs_b']}_bias"
-            case ["blk", layer, "attn_sinks", "weight"] if "attn_sinks" in modules:
-                return f"model.layers.{layer}.{modules['attn_sinks']}"
+            case ["blk", layer, *rest] if ".".join(rest) in modules:
+                return f"model.layers.{layer}.{modules['.'.join(rest)]}"
             case ["blk", layer, module, kind] if module in modules:
                 return f"model.layers.{layer}.{modules[module]}.{kind}"
             case [module, kind] if module in MODULES:
@@ -193,7 +206,7 @@ class _Conversion:
 
     def _ordered(self, value: Array, name: str) -> Array:
         """In Hugging Face's order and shape."""
-        module = name.split(".")[-2]
+        module = name.split(".")[-2]  # of a tensor within a layer without a kind: the number of its layer
         if self._architecture.pairs_features and module in self._heads:
             return _halves_apart(value, self._heads[module])
         return value[None] if module == "ffn_gate_inp_shexp" else value
@@ -206,18 +219,23 @@ def _layer(name: str) -> int:
 
 
 def _is_linear(name: str) -> bool:
-    """Whether a tensor is the matrix of a layer's linear part."""
-    match name.split("."):
-        case ["blk", _, module, "weight"]:
-            return module in LINEAR
-    return False
+    """Whether a tensor is the matrix of a linear part."""
+    return name.endswith(".weight") and name.split(".")[-2] in LINEAR
 
 
-def _coded(tensors: Sequence[ReaderTensor]) -> frozenset[str]:
+def _is_factor(name: str) -> bool:
+    """Whether a tensor is the weight of a norm of hidden states, queries or keys."""
+    return name.endswith("norm.weight") and not name.endswith(".ssm_norm.weight")
+
+
+def _coded(tensors: Sequence[ReaderTensor], out_of_order: frozenset[str]) -> frozenset[str]:
     """Names of the matrices that are loaded as integers: they can be, and so can all with their format."""
-    kept = {one.name for one in tensors if _is_linear(one.name) and one.tensor_type in GROUPS}
-    others = {one.name for one in tensors if _is_linear(one.name)} - kept
-    for name in others:
+    linear = {one.name: one.tensor_type in GROUPS for one in tensors if _is_linear(one.name)}
+    dequantized = {name for name in linear if name.split(".")[-2] in DEQUANTIZED}
+    kept = {name for name, can in linear.items() if can} - out_of_order - dequantized
+    for name in linear.keys() - kept:
+        if not name.startswith("blk."):
+            continue
         _, layer, module, _ = name.split(".")
         merged = next((modules for modules in MERGED if module in modules), frozenset())
         kept -= {f"blk.{layer}.{one}.weight" for one in merged}
@@ -230,14 +248,18 @@ def _stored_bytes(tensor: ReaderTensor) -> int:
     return int(tensor.n_bytes) if as_in_file else 2 * int(tensor.n_elements)
 
 
-def _stored(tensor: ReaderTensor) -> tuple[str, Array]:
+def _part(tensor: ReaderTensor) -> Part:
+    return Part(tensor.name, tensor.data, tensor.tensor_type)
+
+
+def _stored(part: Part) -> tuple[str, Array]:
     """What is added to the tensor's name, and its values or its bytes [..., rows, bytes]."""
-    kind = tensor.tensor_type
-    if kind in _AS_IN_FILE:
-        return "", tensor.data
+    kind = part.kind
+    if kind is None or kind in _AS_IN_FILE:
+        return "", part.value
     if kind in GROUPS or kind is _BF16:
-        return f".{kind.name}", tensor.data.view(np.uint8)
-    return "", dequantize(tensor.data, kind).astype(np.float16)
+        return f".{kind.name}", part.value.view(np.uint8)
+    return "", dequantize(part.value, kind).astype(np.float16)
 
 
 def _write_tensors(conversion: _Conversion, target: Path, progress: Progress) -> None:

@@ -42,6 +42,8 @@ class _Kind(Enum):
     """The same without a space before the text; runs of spaces are tokens."""
 
 
+_GEMMA4: Final = "gemma4"
+"""Gemma 4's name for a vocabulary of its family, with merges."""
 _USUAL: Final = {
     _Kind.BYTES: ("<|endoftext|>",),
     _Kind.PIECES: ("<unk>", "<s>", "</s>"),
@@ -63,6 +65,17 @@ _GPT4O: Final = (
     rf"{_WORDS}*{_REST}+{_ENDINGS}?|{_WORDS}+{_REST}*{_ENDINGS}?|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES}"
 )
+_NOT_HAN: Final = r"&&[^\p{Han}]]"
+_KIMI: Final = r"[\p{Han}]+|" + _GPT4O.replace(r"\p{M}]", r"\p{M}" + _NOT_HAN).replace(
+    r"[\r\n/]*", r"[\r\n]*"
+)
+_DEEPSEEK3: Final = (
+    r"\p{N}{1,3}",
+    "[一-龥぀-ゟ゠-ヿ]+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+"""Each splits the parts that the one before has left."""
 _SPLITS: Final = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
     **dict.fromkeys(("midm-2.0", "lfm2", "jina-v5-nano", "dbrx", "smaug-bpe"), _LLAMA3),
@@ -71,8 +84,11 @@ _SPLITS: Final = {
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), _GPT4O),
     "qwen35": _QWEN35,
     "tekken": _TEKKEN,
+    "kimi-k2": _KIMI,
 }
 """Expressions that split a text before merges, by `tokenizer.ggml.pre`."""
+_IN_TURN: Final = dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3)
+"""Several expressions, one after the other."""
 _AS_GPT2: Final = frozenset({"gpt-2", "phi-2", "mpt", "olmo", "jais"})
 _DIGITS_APART: Final = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})
 """Pre-tokenizers that split as GPT-2 does, the second after cutting out each digit."""
@@ -111,12 +127,12 @@ class _Source:
     @classmethod
     def of(cls, get: Get) -> _Source:
         model = get("tokenizer.ggml.model")
-        if model not in ("gpt2", "llama"):
+        if model not in ("gpt2", "llama", _GEMMA4):
             raise UnsupportedModel(
-                f"the GGUF file's tokenizer is of kind {model!r}, and Baton converts gpt2 and llama;"
+                f"the GGUF file's tokenizer is of kind {model!r}, and Baton converts gpt2, llama and gemma4;"
                 " use the safetensors"
             )
-        is_gemma = model == "llama" and get("general.architecture") == "gemma3"
+        is_gemma = model == _GEMMA4 or (model == "llama" and get("general.architecture") == "gemma3")
         tokens, merges = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.merges")
         scores = get("tokenizer.ggml.scores")
         if tokens is None or (merges is None and (model == "gpt2" or scores is None)):
@@ -174,13 +190,15 @@ def _split(pre: str | None) -> pre_tokenizers.PreTokenizer:
         return as_gpt2
     if pre in _DIGITS_APART:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), as_gpt2])
-    if (split := _SPLITS.get(pre or "")) is None:
-        known = ", ".join(sorted({*_SPLITS, *_AS_GPT2, *_DIGITS_APART}))
+    splits = _IN_TURN.get(pre or "") or [split for name, split in _SPLITS.items() if name == pre]
+    if not splits:
+        known = ", ".join(sorted({*_SPLITS, *_IN_TURN, *_AS_GPT2, *_DIGITS_APART}))
         raise UnsupportedModel(
             f"the GGUF file's pre-tokenizer {pre!r} is not supported; Baton knows {known};"
             " use the safetensors"
         )
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), behavior="isolated"), _byte_level()])
+    isolated = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in splits]
+    return pre_tokenizers.Sequence([*isolated, _byte_level()])
 
 
 def _pieces(source: _Source) -> Tokenizer:
@@ -248,6 +266,8 @@ def _ends(
     adds_first = get("tokenizer.ggml.add_bos_token")
     if adds_first is None:
         adds_first = source.kind is not _Kind.BYTES
+    if get("tokenizer.ggml.model") == _GEMMA4:  # the flag is set, but the original leaves it to the template
+        adds_first = False
     first = named["bos_token"] if adds_first else None
     last = named["eos_token"] if get("tokenizer.ggml.add_eos_token") else None
     one = [*filter(None, [first]), "$A", *filter(None, [last])]

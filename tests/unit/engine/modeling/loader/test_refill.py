@@ -25,9 +25,9 @@ from engine.modeling.models.base import CausalLM
 from engine.parallel import TorchCommunicator
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.modeling.loader.gguf.test_converter import MODELS as GGUF_MODELS
-from tests.unit.engine.modeling.loader.gguf.test_converter import converted
-from tests.unit.engine.modeling.loader.gguf.test_converter import write as write_gguf
+from tests.unit.engine.modeling.loader.gguf.tiny_files import MODELS as GGUF_MODELS
+from tests.unit.engine.modeling.loader.gguf.tiny_files import converted
+from tests.unit.engine.modeling.loader.gguf.tiny_files import write as write_gguf
 from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from transformers import GemmaTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
 from engine.model_config.errors import UnsupportedModel
-from engine.modeling.loader.gguf.tokenizer import _SPLITS, write_tokenizer
+from engine.modeling.loader.gguf.tokenizer import _SPLITS, _split, write_tokenizer
 
 ROOT = Path(__file__).resolve().parents[6]
 LINES = [
@@ -257,6 +257,42 @@ def test_a_vocabulary_of_gemma(tmp_path: Path) -> None:
     types = types_of(tokens, marks)
     write(path, tokens, types, kind="llama", architecture="gemma3", scores=scores, ids=ids)
     assert_equal(path, GemmaTokenizer)
+
+
+def test_a_vocabulary_of_gemma4(tmp_path: Path) -> None:
+    marks = (*MARKS, "<|turn>", "<turn|>")
+    tokens = pieces(marks)
+    merges = [f"{token[:at]} {token[at:]}" for token, at in joined(tokens)]
+    path = tmp_path / "model.gguf"
+    ids = {"bos": 1, "eos": 2, "padding": 3, "unknown": 0}
+    types = types_of(tokens, marks)
+    options = {"adds_bos": True, "prefixed": False, "ids": ids, "scores": [0.0] * len(tokens)}
+    write(path, tokens, types, kind="gemma4", architecture="gemma4", merges=merges, **options)
+    assert_equal(path, GemmaTokenizer)
+
+
+def joined(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Tokens that are two others in a row, and where they join."""
+    known = set(tokens)
+    for token in tokens:
+        cuts = (at for at in range(1, len(token)) if token[:at] in known and token[at:] in known)
+        if not token.startswith("<") and (at := next(cuts, None)) is not None:
+            yield token, at
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "parts"),
+    [
+        ("deepseek-v3", "a12345中文かな b.C\n\n", ["a", "123", "45", "中文かな", " b", ".C", "\n\n"]),
+        ("kimi-k2", "a12345中文かなB b.c/\n\n", ["a", "123", "45", "中文", "かな", "B", " b", ".c", "/\n\n"]),
+        ("gpt-4o", "a12345中文かなB b.c/\n\n", ["a", "123", "45", "中文かな", "B", " b", ".c", "/\n\n"]),
+    ],
+)
+def test_texts_are_split_as_the_publishers_expressions_split_them(
+    pre: str, text: str, parts: list[str]
+) -> None:
+    found = _split(pre).pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in found] == parts
 
 
 def test_no_token_gets_an_id_outside_the_vocabulary(
