@@ -42,6 +42,10 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Gemma4ForConditionalGeneration": Architecture(
         "gemma4", gemma4.gemma4, text_types=frozenset({"gemma4_text"})
     ),
+    "Gemma4UnifiedForCausalLM": Architecture("gemma4_unified_text", gemma4.gemma4),
+    "Gemma4UnifiedForConditionalGeneration": Architecture(
+        "gemma4_unified", gemma4.gemma4, text_types=frozenset({"gemma4_unified_text"})
+    ),
     "Qwen2ForCausalLM": Architecture("qwen2", dense.qwen2),
     "Qwen3ForCausalLM": Architecture("qwen3", dense.qwen3),
     "SeedOssForCausalLM": Architecture("seed_oss", dense.seed_oss),

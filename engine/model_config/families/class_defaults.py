@@ -54,6 +54,7 @@ _DEFAULTS: Final[Mapping[str, Fields]] = {
     "gemma3_text": dense.GEMMA3_DEFAULTS,
     "gemma4": gemma4.DEFAULTS,
     "gemma4_text": gemma4.DEFAULTS,
+    "gemma4_unified": gemma4.UNIFIED_DEFAULTS,
     "seed_oss": _WIDE_HEADS | {"attention_bias": True},
     "glm": _GLM,
     "glm4": _GLM,

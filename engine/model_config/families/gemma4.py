@@ -35,6 +35,12 @@ DEFAULTS: Final[dict[str, Any]] = {
     },
 }
 """Defaults of text configs, which may leave out fields with these values."""
+UNIFIED_DEFAULTS: Final[dict[str, Any]] = DEFAULTS | {
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
+"""Defaults of the 12B model, whose one class takes text, images and audio."""
 _FULL: Final = "full_attention"
 
 

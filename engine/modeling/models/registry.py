@@ -45,6 +45,8 @@ _MODELS: Final[dict[str, _Build]] = {
     "Glm4MoeLiteForCausalLM": DeepseekModel,
     "Gemma4ForCausalLM": Gemma4Model,
     "Gemma4ForConditionalGeneration": Gemma4Model,
+    "Gemma4UnifiedForCausalLM": Gemma4Model,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4Model,
     "GPT2LMHeadModel": GPT2Model,
     "BertModel": BertModel,
     "RobertaModel": BertModel,

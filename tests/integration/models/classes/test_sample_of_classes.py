@@ -66,6 +66,11 @@ def test_families_of_transformers_alone_answer_as_transformers_does(name: str, t
     assert found == Outcome(Served.GENERALLY)
 
 
+def test_one_class_for_text_images_and_audio_is_served_as_its_language_model(tmp_path: Path) -> None:
+    name = "Gemma4UnifiedForConditionalGeneration"
+    assert outcome(tiny_config(classes()[name]), name, tmp_path) == Outcome(Served.NATIVELY)
+
+
 @pytest.mark.usefixtures("described_here")
 @pytest.mark.parametrize("impl", [ModelImpl.BATON, ModelImpl.TRANSFORMERS])
 @pytest.mark.parametrize("name", BOTH)

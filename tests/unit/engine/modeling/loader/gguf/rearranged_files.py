@@ -113,7 +113,7 @@ NAMES: Final = MODULES | {
     "per_layer_projection": "proj",
     "post_per_layer_input_norm": "post_norm",
 }
-"""Of a layer's modules with a weight, which most architectures name alike."""
+"""Modules of a layer with a weight, which most architectures name alike."""
 OUTSIDE: Final = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
