@@ -12,8 +12,8 @@ from typing import Final
 FP8_BLOCK: Final = 128
 """Rows and columns of a block that shares a scale."""
 
-MXFP4_BLOCK: Final = 32
-"""Input features that share an exponent."""
+MX_BLOCK: Final = 32
+"""Input features that share an exponent, in MXFP4 and MXFP8."""
 
 NVFP4_BLOCK: Final = 16
 """Input features that share a scale."""
@@ -40,6 +40,8 @@ class WeightFormat(Enum):
     """4- or 8-bit integers with a scale per group of input features; activations are not quantized."""
     MXFP4 = "mxfp4"
     """4-bit floats (e2m1) with an exponent (e8m0) per 32 input features; activations are not quantized."""
+    MXFP8 = "mxfp8"
+    """8-bit floats (e4m3) with an exponent (e8m0) per 32 input features; activations are not quantized."""
     NVFP4 = "nvfp4"
     """4-bit floats (e2m1) with a scale (e4m3) per 16 input features; activations are not quantized."""
     GGUF = "gguf"
@@ -111,11 +113,13 @@ class Quantization:
                 # A scale in 16 bits, as most checkpoints have it, and a zero point in 8.
                 return self.bits / 8 + (0.0 if self.group is None else 3 / self.group)
             case WeightFormat.MXFP4:
-                return 0.5 + 1 / MXFP4_BLOCK
+                return 0.5 + 1 / MX_BLOCK
             case WeightFormat.NVFP4:
                 return 0.5 + 1 / NVFP4_BLOCK
             case WeightFormat.FP8_ROWS | WeightFormat.FP8_BLOCKS:
                 return 1.0
+            case WeightFormat.MXFP8:
+                return 1.0 + 1 / MX_BLOCK
             case WeightFormat.GGUF:
                 # The scale and the offset in 32 bits. Of 4-bit integers half of the first byte.
                 return 1.0 + (8 if self.zero_points else 4) / (self.group or math.inf)
@@ -125,7 +129,8 @@ class Quantization:
         """Whether GPUs multiply weights as they are stored; if not, weights are dequantized at load."""
         if self.format is WeightFormat.INTEGERS:
             return self.bits == 4
-        return self.format is not WeightFormat.GGUF and not self.weights_only
+        dequantized = self.format in (WeightFormat.GGUF, WeightFormat.MXFP8)
+        return not dequantized and not self.weights_only
 
     def read_as(self, name: str) -> str:
         """The name under which the checkpoint's tensor `name` is read."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.quantization import (
     FP8_BLOCK,
-    MXFP4_BLOCK,
+    MX_BLOCK,
     NVFP4_BLOCK,
     Nvfp4Names,
     Packing,
@@ -24,8 +24,8 @@ from engine.model_config.quantization import (
 Config = Mapping[str, Any]
 
 _COMPRESSED: Final = "compressed-tensors"
-_ALGORITHMS: Final = ("FP8", "NVFP4", "W4A16_NVFP4")
-"""Algorithms of Model Optimizer. The last two have the same weights, and activations stay in 16 or 32 bits:
+_ALGORITHMS: Final = ("FP8", "NVFP4", "W4A16_NVFP4", "MXFP8")
+"""Algorithms of Model Optimizer. Both of NVFP4 have the same weights, and activations stay in 16 or 32 bits:
 products of 4-bit floats need a later GPU than Hopper."""
 _MIXED: Final = "MIXED_PRECISION"
 _PRODUCERS: Final = {"modelopt": "modelopt"}
@@ -132,7 +132,10 @@ def _compressed_weights(group: Config, packing: str | None, modules: Config) -> 
     """`modules`: those that are quantized, as arguments of `Quantization`."""
     weights, activations = group["weights"], group.get("input_activations")
     kind = (weights.get("num_bits"), weights.get("type"))
-    if kind == (8, "float") and packing != "mxfp8-quantized":
+    if kind == (8, "float") and packing == "mxfp8-quantized":
+        _require(weights, f"{_COMPRESSED} mxfp8", "group_size", MX_BLOCK)
+        return Quantization(format=WeightFormat.MXFP8, **modules)
+    if kind == (8, "float"):
         return _compressed_fp8(weights, activations, modules)
     if kind in ((4, "int"), (8, "int")) and activations is None and packing == "pack-quantized":
         return _compressed_integers(weights, modules)
@@ -234,6 +237,9 @@ def _modelopt_format(fields: Config, **modules: Any) -> Quantization:
     if _choice(fields, "modelopt", "quant_algo", *_ALGORITHMS) == "FP8":
         unused = _static_scales(True)
         return Quantization(format=WeightFormat.FP8_ROWS, per_tensor=True, unused=unused, **modules)
+    if fields["quant_algo"] == "MXFP8":
+        _require(fields, "modelopt", "group_size", MX_BLOCK)
+        return Quantization(format=WeightFormat.MXFP8, **modules)
     _require(fields, "modelopt", "group_size", NVFP4_BLOCK)
     unused = ("input_scale",)
     return Quantization(format=WeightFormat.NVFP4, nvfp4=Nvfp4Names.MODELOPT, unused=unused, **modules)
@@ -311,7 +317,15 @@ def _skipped(fields: Config) -> Iterable[str]:
 
 def _mxfp4(fields: Config) -> Quantization:
     """MXFP4 of gpt-oss, which quantizes experts only."""
-    return Quantization(format=WeightFormat.MXFP4, group=MXFP4_BLOCK, targets=("experts",))
+    return Quantization(format=WeightFormat.MXFP4, group=MX_BLOCK, targets=("experts",))
+
+
+def _mxfp8(fields: Config) -> Quantization:
+    """MXFP8 with the names of transformers' FP8."""
+    _require(fields, "mxfp8", "fmt", "e4m3", "float8_e4m3fn")
+    _require(fields, "mxfp8", "weight_block_size", [1, MX_BLOCK])
+    left_out = fields.get("modules_to_not_convert") or fields.get("ignored_layers") or ()
+    return Quantization(format=WeightFormat.MXFP8, spellings=_FP8_SPELLINGS, left_out=(*left_out, "lm_head"))
 
 
 def _gguf(fields: Config) -> Quantization:
@@ -340,6 +354,7 @@ _READERS: Final = {
     "gptq": _gptq,
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
+    "mxfp8": _mxfp8,
 }
 
 

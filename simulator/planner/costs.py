@@ -18,7 +18,7 @@ from common.kv_groups import window_shares
 from engine.kv.cache.slot_count import wanted_slots
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.layer_options import Norms
-from engine.model_config.quantization import MXFP4_BLOCK, WeightFormat
+from engine.model_config.quantization import MX_BLOCK, WeightFormat
 from router.placement import Reach
 from simulator.device import H200_8B, H200_8B_FP8, H200_8B_INT4, H200_8B_MXFP4, DeviceCosts
 from simulator.planner.hardware import H200, GpuModel
@@ -46,7 +46,7 @@ _BYTES: Final = 2
 _FP8_BYTES: Final = 1.0
 _INT4_BYTES: Final = 0.5 + 3 / 128
 """Bytes per weight in 4 bits, with a scale and a zero point per 128."""
-_MXFP4_BYTES: Final = 0.5 + 1 / MXFP4_BLOCK
+_MXFP4_BYTES: Final = 0.5 + 1 / MX_BLOCK
 _KERNEL_S: Final = 3e-6
 """Time of a small kernel between others: most of it is its start and its end."""
 _ROUTING_S: Final = 55e-6

@@ -9,7 +9,7 @@ import torch
 from engine.model_config.quantization import Quantization, WeightFormat
 from engine.modeling.layers.formats.act_order import ActOrder
 from engine.modeling.layers.formats.fp4 import Mxfp4, Nvfp4
-from engine.modeling.layers.formats.fp8 import Fp8Blocks, Fp8Rows
+from engine.modeling.layers.formats.fp8 import Fp8Blocks, Fp8Rows, Mxfp8
 from engine.modeling.layers.formats.gguf import GgufCodes
 from engine.modeling.layers.formats.integers import IntegerGroups
 from engine.modeling.layers.linear.linear_layer import LinearMethod
@@ -44,6 +44,8 @@ def method_of(quantization: Quantization, shares: int = 1, *, rearranged: bool =
             )
         case WeightFormat.MXFP4:
             return Mxfp4(dtype)
+        case WeightFormat.MXFP8:
+            return Mxfp8(dtype)
         case WeightFormat.NVFP4:
             return Nvfp4(dtype, quantization.nvfp4)
         case WeightFormat.GGUF:

@@ -10,15 +10,14 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from engine.model_config.quantization import MXFP4_BLOCK, NVFP4_BLOCK, Nvfp4Names
-from engine.modeling.layers.formats.fp8 import FP8, has_kernels
+from engine.model_config.quantization import MX_BLOCK, NVFP4_BLOCK, Nvfp4Names
+from engine.modeling.layers.formats.fp8 import EXPONENT_BIAS, FP8, has_kernels
 from engine.modeling.layers.formats.quantized import QuantizedWeight
 from engine.modeling.layers.linear.codes import Codes
 from engine.modeling.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 
 _VALUES: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """Values of the codes 0 to 15."""
-_EXPONENT_BIAS: Final = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +72,18 @@ class Mxfp4(_Fp4):
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
     ) -> None:
-        blocks = -(-in_features // MXFP4_BLOCK)
-        layer.blocks = weight(*stack, out_features, blocks * MXFP4_BLOCK // 2, dtype=torch.uint8)
+        blocks = -(-in_features // MX_BLOCK)
+        layer.blocks = weight(*stack, out_features, blocks * MX_BLOCK // 2, dtype=torch.uint8)
         layer.scales = weight(*stack, out_features, blocks, dtype=torch.uint8)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
         return [
             Slot("blocks", layer.get_parameter("blocks"), (1, 2)),
-            Slot("scales", layer.get_parameter("scales"), (1, MXFP4_BLOCK)),
+            Slot("scales", layer.get_parameter("scales"), (1, MX_BLOCK)),
         ]
 
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:
-        exponents = stored["scales"].int() - _EXPONENT_BIAS
+        exponents = stored["scales"].int() - EXPONENT_BIAS
         return torch.ldexp(torch.ones(exponents.shape, device=exponents.device), exponents)
 
     def _has_kernel(self, stored: Mapping[str, Tensor]) -> bool:

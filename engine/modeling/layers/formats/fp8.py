@@ -9,11 +9,12 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from engine.model_config.quantization import FP8_BLOCK
+from engine.model_config.quantization import FP8_BLOCK, MX_BLOCK
 from engine.modeling.layers.formats.quantized import QuantizedWeight
 from engine.modeling.layers.linear.linear_layer import GroupedProduct, LinearMethod, Slot, weight
 
 FP8: Final = torch.float8_e4m3fn
+EXPONENT_BIAS: Final = 127
 _LARGEST: Final = torch.finfo(FP8).max
 
 
@@ -82,6 +83,32 @@ class Fp8Rows(QuantizedWeight):
         from engine.modeling.layers.formats.fp8_gpu import GroupedFp8
 
         return GroupedFp8(weight, scale, ProductScaling.ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp8(QuantizedWeight):
+    """`weight` [out, in] times 2 to the power of `weight_scale` - 127, for 32 input features each."""
+
+    NAME: ClassVar[str] = "mxfp8"
+
+    def create(
+        self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
+    ) -> None:
+        groups = -(-in_features // MX_BLOCK)
+        layer.weight = weight(*stack, out_features, in_features, dtype=FP8)
+        layer.weight_scale = weight(*stack, out_features, groups, dtype=torch.uint8)
+
+    def slots(self, layer: nn.Module) -> list[Slot]:
+        scale = layer.get_parameter("weight_scale")
+        return [
+            Slot("weight", layer.get_parameter("weight")),
+            Slot("weight_scale", scale, tile=(1, MX_BLOCK)),
+        ]
+
+    def dense(self, stored: Mapping[str, Tensor]) -> Tensor:
+        weight, exponents = stored["weight"], stored["weight_scale"].int() - EXPONENT_BIAS
+        spread = torch.exp2(exponents.float()).repeat_interleave(MX_BLOCK, -1)
+        return (weight.float() * spread[..., : weight.shape[-1]]).to(self.dtype)
 
 
 def _scale_column(rows: Tensor) -> Tensor:

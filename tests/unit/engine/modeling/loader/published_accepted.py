@@ -294,6 +294,18 @@ ACCEPTED: Final = [
         ("model.layers.3.mlp.up_proj.input_scale", "model.layers.3.self_attn.q_proj.input_scale"),
     ),
     Accepted(
+        "MXFP8 of compressed-tensors",
+        LLAMA_8B,
+        compressed("mxfp8-quantized", FP8_DYNAMIC[0] | {"strategy": "group", "group_size": 32}),
+        dense("fp8"),
+    ),
+    Accepted(
+        "MXFP8 of modelopt",
+        LLAMA_8B,
+        MODELOPT_NVFP4 | {"quant_algo": "MXFP8", "group_size": 32},
+        dense("fp8"),
+    ),
+    Accepted(
         "Intel/…-int4-AutoRound",
         LLAMA_8B,
         {

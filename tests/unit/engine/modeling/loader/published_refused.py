@@ -102,16 +102,6 @@ REFUSED: Final = [
         ("weights alone", "strategy='block'", "'tensor' or 'channel'"),
     ),
     Refused(
-        "MXFP8 of compressed-tensors",
-        compressed("mxfp8-quantized", FP8_DYNAMIC[0] | {"strategy": "group", "group_size": 32}),
-        ("format='mxfp8-quantized'", "8-bit float", "FP8_DYNAMIC"),
-    ),
-    Refused(
-        "MXFP8 of modelopt",
-        MODELOPT_NVFP4 | {"quant_algo": "MXFP8"},
-        ("modelopt", "quant_algo='MXFP8'", "'FP8'"),
-    ),
-    Refused(
         "AutoRound in a packing of its own",
         {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:exllamav2"},
         ("packing_format='auto_round:exllamav2'", "'auto_round:auto_gptq' or 'auto_round:auto_awq'"),
@@ -145,9 +135,9 @@ REFUSED: Final = [
         {
             "quant_method": "modelopt",
             "quant_algo": "MIXED_PRECISION",
-            "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "MXFP8"}},
+            "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "W4A8_AWQ"}},
         },
-        ("quant_algo='MXFP8'", "'FP8' or 'NVFP4'"),
+        ("quant_algo='W4A8_AWQ'", "'FP8' or 'NVFP4'"),
     ),
     Refused(
         "NVIDIA's scales of KV alone",

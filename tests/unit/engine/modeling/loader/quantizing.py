@@ -78,6 +78,15 @@ def _spelled(split: Split, names: Mapping[str, str]) -> Split:
     return renamed
 
 
+def _exponents(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Groups of 32 input features, which share a power of two."""
+    groups = weight.unflatten(1, (-1, 32))
+    powers = torch.ceil(torch.log2(groups.abs().amax(2, keepdim=True) / 448))
+    stored = (groups / torch.exp2(powers)).to(FP8)
+    values = (stored.float() * torch.exp2(powers)).flatten(1)
+    return {"weight": stored.flatten(1), "weight_scale": (powers[:, :, 0] + 127).to(torch.uint8)}, values
+
+
 def _blocks(name: str) -> Split:
     def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         rows, columns = weight.shape
@@ -156,6 +165,18 @@ FP8_FORMATS: Mapping[str, Format] = {
             {"strategy": "block", "block_structure": [128, 128]}, {"strategy": "group", "group_size": 128}
         ),
         _blocks("weight_scale"),
+    ),
+    "mxfp8": Format(
+        {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*.mlp.gate"]},
+        _exponents,
+    ),
+    "mxfp8, with other names": Format(
+        {
+            "quant_method": "mxfp8",
+            "weight_block_size": [1, 32],
+            "modules_to_not_convert": ["lm_head", "mlp.gate"],
+        },
+        _spelled(_exponents, {"weight_scale": "weight_scale_inv"}),
     ),
 }
 
