@@ -55,7 +55,7 @@ def all_outcomes() -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for name, model_type in classes().items():
         try:
-            found[name] = _outcome(name, model_type)
+            found[name] = outcome_of(name, model_type)
         except Exception as error:
             print(f"{name} FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             continue
@@ -63,7 +63,7 @@ def all_outcomes() -> dict[str, Outcome]:
     return found
 
 
-def _outcome(name: str, model_type: str) -> Outcome:
+def outcome_of(name: str, model_type: str) -> Outcome:
     try:
         config = tiny_config(model_type)
     except (ValueError, StrictDataclassError) as error:
