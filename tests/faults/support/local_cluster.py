@@ -11,7 +11,7 @@ from typing import Any
 
 from common.background import in_background
 from common.metric_export import MetricSource, exported
-from engine.config import SpeculationConfig
+from engine.config import LoraConfig, SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.pooling_spec import PoolingSpec
 from router.api.access import OPEN_ACCESS, Access
@@ -118,6 +118,7 @@ async def local_cluster(
     num_pages: int = 512,
     max_running_requests: int = 64,
     speculation: SpeculationConfig | None = None,
+    lora: LoraConfig | None = None,
     access: Access = OPEN_ACCESS,
     pooling: PoolingSpec | None = None,
     each: int = 1,
@@ -138,6 +139,7 @@ async def local_cluster(
         max_model_len=MAX_LEN,
         max_running_requests=max_running_requests,
         speculation=speculation,
+        lora=lora,
         pooling=pooling,
         return_routed_experts=return_routed_experts,
         **_WHOLE_PROMPTS if _encodes(small) else {"chunk_budget": 128},

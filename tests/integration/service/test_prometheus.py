@@ -18,11 +18,12 @@ import pytest
 import yaml
 
 from benchmarks.lib.servers.server import free_port
-from engine.config import SpeculationConfig
+from engine.config import LoraConfig, SpeculationConfig
 from router.config.choices import Mode
 from router.dispatch.admission.pause_gate import PauseMode
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import save_small_model
+from tests.unit.engine.adapters.peft_oracle import save_adapter
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 REQUEST = {"model": "small", "prompt": "one two three " * 40, "max_tokens": 24, "ignore_eos": True}
@@ -91,9 +92,10 @@ async def query(client: httpx.AsyncClient, expression: str) -> list[Any]:
 
 async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) -> None:
     small = save_small_model(tmp_path / "small")
+    style = save_adapter(small.folder, tmp_path / "style", 1)
     missing = expressions()
     async with (
-        local_cluster(small, Mode.DISAGG, speculation=DRAFTING) as cluster,
+        local_cluster(small, Mode.DISAGG, speculation=DRAFTING, lora=LoraConfig()) as cluster,
         httpx.AsyncClient(base_url=cluster.url, timeout=60) as client,
         prometheus(cluster, tmp_path) as server,
     ):
@@ -101,6 +103,8 @@ async def test_every_panel_draws_something_and_no_alert_fires(tmp_path: Path) ->
         while missing and time.monotonic() < deadline:
             (await client.post("/v1/completions", json=REQUEST)).raise_for_status()
             (await client.post("/v1/score", json=READ)).raise_for_status()
+            for session in cluster.registry.sessions():
+                await session.adapters.load("style", str(style))
             await cluster.weights.pause(PauseMode.KEEP)
             await cluster.weights.resume()
             missing = {name: e for name, e in missing.items() if not await query(server, e)}
