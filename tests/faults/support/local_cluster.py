@@ -33,7 +33,7 @@ from router.config.settings import RouterConfig
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.weights.weight_updates import WeightUpdates
-from router.dispatch.workers.member import Member
+from router.dispatch.workers.member import Member, WorkerUnavailable
 from router.dispatch.workers.registry import Registry
 from router.request_limits import RequestLimits
 from rpc.baton.v1 import worker_pb2
@@ -64,8 +64,19 @@ class LocalWorker:
     role: worker_pb2.Role
     host: WorkerHost
 
+    is_down: bool = False
+
     async def endpoint(self) -> Endpoint:
+        if self.is_down:
+            raise WorkerUnavailable("it is restarted")
         return Endpoint(self.host.address)
+
+    async def restart(self) -> None:
+        """End it in the midst of its requests, and start it anew."""
+        self.is_down = True
+        await self.host.stop()
+        await self.host.start()
+        self.is_down = False
 
     async def stop(self) -> None:
         await self.host.stop()

@@ -75,8 +75,7 @@ async def test_no_page_crosses_versions_and_no_request_is_lost_or_stale(
 
         async def kill(worker: Any) -> None:
             await asyncio.sleep(draw.random() * 0.3)
-            await worker.host.stop()
-            await worker.host.start()
+            await worker.restart()
 
         askers = [asyncio.create_task(keep_asking(number)) for number in range(CLIENTS)]
         for number in range(1, updates + 1):
