@@ -19,9 +19,10 @@ from engine.loop.engine import Engine
 from router.api.decisions.reading import common_prefix
 from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.text.tokenizer import Tokenizer
+from router.api.media.prompt import NO_MEDIA, PromptMedia
 from router.dispatch.token_stream import Delta
-from rpc.baton.v1 import sampling_pb2
-from worker.session.convert import FINISH_REASONS, logprobs_to_proto, sampling_from_proto
+from rpc.baton.v1 import sampling_pb2, worker_pb2
+from worker.session.convert import FINISH_REASONS, logprobs_to_proto, request_from_proto
 
 _NAMES: Final[dict[int, str]] = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
@@ -37,6 +38,7 @@ class OfflineSequence:
     output: CompletionOutput
     stops: Sequence[str] = ()
     lora: LoRARequest | None = None
+    media: PromptMedia = NO_MEDIA
 
 
 class OfflineRunner:
@@ -75,14 +77,17 @@ class OfflineRunner:
 
     def _request(self, sequence: OfflineSequence, loras: Mapping[LoRARequest, bytes]) -> Request:
         lora, digest = sequence.lora, b"" if sequence.lora is None else loras[sequence.lora]
-        return Request(
-            id=next(self._ids),
+        work = worker_pb2.Work(
+            request_id=next(self._ids),
             prompt=sequence.prompt,
-            sampling=sampling_from_proto(sequence.sampling),
+            prompt_keys=sequence.media.keys,
+            media=sequence.media.items,
+            sampling=sequence.sampling,
             adapter="" if lora is None else lora.lora_name,
             adapter_digest=digest,
             namespace=namespace_of(adapter=digest),
         )
+        return request_from_proto(work, arrival=0.0)
 
     def read(self, prompts: Sequence[Sequence[int]], labels: Sequence[int]) -> list[dict[int, float]]:
         """Log-probabilities of `labels` as the next token after each prompt, by token id.

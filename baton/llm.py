@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from baton import reads
 from baton.generation import OfflineRunner, OfflineSequence, finish_of
+from baton.images import OfflineImages
 from baton.lora import LoRARequest, Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.pairs import OfflinePairs
@@ -37,6 +38,7 @@ from router.api.generation.params.sampling_options import SamplingOptions, deriv
 from router.api.generation.sampling_defaults import sampling_defaults
 from router.api.generation.text.pair_form import PairForm
 from router.api.generation.text.tokenizer import Tokenizer
+from router.api.media.prompt import NO_MEDIA, ExpandedPrompt, PromptMedia
 from router.cluster.worker_config.plan_warnings import warnings_of
 from router.cluster.worker_config.this_machine import this_machine
 from router.cluster.worker_config.worker_plan import plan_workers
@@ -48,7 +50,8 @@ from rpc.baton.v1 import worker_pb2
 _log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
-"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}."""
+"""Text, token ids, or vLLM's {"prompt": text} and {"prompt_token_ids": ids}; beside a text with placeholders,
+"multi_modal_data": {"image": one or several of Pillow}."""
 Params: TypeAlias = SamplingParams | Sequence[SamplingParams] | None
 Message: TypeAlias = Mapping[str, Any]
 
@@ -84,6 +87,7 @@ class LLM:
         warm_up(runner, engine_config, warmup_plan_for(engine_config), drafts)
         COMPILATIONS.serve()
         self._runner = OfflineRunner(self._engine, self._tokenizer)
+        self._images = OfflineImages(checkpoint.path, engine_config, spec, self._tokenizer, config.media)
         override = RerankerOverrides.of(config.hf_overrides)
         form = PairForm.load(checkpoint.path, self._tokenizer, override, template)
         self._pairs = OfflinePairs(self._engine, self._runner, self._tokenizer, form)
@@ -120,9 +124,20 @@ class LLM:
         """
         each = _as_list(prompts)
         texts, ids = [_text_of(prompt) for prompt in each], [_ids_of(prompt) for prompt in each]
-        encoded = iter(self._tokenizer.encode_batch([text for text in texts if text is not None]))
-        token_ids = [next(encoded) if given is None else given for given in ids]
-        return self._answer(texts, token_ids, sampling_params, lora_request, receipt, progress)
+        try:
+            shown = [None if ids[i] is not None else self._shown(prompt) for i, prompt in enumerate(each)]
+            encoded = iter(self._tokenizer.encode_batch([one.text for one in shown if one is not None]))
+            token_ids = [next(encoded) if given is None else given for given in ids]
+            media = [one.placed(p) if one else NO_MEDIA for one, p in zip(shown, token_ids, strict=True)]
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        return self._answer(texts, token_ids, media, sampling_params, lora_request, receipt, progress)
+
+    def _shown(self, prompt: Prompt) -> ExpandedPrompt:
+        """The prompt of a text, with its images. Raises ValueError, and InvalidRequest."""
+        text = _text_of(prompt) or ""
+        data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+        return self._images.prompt(text, data) if data else ExpandedPrompt(text)
 
     def chat(
         self,
@@ -134,17 +149,21 @@ class LLM:
         receipt: bool | str = False,
         progress: bool = True,
     ) -> list[RequestOutput]:
-        """Answers to one conversation, or to several: lists of {"role": …, "content": …}.
+        """Answers to one conversation, or to several: lists of {"role": …, "content": …}, with images as in
+        requests or as {"type": "image_pil", "image_pil": …}.
 
         Raises ValueError, also where the model has no chat template.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         try:
-            texts = [self._tokenizer.render(c, chat_template_kwargs or {}) for c in conversations]  # type: ignore[arg-type]
+            options = chat_template_kwargs or {}
+            shown = [self._images.conversation(cast(Sequence[Message], c), options) for c in conversations]
+            texts = [one.text for one in shown]
+            token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+            media = [one.placed(ids) for one, ids in zip(shown, token_ids, strict=True)]
         except InvalidRequest as error:
             raise ValueError(str(error)) from None
-        token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._answer(texts, token_ids, sampling_params, lora_request, receipt, progress)
+        return self._answer(texts, token_ids, media, sampling_params, lora_request, receipt, progress)
 
     def decide(
         self,
@@ -247,6 +266,7 @@ class LLM:
         self,
         texts: Sequence[str | None],
         prompts: Sequence[list[int]],
+        media: Sequence[PromptMedia],
         params: Params,
         lora_request: Loras,
         receipt: bool | str,
@@ -258,7 +278,7 @@ class LLM:
         for index, (text, prompt, one) in enumerate(zip(texts, prompts, each, strict=True)):
             mine = self._sequences(prompt, one)
             for sequence in mine:
-                sequence.lora = loras[index]
+                sequence.lora, sequence.media = loras[index], media[index]
             answers.append((RequestOutput(str(index), text, prompt, [s.output for s in mine]), mine[0]))
             sequences += mine
         columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

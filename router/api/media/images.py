@@ -123,7 +123,7 @@ class Images:
                 raise ImageError(f"no image with the uuid {source.uuid[:100]!r} is cached; send it again")
             return image
         file = await self._settings.allowed.file(source.url)
-        side = str(_LOW if source.detail == "low" else 0).encode()
+        side = str(longest_side(source.detail) or 0).encode()
         question = b"%b\n%b" % (side, file)
         of = tenant.encode() if self._settings.separate_tenants else b""
         key = await asyncio.to_thread(lambda: blake2b(question, digest_size=32, salt=_salt(of)).digest())
@@ -152,6 +152,11 @@ class Images:
         while self._cached_bytes > self._settings.cache_bytes and self._cache:
             _, gone = self._cache.popitem(last=False)
             self._cached_bytes -= _bytes_of(gone)
+
+
+def longest_side(detail: str) -> int | None:
+    """The side to which an image is shrunk, in pixels; None: it is not."""
+    return _LOW if detail == "low" else None
 
 
 def _salt(tenant: bytes) -> bytes:

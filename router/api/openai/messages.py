@@ -37,7 +37,7 @@ _CACHE_MARKS: Final = ("prompt_cache_breakpoint", "cache_control")
 _Parts: TypeAlias = Annotated[list[TextPart | ImagePart], Field(min_length=1)]
 
 
-def _content(value: Any) -> Any:
+def content_text(value: Any) -> Any:
     """The content as text, with marks of images; several texts are joined by line breaks."""
     if value is None or isinstance(value, str):
         return value
@@ -71,11 +71,11 @@ def _text_of(part: Any, number: int) -> str:
     return text
 
 
-_Content: TypeAlias = Annotated[str, BeforeValidator(_content, json_schema_input_type=str | _Parts)]
+_Content: TypeAlias = Annotated[str, BeforeValidator(content_text, json_schema_input_type=str | _Parts)]
 _AnswerContent: TypeAlias = Annotated[
     str | None,
     BeforeValidator(
-        lambda value: "" if value == [] else _content(value),
+        lambda value: "" if value == [] else content_text(value),
         json_schema_input_type=str | list[TextPart] | None,
     ),
 ]

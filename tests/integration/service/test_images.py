@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
 
+from baton import LLM, SamplingParams
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.media.images import Images, ImageSettings
 from router.api.media.processor import ImageProcessor
@@ -175,6 +176,22 @@ async def test_tokenize_counts_as_usage_does(service: Service) -> None:
     counted = (await service._client.post("/tokenize", json={"messages": messages})).json()
     assert counted["tokens"] == service.expected(parts).prompt
     assert counted["count"] == (await service.answer(parts))["usage"]["prompt_tokens"]
+
+
+async def test_answers_offline_are_the_same(service: Service) -> None:
+    parts = ["Look: ", RED, BLUE, "?"]
+    asked = service.expected(parts)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+    content = [_part("Look: "), {"type": "image_pil", "image_pil": RED}, _part(BLUE), _part("?")]
+    with LLM(str(service._small.folder), device="cpu", dtype="float32", kv_pool_tokens=1024) as llm:
+        [said] = llm.chat([{"role": "user", "content": content}], params, progress=False)
+        text = service._processor.tokenizer.decode(asked.prompt).split("<fake_token_around_image>")
+        plain = {"prompt": f"{text[0]}<image><image>{text[-1]}", "multi_modal_data": {"image": [RED, BLUE]}}
+        [generated] = llm.generate(plain, params, progress=False)
+        assert said.prompt_token_ids == generated.prompt_token_ids == asked.prompt
+        assert said.outputs[0].token_ids == generated.outputs[0].token_ids == asked.answer
+        with pytest.raises(ValueError, match="for 2 images"):
+            llm.generate(plain | {"prompt": "no placeholder"}, params, progress=False)
 
 
 async def test_a_damaged_image_is_a_400_with_the_reason(service: Service) -> None:
