@@ -264,6 +264,10 @@ class LoraConfig:
             raise ValueError(f"max_cpu_loras {self.max_cpu_loras}: use max_loras ({self.max_loras}) or more")
 
 
+UNIFORM: Final = "uniform"
+"""Attention backend of `EngineConfig.reproducible`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     model_path: Path
@@ -302,7 +306,7 @@ class EngineConfig:
     expert_parallel_size: int = 1
     """Groups of these ranks that hold other experts each; 1: every rank holds a part of each expert."""
     attention_backend: str = "auto"
-    """"auto", "torch", "cpu" (compiled kernels) or "flashinfer"."""
+    """"auto", "torch", "cpu" (compiled kernels), `UNIFORM` or "flashinfer"."""
     cuda_graph_max_batch: int = 0
     """Largest decode batch captured as a CUDA graph; 0: none."""
     cuda_graph_max_tokens: int = 0
@@ -323,7 +327,13 @@ class EngineConfig:
         """What rounds beside weights and kernels, such as "float32 on cpu"."""
         weights = [] if self.quantization is None else [f"{self.quantization} weights"]
         kv = ["fp8 KV"] if self.fp8_kv else []
-        return ", ".join([f"{self.dtype} on {self.device.partition(':')[0]}", *weights, *kv])
+        order = ["reproducible"] if self.reproducible else []
+        return ", ".join([f"{self.dtype} on {self.device.partition(':')[0]}", *weights, *kv, *order])
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether the logits of a token depend on the weights and the tokens before it alone."""
+        return self.attention_backend == UNIFORM
 
     @property
     def sums(self) -> SidecarKind | None:

@@ -46,6 +46,7 @@ from engine.mixers.recurrence.stateful_attention import StatefulAttention
 from engine.model_config.errors import WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.layers.chosen_experts import ChosenExperts
+from engine.modeling.layers.linear.panels import only_panels
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import SINGLE_RANK, Communicator
@@ -100,6 +101,7 @@ class ModelRunner:
         self._weights = RankWeights(config, communicator)
         with (
             kernels_ahead(config, described, self._device, progress),
+            only_panels(config.reproducible),
             advising("the weights", "use a smaller model, or more ranks (--tensor-parallel-size)"),
         ):
             self._model = load_model(

@@ -133,6 +133,11 @@ class RouterConfig:
         "dtype of weights and KV; auto: the checkpoint's 16-bit type on cuda; on cpu bfloat16 if measured"
         " to be faster, else float32",
     )
+    reproducible: bool = _memory(
+        False,
+        "the logits of a token depend on the weights and the tokens before it alone, bit by bit: not on"
+        " batch, chunks, prefix hits, worker or restart; on CPUs, with slower decodes",
+    )
     load_format: str = _memory("auto", "auto, or dummy for random weights (for benchmarks)", "FORMAT")
     quantization: QuantizationChoice = _memory(
         QuantizationChoice.AUTO,

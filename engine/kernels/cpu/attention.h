@@ -13,6 +13,7 @@ struct Step {
     int64_t products;             // `enum Products`
     int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
     int64_t page_stride;          // elements between two pages
+    int64_t uniform;              // 1: without a window, a query's result does not depend on others of its step
     int64_t stored;               // 0: the layer has no keys and values, and reads those of another
     const int64_t* query_indptr;  // [R + 1]
     const int64_t* context_lens;  // [R]
@@ -51,7 +52,7 @@ inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
     int64_t most = group < kBlockRows ? kBlockRows / group : 1;
     for (int64_t r = 0; r < s.num_requests; r++) {
         int64_t tokens = s.query_indptr[r + 1] - s.query_indptr[r], before = s.context_lens[r] - tokens;
-        int64_t part = tokens == 1 ? kDecodePart : kChunkPart;
+        int64_t part = tokens == 1 && !s.uniform ? kDecodePart : kChunkPart;
         for (int64_t first = (tokens - 1) / most * most; first >= 0; first -= most) {  // long contexts first
             int64_t rows = lesser(tokens - first, most);
             int64_t visible = before + first + rows, lowest = earliest(s, before + first + 1);
@@ -164,7 +165,8 @@ struct Attention {
     }
 
     void attend(const Piece& piece) const {
-        if (s.query_indptr[piece.request + 1] - s.query_indptr[piece.request] == 1 && group <= kFewHeads)
+        bool alone = s.query_indptr[piece.request + 1] - s.query_indptr[piece.request] == 1;
+        if (alone && group <= kFewHeads && !s.uniform)
             decode(piece);
         else
             attend_block(*this, piece);

@@ -38,7 +38,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         *((name, c_int64) for name in ("products", "threads", "num_tokens", "num_requests")),
         *((name, c_int64) for name in ("heads", "kv_heads", "head_dim", "page_size", "page_stride")),
-        ("stored", c_int64),
+        *((name, c_int64) for name in ("uniform", "stored")),
         *((name, c_void_p) for name in ("query_indptr", "context_lens", "page_indptr", "pages", "slots")),
         *((name, c_void_p) for name in ("positions", "angles", "sinks")),
         ("window", c_int64),

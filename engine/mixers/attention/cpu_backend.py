@@ -20,12 +20,20 @@ class CpuAttention:
     """One call a layer: rotates queries and keys, writes keys and values into the pool, and attends."""
 
     def __init__(
-        self, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], kernels: CpuKernels
+        self,
+        pool: KVPool,
+        num_heads: int,
+        layers: Sequence[LayerAttention],
+        kernels: CpuKernels,
+        *,
+        uniform: bool = False,
     ) -> None:
+        """`uniform`: a token's result does not depend on what is computed with it; decodes are slower."""
         self._pool = pool
         self._num_heads = num_heads
         self._rules = layers
         self._kernels = kernels
+        self._uniform = uniform
         sources = [layer if rule.source is None else rule.source for layer, rule in enumerate(layers)]
         self._layers = [pool.layer(source) for source in sources]
         self._groups = [pool.places[source][0] for source in sources]
@@ -55,6 +63,7 @@ class CpuAttention:
             heads.dim,
             pool.page_size,
             pool.tensor.stride(0),
+            int(self._uniform),
             1,
             *(array.ctypes.data for array in arrays),
             group.slot_mapping.data_ptr(),

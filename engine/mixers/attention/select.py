@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from engine.config import UNIFORM
 from engine.errors import EngineError
 from engine.kernels.cpu.library import cpu_kernels
 from engine.kv.cache.pool import KVPool
@@ -40,16 +41,17 @@ def attention_for(
 
     `layers`: how each layer attends.
     """
-    if name not in ("auto", "torch", "cpu", "flashinfer"):
+    if name not in ("auto", "torch", "cpu", UNIFORM, "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
-    if name == "cpu" or (name == "auto" and not pool.tensor.is_cuda):
+    if name in ("cpu", UNIFORM) or (name == "auto" and not pool.tensor.is_cuda):
         without = pool.tensor.is_cuda or pool.fp8 or _latent(layers) or not layers[0].causal
         kernels = None if without else cpu_kernels(pool.dtype)
         if kernels is not None:
-            return CpuAttention(pool, num_heads, layers, kernels)
-        if name == "cpu":
+            return CpuAttention(pool, num_heads, layers, kernels, uniform=name == UNIFORM)
+        if name != "auto":
             raise UnsupportedBackend(
-                f"attention backend cpu: no compiled kernels for {pool.tensor.dtype} on {pool.tensor.device}"
+                f"attention backend {name}: no compiled kernels for {pool.tensor.dtype} on"
+                f" {pool.tensor.device}"
                 + (" with latent attention" if _latent(layers) else "")
                 + ("" if layers[0].causal else " with bidirectional attention")
             )

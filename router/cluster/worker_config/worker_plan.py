@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from common.ports import PortRange
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import UNIFORM, EngineConfig, SchedulerConfig
 from engine.device.defaults import defaults_for
 from engine.device.sizes_by_memory import SizesByMemory, chunk_of, whole_pages
 from engine.model_config.balanced_context import balanced_context
@@ -28,6 +28,7 @@ from router.cluster.worker_config.pool_size import (
     model_limit,
     pool_size,
 )
+from router.cluster.worker_config.reproducible import obstacles
 from router.cluster.worker_config.scheduler_plan import scheduler_for
 from router.config.choices import KVCacheDtype, Mode, QuantizationChoice
 from router.config.settings import RouterConfig
@@ -127,6 +128,8 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
+    if config.reproducible and (why := obstacles(config, spec, machine.device, ranks)):
+        raise PlanError(f"--reproducible: not possible here, since {'; '.join(why)}")
     pooling = pooling_for(config, checkpoint)
     if pooling is not None and config.adapters.engine is not None:
         raise PlanError(f"--enable-lora: {checkpoint.name} computes vectors, for which there are no adapters")
@@ -171,6 +174,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         tensor_parallel_size=ranks,
         expert_parallel_size=config.expert_parallel_size,
         lora=config.adapters.engine,
+        attention_backend=UNIFORM if config.reproducible else "auto",
         return_routed_experts=config.enable_return_routed_experts,
     )
 

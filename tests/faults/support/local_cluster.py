@@ -139,6 +139,7 @@ async def local_cluster(
     return_routed_experts: bool = False,
     identify_weights: bool = True,
     names: Sequence[str] = ("",),
+    attention_backend: str = "auto",
 ) -> AsyncIterator[LocalCluster]:
     """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in.
     `names`: of its routers."""
@@ -151,6 +152,7 @@ async def local_cluster(
         max_running_requests=max_running_requests,
         speculation=speculation,
         lora=lora,
+        attention_backend=attention_backend,
         pooling=pooling,
         return_routed_experts=return_routed_experts,
         **_WHOLE_PROMPTS if _encodes(small) else {"chunk_budget": 128},

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
@@ -24,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.errors import EngineError
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
 from engine.modeling.layers.linear.onednn import onednn_product, packed
 
@@ -31,6 +34,9 @@ _WIDTH: Final = 64
 """Rows of the weight per panel."""
 TRIAL_ROWS: Final = (1, 4, 32, 256)
 """Row counts that are measured, all weighted equally: decodes alone, in batches, and a prefill chunk."""
+_ROW_COUNTS: Final = (2, 3, 4, 5, 16, 31, 97, 200)
+"""Numbers of rows for which results are compared with those of single rows."""
+_ONLY_PANELS: Final[ContextVar[bool]] = ContextVar("only_panels", default=False)
 _TRIAL_SHAPE: Final = (3072, 576)
 _FEWEST_RUNS, _MOST_RUNS, _MOST_SECONDS = 3, 20, 0.02
 
@@ -54,7 +60,47 @@ class Panels:
 
 def faster_panels(weight: Tensor) -> Panels | None:
     """A copy of `weight` [N, K] in panels; None if there is no kernel for it, or oneDNN is faster here."""
+    if _ONLY_PANELS.get():
+        return _uniform_panels(weight)
     return panels_of(weight) if weight.device.type == "cpu" and panels_win(weight.dtype) else None
+
+
+@contextmanager
+def only_panels(wanted: bool) -> Iterator[None]:
+    """Context in which weights are packed for one kernel, whatever is faster, if `wanted`.
+
+    Its products of a row are the same whatever other rows there are: which kernel a trial finds faster, and
+    oneDNN's choice by the number of rows, would differ between workers and steps.
+    """
+    token = _ONLY_PANELS.set(wanted)
+    try:
+        yield
+    finally:
+        _ONLY_PANELS.reset(token)
+
+
+def _uniform_panels(weight: Tensor) -> Panels:
+    """Raises EngineError."""
+    panels = panels_of(weight) if weight.device.type == "cpu" else None
+    if panels is None or not _is_uniform(weight.dtype):
+        raise EngineError(
+            f"--reproducible: on this machine, products in {weight.dtype} depend on the number of rows;"
+            " try --dtype float32"
+        )
+    return panels
+
+
+@cache
+def _is_uniform(dtype: torch.dtype) -> bool:
+    """Whether a row's product is the same alone and among others, measured on one weight."""
+    features, depth = _TRIAL_SHAPE
+    values = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu").sin()
+    weight = values.view(features, depth).to(dtype)
+    panels = panels_of(weight[: 3 * _WIDTH])
+    assert panels is not None
+    rows = weight[: max(_ROW_COUNTS)]
+    alone = torch.cat([panels.product(row[None], None) for row in rows])
+    return all(torch.equal(panels.product(rows[:count], None), alone[:count]) for count in _ROW_COUNTS)
 
 
 def panels_of(weight: Tensor) -> Panels | None:
