@@ -17,6 +17,11 @@ _OF_SERVICES: Final = {"model", "prompt", "cache_salt", "return_token_ids"}
 
 
 class Computer(Protocol):
+    @property
+    def most_at_once(self) -> int | None:
+        """1: only one answer at a time, and on the thread that made it; None: any number."""
+        ...
+
     def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
         """The answer to a body of /v1/completions, with what the body asks for. Raises NotComparable.
 
@@ -31,6 +36,8 @@ class Computer(Protocol):
 
 class OnService:
     """Thread-safe."""
+
+    most_at_once: Final = None
 
     def __init__(self, api: ApiClient, model: str | None = None) -> None:
         """`model`: name of the model there; None: as the body says."""
@@ -58,6 +65,8 @@ class OnService:
 
 class InProcess:
     """A model that this process loads, as `baton.LLM` does."""
+
+    most_at_once: Final = 1
 
     def __init__(self, model: str, **settings: Any) -> None:
         """Raises what loading raises."""

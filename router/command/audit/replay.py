@@ -119,14 +119,23 @@ def replay(
     queue, taking, began = iter(requests), threading.Lock(), clock()
     ended: Queue[Replayed | Exception] = Queue()
 
+    def arrives(request: Recorded) -> None:
+        if speed:
+            sleep(max(0.0, began + request.arrival_s / speed - clock()))
+
+    if computer.most_at_once == 1:
+        for request in queue:
+            arrives(request)
+            yield replayed(request, computer, clock)
+        return
+
     def work() -> None:
         while True:
             with taking:
                 request = next(queue, None)
                 if request is None:
                     return
-                if speed:
-                    sleep(max(0.0, began + request.arrival_s / speed - clock()))
+                arrives(request)
             try:
                 ended.put(replayed(request, computer, clock))
             except Exception as error:

@@ -94,7 +94,7 @@ async def test_a_log_is_replayed_in_another_mode_and_with_other_weights(
     assert len(differing) >= 5
     assert all(line["gap"] is not None or None in line["difference"].values() for line in differing)
     offline = ("--model", str(small.folder), "--device", "cpu", "--dtype", "float32")
-    status, text = await replayed(str(log), *offline, "--concurrency", "1")
+    status, text = await replayed(str(log), *offline)
     assert status == 2, text
     assert "6 equal, 0 differ, 1 cannot be compared" in text
     assert "1 × offline inference has no structured output" in text
@@ -110,6 +110,8 @@ async def test_a_log_that_is_none_is_refused_with_the_line(tmp_path: Path) -> No
 
 class Echo:
     """Answers what was recorded, but for one token."""
+
+    most_at_once = None
 
     def __init__(self, recorded: list[int], at: int | None) -> None:
         self._recorded = recorded
