@@ -2,7 +2,8 @@
 
 `python tests/clients/install.py FOLDER`. A first line `# python >= 3.12` asks for a newer Python than this;
 without one, the environment is left out, and its tests are skipped with that reason. A first line
-`# with the packages of .venv` lets programs there import Baton, from this checkout.
+`# with the packages of .venv` lets programs there import Baton, from this checkout. A line that begins with
+`# without dependencies` installs the named packages alone.
 """
 
 import re
@@ -52,6 +53,8 @@ def main(folder: Path) -> None:
         if sees_checkout(path.read_text()):
             show_checkout(environment)
         pip = [environment / "bin" / "python", "-m", "pip", "install", "--quiet", "--requirement", path]
+        if "# without dependencies" in path.read_text():
+            pip.append("--no-deps")
         subprocess.run(pip, check=True)
 
 

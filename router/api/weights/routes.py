@@ -263,6 +263,7 @@ WEIGHTS: Final[Api] = Api(
         _plain("/weight_info", WeightInfo, "The weights of the service and its workers.", _info, "GET"),
         _plain("/reset_prefix_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/flush_cache", PauseStatus, _CLEARED, _reset, "POST"),
+        _plain("/flush_cache", None, _CLEARED, _reset, "GET"),
         _plain("/continue_generation", PauseStatus, _RESUMED, _resume, "POST"),
         _plain("/sleep", PauseStatus, _ASLEEP, _sleep, "POST"),
         _plain("/wake_up", PauseStatus, _AWAKE, _wake, "POST"),
