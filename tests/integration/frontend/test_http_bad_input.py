@@ -251,7 +251,7 @@ async def test_a_route_that_is_not_there_is_an_openai_error_too(
     ("path", "words"),
     [
         ("/chat/completions", "There is no POST /chat/completions. Did you mean /v1/chat/completions?"),
-        ("/generate", "Use POST /v1/completions"),
+        ("/api/generate", "Use POST /v1/completions"),
         ("/load_lora_adapter_from_tensors", "use POST /v1/load_lora_adapter"),
     ],
 )
