@@ -88,6 +88,7 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
 
     On a CPU the tensors share the arrays' memory.
     """
+    assert len({array.dtype for array in arrays}) <= 1, "a copy has one dtype"
     if device.type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     if len(arrays) == 1:

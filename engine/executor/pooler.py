@@ -55,7 +55,7 @@ class Pooler:
         lengths = [length for parts in scored.sums() for length in parts]
         owner = np.repeat(np.arange(len(lengths)), lengths)
         weights = np.concatenate([_weights(chunk, whole=not scored.page_size) for chunk in scored.chunks])
-        of_rows, factors = send([owner, weights], hidden.device)
+        (of_rows,), (factors,) = send([owner], hidden.device), send([weights], hidden.device)
         terms = hidden[rows].float() * factors[:, None]
         pooled = terms.new_zeros(len(lengths), terms.shape[1]).index_add_(0, of_rows, terms)
         if self._classifies:
