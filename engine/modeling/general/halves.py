@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.generic import ModelOutput
 
 
 class _Returned(Exception):
@@ -22,6 +21,18 @@ class _Returned(Exception):
         self.hidden = hidden
 
 
+class _Given(tuple[Tensor, None]):
+    """Hidden states as a body returns them: in a tuple, or by name. It returned nothing else."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
 class _Body(nn.Module):
     """In place of the body: ends the pass with its hidden states, or hands over given ones."""
 
@@ -29,16 +40,11 @@ class _Body(nn.Module):
         super().__init__()
         self.inner = inner
         self.given: Tensor | None = None
-        self._kind: type[Any] = tuple
 
     def forward(self, *args: Any, **options: Any) -> Any:
         if self.given is None:
-            output = self.inner(*args, **options)
-            self._kind = type(output)
-            raise _Returned(output[0])
-        if issubclass(self._kind, ModelOutput):
-            return self._kind(last_hidden_state=self.given)
-        return (self.given, None)
+            raise _Returned(self.inner(*args, **options)[0])
+        return _Given((self.given, None))
 
     def __getattr__(self, name: str) -> Any:
         try:
