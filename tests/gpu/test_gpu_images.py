@@ -69,7 +69,14 @@ def test_the_memory_of_images_is_set_aside_before_the_pool_is_sized(tmp_path: Pa
     pages = []
     for more in ({}, {"image_cache_bytes": 2 << 30}, {"language_model_only": True}):
         engine = Engine(
-            gpu_config(tmp_path, num_pages=0, kv_memory_fraction=0.2, attention_backend="torch", **more)
+            gpu_config(
+                tmp_path,
+                num_pages=0,
+                kv_memory_fraction=0.2,
+                max_model_len=512,
+                attention_backend="torch",
+                **more,
+            )
         )
         pages.append(engine.runner.num_pages)
         engine.close()
