@@ -251,10 +251,13 @@ class FakeRunner:
 
     def launch(self, step: list[Work]) -> FakeStep:
         assert self.enqueuing is None or self.enqueuing.enqueued, "the step before is not complete yet"
-        rows = sum(len(work.keys) for work in step)
-        answer = StepResult([], [], {}, routed=np.zeros((rows, 1, 3), np.uint8))
+        answer = self._unanswered(step)
         self.enqueuing = FakeStep(self._compute(step, answer), answer, self.looks)
         return self.enqueuing
+
+    def _unanswered(self, step: list[Work]) -> StepResult:
+        rows = sum(len(work.keys) for work in step)
+        return StepResult([], [], {}, routed=np.zeros((rows, 1, 3), np.uint8))
 
     def _compute(self, step: list[Work], answer: StepResult) -> Iterator[None]:
         right, state = True, begin()

@@ -79,7 +79,7 @@ class HeldRunner(FakeRunner):
 
     def launch(self, step: list[Work]) -> FakeStep:
         self.launching()
-        number, answer = len(self.steps), StepResult([], [], {})
+        number, answer = len(self.steps), self._unanswered(step)
         self.log.append(("launch", number))
         rest = ("rest", number)
         self.enqueuing = HeldStep(self, self._compute(step, answer), answer, lambda: self.log.append(rest))

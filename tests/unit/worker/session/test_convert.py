@@ -123,7 +123,16 @@ def test_a_request_includes_the_tokens_of_earlier_attempts() -> None:
     assert (request.num_computed, request.num_tokens, request.arrival) == (0, 3, 1.5)
 
 
-_OF_OTHERS = {"request_id", "name", "traceparent", "timeout_s", "cache_salt", "weights", "adapter_path"}
+_OF_OTHERS = {
+    "request_id",
+    "name",
+    "traceparent",
+    "timeout_s",
+    "cache_salt",
+    "weights",
+    "adapter_path",
+    "weight_versions",
+}
 """Fields of Work that a job or the router has, and the request has not, or under another name."""
 
 
@@ -147,6 +156,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         adapter_digest=b"0123456789abcdef",
         adapter_path="/sql",
         weights="tag",
+        weight_versions=True,
         routed_experts=True,
         num_routed=1,
         read=worker_pb2.Read(label_ids=[5, 9]),
