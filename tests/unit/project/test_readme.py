@@ -21,6 +21,7 @@ from benchmarks import (
     simulate,
     speculation,
     start_up,
+    weight_update,
 )
 from benchmarks import simulated_cluster as cluster
 from router.command import drain_node
@@ -55,7 +56,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node, verify, replay_log),
         *(cluster, simulate, compare, conversations, load, modes, offline, replay),
-        *(busy_cores, decisions, router_throughput, speculation, start_up),
+        *(busy_cores, decisions, router_throughput, speculation, start_up, weight_update),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
