@@ -11,19 +11,20 @@ import argparse
 import gc
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from safetensors.torch import save_file
 
 from benchmarks.gpu.decode import measure
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.engines.gpu_engine import build_engine, engine_arguments, random_prompts
 from benchmarks.lib.load.sampling_flags import sampling_of
 from common.origin import namespace_of
-from engine.adapters.peft_folder import LowRankPair, StoredAdapter
 from engine.adapters.targets import AdapterTargets
 from engine.config import LoraConfig
-from engine.core.adapters import AdapterInfo, ReadAdapter
 from engine.core.request import Request
 from engine.executor.runner import ModelRunner
 from engine.loop.engine import Engine
@@ -33,22 +34,31 @@ _SETTLING = 10
 _PROMPTS = 8
 
 
-def random_adapter(engine: Engine, number: int, rank: int) -> bytes:
-    """Load an adapter of all linear layers, which changes little."""
+def save_random_adapter(engine: Engine, rank: int, folder: Path) -> None:
+    """Save an adapter of all linear layers, which changes little."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
-    generator = torch.Generator().manual_seed(number)
-    pairs = {
-        module: LowRankPair(
-            torch.randn(rank, target.shape[1], generator=generator) / target.shape[1],
-            torch.randn(target.shape[0], rank, generator=generator) / target.shape[0],
-        )
-        for module, target in AdapterTargets(runner.model).of.items()
-    }
-    path, digest = Path(f"adapter-{number}"), number.to_bytes(16, "little")
-    stored = StoredAdapter(path.name, path, digest, pairs)
-    info = AdapterInfo(path.name, digest, stored.rank, stored.targets, 0)
-    return engine.adapters.add(ReadAdapter(info, path, stored)).digest
+    shapes = {module: target.shape for module, target in AdapterTargets(runner.model).of.items()}
+    tensors = {}
+    for module, (features_out, features_in) in shapes.items():
+        prefix = f"base_model.model.{module}.lora_"
+        tensors[f"{prefix}A.weight"] = torch.randn(rank, features_in, dtype=torch.bfloat16) / features_in
+        tensors[f"{prefix}B.weight"] = torch.randn(features_out, rank, dtype=torch.bfloat16) / features_out
+    save_file(tensors, folder / "adapter_model.safetensors")
+    modules = sorted({module.rpartition(".")[2] for module in shapes})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+def load(engine: Engine, count: int, folder: Path) -> list[bytes]:
+    """Load the same adapter as this many others; digests tell them apart."""
+    bank = engine.runner.adapters
+    assert bank is not None
+    read = bank.read("random", folder)
+    for number in range(1, count + 1):
+        info = replace(read.info, name=f"adapter-{number}", digest=number.to_bytes(16, "little"))
+        engine.adapters.add(replace(read, info=info))
+    return [number.to_bytes(16, "little") for number in range(1, count + 1)]
 
 
 def requests_of(
@@ -134,7 +144,9 @@ def main() -> None:
     torch.cuda.empty_cache()
     most = max(1, *counts)
     engine = build_engine(options, LoraConfig(max_loras=most, max_lora_rank=options.rank, max_cpu_loras=most))
-    digests = [random_adapter(engine, number, options.rank) for number in range(1, most + 1)]
+    with TemporaryDirectory() as folder:
+        save_random_adapter(engine, options.rank, Path(folder))
+        digests = load(engine, most, Path(folder))
     for count in counts:
         results += measured(engine, str(count), digests[:count], options)
         if options.output:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -20,15 +20,19 @@ Pieces: TypeAlias = Mapping[int, LowRankPair]
 class AdapterRows:
     """The adapter of each row of the next forward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.slots: Tensor | None = None
         """[T] int64, on the device; -1: none. None: no row has one."""
+        self.side_stream: torch.cuda.Stream | None = None
+        """On a GPU: for products that are computed beside those of the layers."""
+        if device.type == "cuda":
+            self.side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.groups: list[tuple[int, Tensor]] = []
         """On a CPU: the slots in use, with the rows of each."""
 
-    def use(self, slots: Tensor) -> None:
+    def use(self, slots: Tensor | None) -> None:
         self.slots = slots
-        if slots.device.type == "cpu":
+        if slots is not None and slots.device.type == "cpu":
             used = sorted({*slots.tolist()} - {-1})
             self.groups = [(slot, (slots == slot).nonzero().flatten()) for slot in used]
 
@@ -53,8 +57,12 @@ class SlottedAddition(ABC):
     def fill(self, slot: int, pieces: Pieces) -> None:
         """Replace what is in a slot. Enqueued on the device."""
 
+    @property
+    def is_idle(self) -> bool:
+        return self.place.rows.slots is None
+
     @abstractmethod
-    def add(self, product: Tensor, x: Tensor) -> Tensor:
+    def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
         """See `Addition`."""
 
 
@@ -68,7 +76,8 @@ class CpuAddition(SlottedAddition):
     def fill(self, slot: int, pieces: Pieces) -> None:
         self._slots[slot] = [(self.place.pieces[number], pair) for number, pair in pieces.items()]
 
-    def add(self, product: Tensor, x: Tensor) -> Tensor:
+    def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
+        product = multiply()
         for slot, rows in self.place.rows.groups:
             mine = x[rows]
             for piece, pair in self._slots[slot]:
@@ -97,10 +106,24 @@ class GpuAddition(SlottedAddition):
             a[number, : pair.rank].copy_(pair.a, non_blocking=True)
             b[piece.start : piece.stop, : pair.rank].copy_(pair.b, non_blocking=True)
 
-    def add(self, product: Tensor, x: Tensor) -> Tensor:
-        from engine.kernels.matmul.adapters import add_low_rank  # Triton ships only with torch's CUDA builds
+    def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
+        # Triton ships only with torch's CUDA builds.
+        from engine.kernels.matmul.adapters import add_low_rank
+        from engine.kernels.matmul.adapters_few_rows import expand, shrink, suits
 
-        slots = self.place.rows.slots
-        if slots is not None:
-            add_low_rank(product, x, self._a, self._b, slots, self.place.pieces)
+        slots, pieces, side = self.place.rows.slots, self.place.pieces, self.place.rows.side_stream
+        assert slots is not None
+        assert side is not None
+        if not suits(x):
+            product = multiply()
+            add_low_rank(product, x, self._a, self._b, slots, pieces)
+            return product
+        # The layer's product reads its weights, and leaves most of a GPU's arithmetic to others.
+        here = torch.cuda.current_stream(x.device)
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            inner = shrink(x, self._a, slots)
+        product = multiply()
+        here.wait_stream(side)
+        expand(product, inner, self._b, slots, pieces)
         return product

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 import torch
+from torch import Tensor
 
 from engine.adapters.additions import (
     AdaptedLayer,
@@ -21,6 +23,8 @@ from engine.config import LoraConfig
 from engine.errors import AdapterRefused
 from engine.modeling.models.base import CausalLM
 
+_ALIGNED: Final = 64
+"""Elements."""
 _LEAST_RANK: Final = 16
 """Least depth of products on tensor cores."""
 
@@ -34,7 +38,7 @@ class RankAdapters:
         self._config = config
         self._like = model.embed.weight
         self._targets = AdapterTargets(model)
-        self.rows = AdapterRows()
+        self.rows = AdapterRows(self._like.device)
         self._held: dict[bytes, HeldAdapter] = {}
         pieces: dict[str, set[tuple[int, int]]] = {}
         for target in self._targets.of.values():
@@ -51,10 +55,13 @@ class RankAdapters:
 
     def part(self, adapter: StoredAdapter) -> HeldAdapter:
         """This rank's part. From any thread. Raises AdapterRefused for what the model cannot take."""
+        found = self._targets.found(adapter, self._config.max_lora_rank).values()
+        parts = [(target, target.part(pair)) for target, pair in found]
+        stored = iter(self._stored([half for _, pair in parts for half in (pair.a, pair.b)]))
         held: dict[str, dict[int, LowRankPair]] = {}
-        for target, pair in self._targets.found(adapter, self._config.max_lora_rank).values():
+        for target, _ in parts:
             number = self._additions[target.layer].place.pieces.index(target.rows)
-            held.setdefault(target.layer, {})[number] = self._stored(target.part(pair))
+            held.setdefault(target.layer, {})[number] = LowRankPair(next(stored), next(stored))
         return held
 
     def hold(self, digest: bytes, held: HeldAdapter) -> None:
@@ -81,11 +88,19 @@ class RankAdapters:
         layer.addition = addition  # type: ignore[assignment]
         return addition
 
-    def _stored(self, pair: LowRankPair) -> LowRankPair:
-        a, b = (half.to(self._like.dtype).contiguous() for half in (pair.a, pair.b))
-        if self._like.device.type == "cuda":
-            a, b = a.pin_memory(), b.pin_memory()
-        return LowRankPair(a, b)
+    def _stored(self, matrices: Sequence[Tensor]) -> list[Tensor]:
+        """Copies that can be sent to the device, in one block: pinning hundreds takes seconds."""
+        sizes = [matrix.numel() for matrix in matrices]
+        starts = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]
+        pinned = self._like.device.type == "cuda"
+        block = torch.empty(starts[-1], dtype=self._like.dtype, device="cpu", pin_memory=pinned)
+        copies = [
+            block[start : start + size].view(matrix.shape)
+            for matrix, start, size in zip(matrices, starts, sizes, strict=False)
+        ]
+        for copy, matrix in zip(copies, matrices, strict=True):
+            copy.copy_(matrix)
+        return copies
 
 
 def num_bytes(adapter: StoredAdapter, dtype: torch.dtype) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -33,8 +33,15 @@ def graph_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size <= largest})
 
 
+class _Key(NamedTuple):
+    size: int
+    adapted: bool
+    """Whether a row has an adapter: without one, a graph has none of their kernels."""
+
+
 class DecodeGraphs:
-    """Captured forward passes of decode batches, all in one memory pool. A `Forward`."""
+    """Captured forward passes of decode batches, all in one memory pool: one for each size, and for models
+    that take adapters two. A `Forward`."""
 
     def __init__(
         self,
@@ -62,8 +69,8 @@ class DecodeGraphs:
             device=device,
             adapters=model.adapter_rows is not None,
         )
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._hidden: dict[int, torch.Tensor] = {}
+        self._graphs: dict[_Key, torch.cuda.CUDAGraph] = {}
+        self._hidden: dict[_Key, torch.Tensor] = {}
         attention.init_graphs(largest, max_model_len)
         self._capture(reversed(self._sizes), device, progress)
 
@@ -79,10 +86,10 @@ class DecodeGraphs:
 
     def run(self, batch: Batch) -> Enqueuing:
         """Hidden states [B, hidden] of a batch of decodes, padding rows last; valid until the next run."""
-        size = self._size_for(batch.num_rows)
-        self._graphs[size].replay()
+        key = _Key(self._size_for(batch.num_rows), batch.adapted)
+        self._graphs[key].replay()
         yield
-        return self._hidden[size]
+        return self._hidden[key]
 
     def _size_for(self, num_rows: int) -> int:
         return self._sizes[bisect_left(self._sizes, num_rows)]
@@ -92,18 +99,20 @@ class DecodeGraphs:
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         weights = sample_weights(self._model)
+        kinds = (False,) if self._model.adapter_rows is None else (False, True)
         for done, size in enumerate(sizes):
             progress("Capturing CUDA graphs", done, len(self._sizes))
-            with faster_library(weights, rows=size):
-                self._graphs[size] = self._captured(size, pool, stream)
-            self._graphs[size].replay()  # the first replay uploads the graph, which is slow
+            for key in (_Key(size, adapted) for adapted in kinds):
+                with faster_library(weights, rows=size):
+                    self._graphs[key] = self._captured(key, pool, stream)
+                self._graphs[key].replay()  # the first replay uploads the graph, which is slow
         progress("Capturing CUDA graphs", len(self._sizes), len(self._sizes))
 
-    def _captured(self, size: int, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-        rows = self._rows.padding(size)
+    def _captured(self, key: _Key, pool: Any, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        rows = self._rows.padding(key.size)
         self._attention.prepare_capture(self._rows.slots(rows))
-        self._model.expect(size)
-        self._model.adapt(rows)
+        self._model.expect(key.size)
+        self._model.adapt(rows if key.adapted else None)
         stream.wait_stream(torch.cuda.current_stream(stream.device))
         with torch.cuda.stream(stream):
             self._forward(rows)  # load all kernels: loading is not allowed during capture
@@ -111,7 +120,7 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile, such as a KV transport that registers memory.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._hidden[size] = self._forward(rows)
+            self._hidden[key] = self._forward(rows)
         return graph
 
     def _forward(self, rows: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ class Eager:
         self._attention = self._masked if spans else self._causal
         self._attention.prepare(batch)
         self._model.expect(batch.num_rows)
-        self._model.adapt(batch.rows)
+        self._model.adapt(batch.rows if batch.adapted else None)
 
     def run(self, batch: Batch) -> Enqueuing:
         self._model.media = batch.media

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from engine.loop.engine import Engine
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import save
 from tests.unit.engine.adapters.adapted import ask, load
-from tests.unit.engine.adapters.kernel_cases import CASES, Case, expected
+from tests.unit.engine.adapters.kernel_cases import CASES, Case, add_to_few, expected
 from tests.unit.engine.adapters.peft_oracle import greedy, merged, save_adapter
 
 PROMPTS = [random_tokens(length, seed=length) for length in (5, 100, 33, 64, 200, 17)]
@@ -24,32 +25,37 @@ SHAPES = [case for case in CASES if case.rank >= 16] + [
     Case(7, 14336, (range(4096),), 64, slots=5),
 ]
 LORA = LoraConfig(max_loras=2, max_lora_rank=16)
+KERNELS = [(case, few) for case in SHAPES for few in (False, True) if case.rows <= 128 or not few]
+
+
+def kernels(few: bool) -> Callable[..., None]:
+    from engine.kernels.matmul.adapters import add_low_rank
+
+    return add_to_few if few else add_low_rank
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_each_row_gets_the_product_of_its_adapter(case: Case, dtype: torch.dtype) -> None:
-    from engine.kernels.matmul.adapters import add_low_rank
-
+@pytest.mark.parametrize(("case", "few"), KERNELS, ids=str)
+def test_each_row_gets_the_product_of_its_adapter(case: Case, few: bool, dtype: torch.dtype) -> None:
+    add = kernels(few)
     product, *rest = case.tensors(dtype, "cuda")
     before, slots = product.clone(), rest[-1]
     wanted = expected(product, *rest, case.pieces)
-    add_low_rank(product, *rest, case.pieces)
+    add(product, *rest, case.pieces)
     close = 1e-4 if dtype is torch.float32 else 4e-2
     torch.testing.assert_close(product.double(), wanted, atol=close * case.rank**0.5, rtol=close)
     assert torch.equal(product[slots < 0], before[slots < 0])
 
 
-@pytest.mark.parametrize("case", SHAPES, ids=str)
-def test_a_row_gets_the_same_bits_whatever_other_rows_have(case: Case) -> None:
-    from engine.kernels.matmul.adapters import add_low_rank
-
+@pytest.mark.parametrize(("case", "few"), KERNELS, ids=str)
+def test_a_row_gets_the_same_bits_whatever_other_rows_have(case: Case, few: bool) -> None:
+    add = kernels(few)
     product, x, a, b, slots = case.tensors(torch.bfloat16, "cuda")
     others = slots.clone()
     others[: len(slots) // 2] = -1
     mixed, alone = product.clone(), product.clone()
-    add_low_rank(mixed, x, a, b, slots, case.pieces)
-    add_low_rank(alone, x, a, b, others, case.pieces)
+    add(mixed, x, a, b, slots, case.pieces)
+    add(alone, x, a, b, others, case.pieces)
     assert torch.equal(mixed[len(slots) // 2 :], alone[len(slots) // 2 :])
 
 

@@ -99,6 +99,8 @@ class Batch:
     """None for these, and without drafts."""
     media: MediaRows | None = None
     """None: there are no rows of images."""
+    adapted: bool = False
+    """Whether a row has an adapter."""
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -239,6 +241,7 @@ class BatchBuilder:
             pending_slots=pending_slots,
             states=states,
             verified=verified,
+            adapted=bool((inputs.adapters >= 0).any()),
         )
 
     def _placed(self, arrays: Sequence[Ints], into: torch.Tensor | None) -> _Placed:

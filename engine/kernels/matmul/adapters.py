@@ -1,8 +1,7 @@
-"""Products of rows with the low-rank matrices of the adapter that each row has.
+"""Products of many rows with the low-rank matrices of the adapter that each row has: steps with prompts.
 
-A program computes a tile of rows, with one adapter after the other: a chunk of a prompt has one. In small
-steps, of decodes with many adapters, each adapter of a tile has a program of its own. A row's sum does not
-depend on the others. Programs without rows end at once and write nothing.
+A program computes a tile of rows, with one adapter after the other: a chunk of a prompt has one. A row's sum
+does not depend on the others. Programs without rows end at once and write nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ _ROWS: Final = 16
 _DEPTH: Final = 128
 _FEATURES: Final = 128
 _MOST_SPLITS: Final = 16
-_FEW_TILES: Final = 8
-"""Tiles of a small step."""
 _MOST_PIECES: Final = 3
 _PROGRAMS: Final = 256
 """Programs that keep a large GPU busy."""
@@ -44,18 +41,16 @@ def add_low_rank(
     rows, depth = x.shape
     if not rows:
         return
-    num_slots, count, rank = a.shape[:3]
+    count, rank = a.shape[1:3]
     assert count <= _MOST_PIECES
     tiles, columns = triton.cdiv(rows, _ROWS), count * rank
-    by_slot = tiles <= _FEW_TILES
-    programs = tiles * num_slots if by_slot else tiles
     use_pdl = x.is_cuda and supports_pdl(x.device)
     splits = max(1, min(_MOST_SPLITS, _PROGRAMS // (tiles * count), depth // (2 * _DEPTH)))
     splits = 1 << (splits.bit_length() - 1)
     inner = torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
     # Products of float32 would lose 13 bits in the format of tensor cores.
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    _shrink[(programs, count, splits)](
+    _shrink[(tiles, count, splits)](
         x,
         a,
         slots,
@@ -68,14 +63,12 @@ def add_low_rank(
         part=triton.cdiv(triton.cdiv(depth, splits), _DEPTH) * _DEPTH,
         tile_rows=_ROWS,
         tile_depth=_DEPTH,
-        num_slots=num_slots,
-        by_slot=by_slot,
         precision=precision,
         use_pdl=use_pdl,
         launch_pdl=use_pdl,
     )
     bounds = [*pieces, *[range(0)] * (_MOST_PIECES - count)]
-    _expand[(programs, triton.cdiv(max(map(len, pieces)), _FEATURES), count)](
+    _expand[(tiles, triton.cdiv(max(map(len, pieces)), _FEATURES), count)](
         inner,
         b,
         slots,
@@ -94,23 +87,10 @@ def add_low_rank(
         splits=splits,
         tile_rows=_ROWS,
         tile_features=_FEATURES,
-        num_slots=num_slots,
-        by_slot=by_slot,
         precision=precision,
         use_pdl=use_pdl,
         launch_pdl=use_pdl,
     )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _slots_of(  # type: ignore[no-untyped-def]
-    slots_ptr, row, live, num_slots: tl.constexpr, by_slot: tl.constexpr
-):
-    """The slots of a program's rows; -1: it does not compute the row."""
-    slots = tl.load(slots_ptr + row, mask=live, other=-1)
-    if by_slot:
-        slots = tl.where(slots == tl.program_id(0) % num_slots, slots, -1)
-    return slots
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
@@ -127,16 +107,13 @@ def _shrink(  # type: ignore[no-untyped-def]
     part: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_depth: tl.constexpr,
-    num_slots: tl.constexpr,
-    by_slot: tl.constexpr,
     precision: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
     """Products with `a`, of one part of the input features and one of the merged projections."""
-    tile = tl.program_id(0) // num_slots if by_slot else tl.program_id(0)
-    row = tile * tile_rows + tl.arange(0, tile_rows)
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     pdl_wait(use_pdl)
-    slots = _slots_of(slots_ptr, row, row < num_rows, num_slots, by_slot)
+    slots = tl.load(slots_ptr + row, mask=row < num_rows, other=-1)
     slot = tl.max(slots, axis=0)
     if slot < 0:
         return
@@ -183,20 +160,17 @@ def _expand(  # type: ignore[no-untyped-def]
     splits: tl.constexpr,
     tile_rows: tl.constexpr,
     tile_features: tl.constexpr,
-    num_slots: tl.constexpr,
-    by_slot: tl.constexpr,
     precision: tl.constexpr,
     use_pdl: tl.constexpr,
 ):
     """Add the products of the sums of `_shrink` with `b`, in one of the merged projections."""
-    tile = tl.program_id(0) // num_slots if by_slot else tl.program_id(0)
-    row = tile * tile_rows + tl.arange(0, tile_rows)
+    row = tl.program_id(0) * tile_rows + tl.arange(0, tile_rows)
     number = tl.program_id(2)
     start = tl.where(number == 0, start_0, tl.where(number == 1, start_1, start_2))
     stop = tl.where(number == 0, stop_0, tl.where(number == 1, stop_1, stop_2))
     first_feature = start + tl.program_id(1) * tile_features
     pdl_wait(use_pdl)
-    slots = _slots_of(slots_ptr, row, row < num_rows, num_slots, by_slot)
+    slots = tl.load(slots_ptr + row, mask=row < num_rows, other=-1)
     slot = tl.max(slots, axis=0)
     if slot < 0:
         return

@@ -31,7 +31,8 @@ class GateUp(Linear):
         self.ops = ops
 
     def forward(self, x: Tensor) -> Tensor:
-        may_fuse = self.bias is None and self.addition is None and self.activation is Activation.SILU
+        adapted = self.addition is not None and not self.addition.is_idle
+        may_fuse = self.bias is None and not adapted and self.activation is Activation.SILU
         fused = self.method.gated(self, x) if may_fuse else None
         return self.ops.gate(super().forward(x), self.activation) if fused is None else fused
 

@@ -59,8 +59,8 @@ class RecurrentAttention(Attention, Protocol):
 
 
 class AdapterSlotsOfRows(Protocol):
-    def use(self, slots: Tensor) -> None:
-        """`slots` [T], on the device: the slot of each row's adapter, or -1."""
+    def use(self, slots: Tensor | None) -> None:
+        """`slots` [T], on the device: the slot of each row's adapter, or -1. None: no row has one."""
 
 
 class CausalLM(nn.Module, ABC):
@@ -134,10 +134,10 @@ class CausalLM(nn.Module, ABC):
         if self.spec.experts is not None:
             self._live_rows.expect(rows)
 
-    def adapt(self, rows: Tensor) -> None:
-        """Set the adapters of the next forward pass. `rows`: see `Batch`."""
+    def adapt(self, rows: Tensor | None) -> None:
+        """Set the adapters of the next forward pass. `rows`: see `Batch`; None: no row has an adapter."""
         if self.adapter_rows is not None:
-            self.adapter_rows.use(rows[-1])
+            self.adapter_rows.use(None if rows is None else rows[-1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of all vocabulary entries, [S, vocab] in the model's dtype, for rows `hidden` [S, d]; or of

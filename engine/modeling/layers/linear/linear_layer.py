@@ -201,8 +201,13 @@ PLAIN: Final = PlainWeight()
 class Addition(Protocol):
     """Something that depends on a layer's input and is added to its products."""
 
-    def add(self, product: Tensor, x: Tensor) -> Tensor:
-        """`product` [T, out], which may be overwritten, of `x` [T, in]."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next forward pass has nothing to add."""
+
+    def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
+        """What `multiply` returns for `x` [T, in], [T, out], which is overwritten, with the addition. It may
+        begin before it."""
 
 
 class Linear(Packable):
@@ -230,8 +235,9 @@ class Linear(Packable):
         return self.product(x, self.bias)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        product = self.method.apply(self, x, bias)
-        return product if self.addition is None else self.addition.add(product, x)
+        if self.addition is None or self.addition.is_idle:
+            return self.method.apply(self, x, bias)
+        return self.addition.add(lambda: self.method.apply(self, x, bias), x)
 
     def slots(self) -> list[Slot]:
         """The tensors that a checkpoint holds for this layer."""

@@ -56,3 +56,12 @@ def expected(
             inner = a[slot, number].double() @ x[row].double()
             wanted[row, piece.start : piece.stop] += b[slot, piece.start : piece.stop].double() @ inner
     return wanted
+
+
+def add_to_few(
+    product: Tensor, x: Tensor, a: Tensor, b: Tensor, slots: Tensor, pieces: tuple[range, ...]
+) -> None:
+    """What `add_low_rank` does, by the kernels for few rows."""
+    from engine.kernels.matmul.adapters_few_rows import expand, shrink
+
+    expand(product, shrink(x, a, slots), b, slots, pieces)
