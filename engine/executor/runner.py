@@ -25,13 +25,13 @@ from engine.device.memory import Probe, advising
 from engine.device.staging import Readback
 from engine.errors import EngineError, RefillRefused
 from engine.executor.adapters import RunnerAdapters
-from engine.executor.cuda_graphs import GRAPH_BYTES, DecodeGraphs
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Forward, busy
+from engine.executor.graphs.cuda_graphs import GRAPH_BYTES, DecodeGraphs
+from engine.executor.graphs.piecewise_graphs import PiecewiseGraphs
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
-from engine.executor.piecewise_graphs import PiecewiseGraphs
 from engine.executor.pooler import Pooler
 from engine.executor.rank_weights import RankWeights
 from engine.kernels.compiler_hooks import watch_compilers

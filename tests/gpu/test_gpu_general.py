@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.core.sampling_params import SamplingParams
-from engine.executor.cuda_graphs import DecodeGraphs
+from engine.executor.graphs.cuda_graphs import DecodeGraphs
 from engine.loop.engine import Engine
 from engine.model_config.model_impl import ModelImpl
 from tests.gpu.driving import generate, gpu_config, random_tokens

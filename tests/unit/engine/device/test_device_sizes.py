@@ -14,8 +14,8 @@ from hypothesis import given
 from common.kv_groups import full_group
 from engine.device.defaults import DeviceDefaults, defaults_for
 from engine.device.staging import send, upload
-from engine.executor.cuda_graphs import graph_sizes
-from engine.executor.piecewise_graphs import token_sizes
+from engine.executor.graphs.cuda_graphs import graph_sizes
+from engine.executor.graphs.piecewise_graphs import token_sizes
 from engine.kv.cache.pool import KVPool
 from engine.mixers.attention import TorchAttention, UnsupportedBackend, attention_for
 from engine.mixers.attention.select import FLASHINFER

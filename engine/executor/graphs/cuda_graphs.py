@@ -15,8 +15,8 @@ import torch
 from common.progress import Progress
 from engine.core.batch.batch import Batch
 from engine.executor.forward import Enqueuing
-from engine.executor.gemm_autotune import faster_library, sample_weights
-from engine.executor.graph_rows import GraphRows
+from engine.executor.graphs.gemm_autotune import faster_library, sample_weights
+from engine.executor.graphs.graph_rows import GraphRows
 from engine.mixers.attention.base import GraphableAttention
 from engine.modeling.models.base import CausalLM
 
