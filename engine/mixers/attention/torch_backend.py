@@ -18,12 +18,12 @@ from typing import Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from common.kv_groups import KVHeads
 from engine.core.batch.batch import Batch, GroupTables
 from engine.core.batch.step_inputs import Ints
 from engine.kv.cache.pool import KVPool, latents
+from engine.mixers.attention.dense_attention import attend
 from engine.mixers.attention.image_masks import mask_until, seen_by
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
@@ -326,7 +326,7 @@ class TorchAttention:
         num_rows = q.shape[2]
         if not rule.causal:
             mask = None if rule.window is None else self._near(num_rows, rule.window)
-            out[:] = _attend(q, keys, values, mask, rule, (kv_heads, group, 1, 1))
+            out[:] = attend(q, keys, values, mask, rule, (kv_heads, group, 1, 1))
             return
         for begin in range(0, num_rows, QUERY_BLOCK):
             end = min(begin + QUERY_BLOCK, num_rows)
@@ -338,7 +338,7 @@ class TorchAttention:
                 visible = int(seen.max())
                 columns = range(unseen, visible)
                 mask = mask_until(seen, columns, last, rule.window, self._pool.dtype, self._device)
-            out[:, :, begin:end] = _attend(
+            out[:, :, begin:end] = attend(
                 q[:, :, begin:end],
                 keys[:, :, unseen:visible],
                 values[:, :, unseen:visible],
@@ -382,32 +382,4 @@ class TorchAttention:
         # [request, kv_head, query heads of it, features]: the heads of a group are the rows of one query.
         q = q.reshape(group.size, kv_heads, -1, q.shape[2])
         heads = (1, kv_heads, q.shape[2], 1)
-        return _attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
-
-
-def _attend(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    rule: LayerAttention,
-    heads: tuple[int, ...],
-) -> torch.Tensor:
-    """q [.., rows, head_dim] over keys and values [.., tokens, head_dim].
-
-    `heads`: the shape in which sinks broadcast.
-    """
-    # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
-    narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
-    if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
-        return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
-    scores = (q @ keys.transpose(-2, -1)).float() * rule.scale
-    if rule.soft_cap is not None:
-        scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
-    if mask is not None:
-        scores += mask
-    if rule.sinks is None:
-        return scores.softmax(-1).to(q.dtype) @ values
-    sinks = rule.sinks.view(heads).expand(*scores.shape[:-1], 1)
-    weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
-    return weights.to(q.dtype) @ values
+        return attend(q, keys, values, group.mask, rule, heads).flatten(1, 2)
