@@ -375,25 +375,7 @@ class Engine:
         )
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            waiting=len(self.scheduler.waiting),
-            starved=self.scheduler.num_waiting if self.scheduler.wants_pages else 0,
-            waits_for=self.scheduler.waits_for,
-            running=self.scheduler.num_active,
-            waiting_tokens=sum(r.num_pending for r in self._requests.live.values() if r.num_pending > 1),
-            available_pages=self.kv.num_available,
-            pages=self.kv.pool.counts(),
-            state_slots=self.kv.states.pool.counts() if self.kv.states.used else None,
-            steps=self._results.num_steps,
-            preemptions=self.scheduler.num_preemptions,
-            prompt_tokens=self._results.num_prompt_tokens,
-            generated_tokens=self._results.num_generated_tokens,
-            cache_hit_tokens=self._cache_hit_tokens,
-            tiers=self.kv.tiers.tiers.stats() if self.kv.tiers else None,
-            drafts=self.scheduler.draft_counts,
-            retained_blocks=self.kv.num_retained,
-            adapters=self.adapters.uses(),
-        )
+        return EngineStats.of(self.scheduler, self.kv, self._results, self._requests, self._cache_hit_tokens)
 
     def close(self) -> None:
         self.runner.close()
