@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from engine.model_config.config_fields import Config
 from engine.model_config.errors import UnsupportedModel
+
+_MODELOPT: Final = "hf_quant_config.json"
+"""Where NVIDIA's Model Optimizer described the weights before it did in config.json."""
 
 
 class TextFields(dict[str, Any]):
@@ -40,6 +43,19 @@ def eos_token_ids(config: Config, generation: Config) -> tuple[int, ...]:
     if ids is None:
         return ()
     return tuple(ids) if isinstance(ids, list) else (int(ids),)
+
+
+def read_configs(folder: Path) -> tuple[Config, Config]:
+    """config.json, with hf_quant_config.json in NVIDIA's older checkpoints, and generation_config.json."""
+    config = read_json(folder / "config.json")
+    if config is None:
+        raise UnsupportedModel(f"{folder} has no config.json: it is no Hugging Face model folder")
+    generation = read_json(folder / "generation_config.json") or {}
+    if "quant_method" not in (config.get("quantization_config") or {}) and (
+        beside := read_json(folder / _MODELOPT)
+    ):
+        config = {**config, "quantization_config": {"quant_method": "modelopt", **beside["quantization"]}}
+    return config, generation
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from common.kv_groups import KVGroup, KVHeads, group_layers, page_features
-from engine.model_config.architectures import ARCHITECTURES, architecture_of, is_lacking
+from engine.model_config.architectures import is_lacking
 from engine.model_config.config_fields import Config
-from engine.model_config.config_file import TextFields, dtype_of, eos_token_ids, of_the_text, read_json
+from engine.model_config.config_file import dtype_of, eos_token_ids, of_the_text, read_configs
 from engine.model_config.eagle_spec import EagleSpec
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.families.class_defaults import filled
-from engine.model_config.families.vision import vision_of
+from engine.model_config.family_fields import family_fields
 from engine.model_config.general import general_fields
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
@@ -28,10 +27,6 @@ from engine.model_config.parts.per_layer_spec import PerLayerSpec
 from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
-from engine.model_config.quantization_config import read_quantization
-
-_MODELOPT: Final = "hf_quant_config.json"
-"""Where NVIDIA's Model Optimizer described the weights before it did in config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,14 +347,7 @@ class ModelSpec:
         Raises:
             UnsupportedModel: Baton does not support this model; the message says why.
         """
-        config = read_json(folder / "config.json")
-        if config is None:
-            raise UnsupportedModel(f"{folder} has no config.json: it is no Hugging Face model folder")
-        generation = read_json(folder / "generation_config.json") or {}
-        if "quant_method" not in (config.get("quantization_config") or {}) and (
-            beside := read_json(folder / _MODELOPT)
-        ):
-            config = {**config, "quantization_config": {"quant_method": "modelopt", **beside["quantization"]}}
+        config, generation = read_configs(folder)
         return cls.from_config(config, generation, impl)
 
     @classmethod
@@ -370,7 +358,7 @@ class ModelSpec:
         if impl is ModelImpl.TRANSFORMERS:
             return cls._from_transformers(config, generation or {})
         try:
-            return cls._from_reader(config, generation or {})
+            return cls(**family_fields(config, generation or {}))
         except UnsupportedModel as error:
             if impl is ModelImpl.BATON or is_lacking(config):
                 raise
@@ -380,27 +368,6 @@ class ModelSpec:
                 raise UnsupportedModel(
                     f"{error}; nor does it run with transformers' modules: {general}"
                 ) from None
-
-    @classmethod
-    def _from_reader(cls, config: Config, generation: Config) -> ModelSpec:
-        architecture, head = architecture_of(config)
-        known = ARCHITECTURES[architecture]
-        within = (config.get("text_config") or {}).get("model_type") if known.text_types else None
-        shape = TextFields(filled(of_the_text(config), within or known.model_type))
-        try:
-            fields = {"vocab_size": shape["vocab_size"], **known.read(shape)}
-            if head is not Head.VOCABULARY:
-                fields |= {"head": head, "labels": _labels(config) if head is Head.LABELS else ()}
-            return cls(
-                architecture=architecture,
-                eos_token_ids=eos_token_ids(shape, generation),
-                dtype=dtype_of(shape),
-                quantization=read_quantization({**config, **shape}),
-                vision=vision_of(config),
-                **fields,
-            )
-        except KeyError as field:
-            raise UnsupportedModel(f"config.json of this {architecture} lacks {field}") from field
 
     @classmethod
     def _from_transformers(cls, config: Config, generation: Config) -> ModelSpec:
@@ -422,10 +389,3 @@ class ModelSpec:
             attention=AttentionSpec(windows=windows if any(windows) else ()),
             **fields,
         )
-
-
-def _labels(config: Config) -> tuple[str, ...]:
-    """In the order of a classifier's scores."""
-    names = config.get("id2label") or {}
-    count = len(names) or int(config.get("num_labels", 2))
-    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))
