@@ -12,27 +12,27 @@ import torch
 from common.progress import Progress, silent
 from common.sidecars import KINDS, SidecarKind
 from engine.config import EngineConfig
-from engine.core.batch.batch import Batch, BatchBuilder, scratch_batch
+from engine.core.batch.batch import Batch, BatchBuilder
 from engine.core.batch.step_inputs import StepInputs, StepWriter
-from engine.core.largest_step import largest_step, most_rows
+from engine.core.largest_step import most_rows
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.device.allocations import reserve_pinned_memory
 from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
-from engine.device.memory import Probe, advising
+from engine.device.memory import advising
 from engine.device.staging import Readback
 from engine.errors import EngineError, RefillRefused
 from engine.executor.adapters import RunnerAdapters
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
 from engine.executor.forward import Eager, Forward, busy
-from engine.executor.graphs.cuda_graphs import GRAPH_BYTES, DecodeGraphs
-from engine.executor.graphs.piecewise_graphs import PiecewiseGraphs
+from engine.executor.graphs.capture import captured_forwards
 from engine.executor.hidden_states import Companion, HiddenStates
 from engine.executor.kernels_ahead import kernels_ahead
 from engine.executor.pooler import Pooler
+from engine.executor.profile_run import ProfileRun
 from engine.executor.rank_weights import RankWeights
 from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
@@ -40,7 +40,7 @@ from engine.kv.cache.slot_count import share_out, wanted_slots
 from engine.media.encoder import MediaEncoder
 from engine.media.step_media import NO_MEDIA, StepMedia
 from engine.media.support import open_encoder
-from engine.mixers.attention import AttentionBackend, GraphableAttention, PiecewiseAttention, attention_for
+from engine.mixers.attention import AttentionBackend, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
 from engine.model_config.errors import WeightsError
@@ -144,13 +144,14 @@ class ModelRunner:
             max_edited_drafts=config.max_edited_drafts or 0,
             device=self._device,
         )
+        profile = ProfileRun(self._model, None if self._pooler is not None else self._sampler)
         progress("Sizing the KV pool", 0, 0)
         # Page ids are the same on all ranks, so the rank with the least memory decides.
         num_pages, slots = config.num_pages, 0
         if self.spec.delta is not None:
             slots = wanted_slots(config.num_state_slots, config.scheduler.max_running_requests)
         if not num_pages:
-            num_pages, slots = self._pages_and_slots_that_fit(config, slots)
+            num_pages, slots = self._pages_and_slots_that_fit(config, slots, profile)
         self.num_state_slots = communicator.all_reduce_min(slots)
         """0 for models without a recurrent state."""
         self.kv = self._pool(config, communicator.all_reduce_min(num_pages), self.num_state_slots)
@@ -166,7 +167,7 @@ class ModelRunner:
         attention = self._attention_over(self.kv, config)
         self._states = attention if isinstance(attention, StatefulAttention) else None
         if config.num_pages and self._device.type == "cuda":  # otherwise measuring the largest step did
-            self._warm_up_sampler(config.max_decode_rows)
+            profile.warm_up_sampler(config.max_decode_rows)
         if self._device.type == "cuda":
             reserve_pinned_memory()
         self._forwards = self._forward_paths(attention, config, progress)
@@ -367,86 +368,26 @@ class ModelRunner:
         return with_states(attention, pool.states, pool.dtype, max_verified=rows)
 
     @torch.inference_mode()
-    def _pages_and_slots_that_fit(self, config: EngineConfig, wanted_slots: int) -> tuple[int, int]:
-        """Profile run: measure the memory of the largest step, on a pool without pages."""
+    def _pages_and_slots_that_fit(
+        self, config: EngineConfig, wanted_slots: int, profile: ProfileRun
+    ) -> tuple[int, int]:
+        """See `ProfileRun`."""
         if self._device.type != "cuda":
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
         attention = self._attention_over(pool, config)
-        batch = scratch_batch(
-            largest_step(config),
-            pool.scratch_page,
-            config.page_size,
-            self._device,
-            scratch_slot=None if pool.states is None else pool.states.scratch_slot,
-            num_groups=len(pool.groups),
-        )
-        advice = "lower --chunked-prefill-size or --max-running-requests"
-        with advising(f"a step of {batch.num_rows} tokens", advice), Probe(self._device) as probe:
-            self._profile_run(batch, attention, rows=config.max_decode_rows)
-        reserve = GRAPH_BYTES if config.cuda_graph_max_batch or config.cuda_graph_max_tokens else 0
-        reserve += 0 if self._media is None else self._media.reserved_bytes
-        page_bytes = pool.page_bytes
-        if self._companion is not None:
-            page_bytes += self._companion.page_bytes
-            reserve += self._companion.other_bytes
-        blocks = probe.pages_that_fit(page_bytes, fraction=config.kv_memory_fraction, reserve=reserve)
+        blocks = profile.pages_that_fit(config, pool, attention, self._media, self._companion)
         return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
-
-    @torch.inference_mode()
-    def _warm_up_sampler(self, rows: int) -> None:
-        if self._pooler is not None:
-            return
-        weight = self._model.embed.weight
-        hidden = torch.zeros(rows, self.spec.hidden_size, dtype=weight.dtype, device=weight.device)
-        self._sampler.profile_run(self._model.logits(hidden))
-
-    @torch.inference_mode()
-    def _profile_run(self, batch: Batch, attention: AttentionBackend, *, rows: int) -> None:
-        """Compute a step and sample `rows` of it with the options that take the most memory."""
-        attention.prepare(batch)
-        self._model.expect(batch.num_rows)
-        hidden = self._model(batch.input_ids, batch.positions, attention)
-        final = hidden[:rows, : self.spec.hidden_size].contiguous()
-        if self._pooler is None:
-            self._sampler.profile_run(self._model.logits(final))
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
     @torch.inference_mode()
     def _forward_paths(
         self, attention: AttentionBackend, config: EngineConfig, progress: Progress
     ) -> list[Forward]:
-        paths: list[Forward] = []
-        if isinstance(attention, GraphableAttention):
-            largest_batch = min(config.cuda_graph_max_batch, config.max_decode_rows)
-            if largest_batch:
-                paths.append(
-                    DecodeGraphs(
-                        self._model,
-                        attention,
-                        largest=largest_batch,
-                        num_groups=len(self.kv.groups),
-                        scratch_slot=self.kv.scratch_page * config.page_size,
-                        max_model_len=config.max_model_len,
-                        device=self._device,
-                        progress=progress,
-                    )
-                )
-        if isinstance(attention, PiecewiseAttention) and config.cuda_graph_max_tokens:
-            paths.append(
-                PiecewiseGraphs(
-                    self._model,
-                    attention,
-                    largest=config.cuda_graph_max_tokens,
-                    scratch_slot=self.kv.scratch_page * config.page_size,
-                    groups=[group for group, _ in self.kv.places],
-                    communicator=self.communicator,
-                    progress=progress,
-                )
-            )
+        captured = captured_forwards(self._model, attention, config, self.kv, self.communicator, progress)
         vision = None if self._media is None else self.spec.vision
         masked = vision is not None and vision.bidirectional
         return [
-            *paths,
+            *captured,
             Eager(self._model, attention, self._attention_over(self.kv, config, "torch") if masked else None),
         ]

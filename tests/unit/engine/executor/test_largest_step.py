@@ -15,6 +15,7 @@ from engine.config import Batching, EngineConfig
 from engine.core.batch.batch import scratch_batch
 from engine.core.largest_step import TokenSpan, largest_step
 from engine.errors import UnservableRequest
+from engine.executor.profile_run import ProfileRun
 from engine.executor.runner import ModelRunner
 from engine.sampling.sampler import Sampler
 from tests.unit.engine.engines import make_engine, make_request
@@ -121,6 +122,6 @@ def test_the_largest_step_can_be_computed_on_a_pool_without_pages(
     monkeypatch.setattr(Sampler, "profile_run", lambda _, logits: rows.append(logits.shape))
     pool = runner._pool(settings, 0)
     batch = scratch_batch(largest_step(settings), pool.scratch_page, settings.page_size, CPU)
-    runner._profile_run(batch, runner._attention_over(pool, settings), rows=5)
+    ProfileRun(runner.model, runner._sampler).compute(batch, runner._attention_over(pool, settings), rows=5)
     assert len(batch.input_ids) == 300
     assert rows == [(5, VOCAB)]
