@@ -27,7 +27,7 @@ _ADVICE: Final = {
     "Use GET /health; idle workers are probed (--probe-interval).": "/health_generate",
     "GET /openapi.json describes the API.": "/docs /redoc",
     "Use `router batch` for files of requests.": "/v1/batches /v1/files",
-    "The models served here take and write text.": (
+    "Models take text and images, and write text.": (
         "/v1/audio/transcriptions /v1/audio/translations /v1/audio/speech /v1/images/generations /v1/realtime"
     ),
 }

@@ -70,7 +70,7 @@ class ForeignChatFields(RequestModel):
     include_reasoning: Annotated[
         Any, Refused("reasoning is always in the answer, as reasoning_content", (True,))
     ] = None
-    mm_processor_kwargs: Annotated[Any, Refused("text only", ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Refused("use --mm-processor-kwargs, for all requests", ({},))] = None
     separate_reasoning: Annotated[Any, Refused("use --reasoning-parser none", (True,))] = None
     stream_reasoning: Annotated[Any, Refused("reasoning is streamed as it is computed", (True,))] = None
 

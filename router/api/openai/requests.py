@@ -243,7 +243,7 @@ class ChatCompletionBody(GenerationBody, ForeignChatFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[MessageBody], Field(min_length=1), Served("max_new_tokens")]
-    """Text only; tool calls and their results included."""
+    """Text and images; tool calls and their results included."""
     max_completion_tokens: MaxTokens | None = None
     """The same as `max_tokens`."""
     logprobs: bool | None = None
@@ -265,10 +265,10 @@ class ChatCompletionBody(GenerationBody, ForeignChatFields):
     continue_final_message: bool | None = None
     """vLLM's: the answer continues the last message, an assistant's."""
 
-    audio: Annotated[Any, Refused("text only")] = None
+    audio: Annotated[Any, Refused("answers are text")] = None
     function_call: Annotated[Any, Refused("replaced by tool_choice", ("none", "auto"))] = None
     functions: Annotated[Any, Refused("replaced by tools", ([],))] = None
-    modalities: Annotated[Any, Refused("text only", (["text"],))] = None
+    modalities: Annotated[Any, Refused("answers are text", (["text"],))] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
     verbosity: Annotated[Any, WithoutEffect("specific to OpenAI's models")] = None
     web_search_options: Annotated[Any, Refused("no web search")] = None

@@ -38,7 +38,7 @@ RequestId: TypeAlias = Annotated[str, Field(pattern=r"^[!-~]{1,128}$")]
 _Ids: TypeAlias = Annotated[list[TokenId], Field(min_length=1)]
 
 _TOKENS_STAY: Final = "the tokens up to and including those of a stop string are part of the answer"
-_TEXT_ONLY: Final = "the models served here take and write text"
+_TEXT_ONLY: Final = "text and tokens only; send images to /v1/chat/completions"
 
 
 class _Sampling(ConstrainedBody, SampledBody):

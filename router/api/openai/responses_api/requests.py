@@ -137,7 +137,7 @@ class ResponsesBody(ScheduledBody, OpenAICacheHints):
     truncation: Annotated[Any, Refused("a prompt is never cut", ("disabled",))] = None
     prompt: Annotated[Any, Refused("no prompt templates")] = None
     moderation: Annotated[Any, Refused("no moderation model")] = None
-    image: Annotated[Any, Refused("text only")] = None
+    image: Annotated[Any, Refused("answers are text; send images as input_image")] = None
     access_programs: Annotated[Any, Refused("no hosted tools")] = None
     max_tool_calls: Annotated[Any, WithoutEffect("counts hosted tools, of which there are none")] = None
     client_metadata: _Bookkeeping = None
