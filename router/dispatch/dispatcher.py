@@ -30,7 +30,8 @@ from router.dispatch.interface import OnCut, ignore_cut
 from router.dispatch.metrics.collectors import ClusterLoad
 from router.dispatch.metrics.router_metrics import RouterMetrics
 from router.dispatch.request_status import HELD_BACK, NO_WORKER, PAUSED, RequestStatus
-from router.dispatch.routing.selector import MakePolicy, Pick, Route, Selector, configured_policy
+from router.dispatch.routing.route import Pick, Route
+from router.dispatch.routing.selector import MakePolicy, Selector, configured_policy
 from router.dispatch.running_attempts import RunningAttempts
 from router.dispatch.sequence import CURRENT_REQUEST, RequestIdentity, SequenceState
 from router.dispatch.token_stream import DeliveryQueue, TextEnded, TokenStream

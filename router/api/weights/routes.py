@@ -18,7 +18,8 @@ from router.api.openai.errors import error_body
 from router.api.weights import sleep, tensors
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.weights.agreed_weights import version_of
-from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
+from router.dispatch.weights.update_result import UpdateDone
+from router.dispatch.weights.weight_updates import WeightUpdates
 from router.errors import InvalidRequest, NotImplementedHere
 from rpc.baton.v1 import worker_pb2
 

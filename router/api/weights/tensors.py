@@ -16,7 +16,8 @@ from router.api.generation.params.validation import RequestModel
 from router.config.choices import UpdateMode
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.weights.tensors import StagedTensors, Tensors
-from router.dispatch.weights.weight_updates import UpdateDone, WeightUpdates
+from router.dispatch.weights.update_result import UpdateDone
+from router.dispatch.weights.weight_updates import WeightUpdates
 from router.errors import InvalidRequest
 
 MAX_BODY_BYTES: Final = 1 << 30

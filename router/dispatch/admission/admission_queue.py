@@ -18,7 +18,7 @@ from typing import Final
 
 from engine.config import PATIENCE
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.route import Route
 from router.errors import RouterError
 
 _LOOKAHEAD: Final = 64

@@ -24,7 +24,7 @@ from router.dispatch.attempts.pull import Pull
 from router.dispatch.attempts.token_order import Diverged, TokenOrder
 from router.dispatch.failures import AttemptFailed, deadline_exceeded, lost_in_migration
 from router.dispatch.request_status import RequestStatus, Stage
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.token_stream import Delta
 from router.dispatch.workers.events import Message, SessionListener, WorkerLost

@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.dispatch.attempts.assignment import Assignment
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.request_status import RequestStatus, Stage
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
 from router.dispatch.workers.events import Message, WorkerLost

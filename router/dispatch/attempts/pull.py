@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from router.dispatch.routing.selector import CachedElsewhere, OnTransfer
+from router.dispatch.routing.route import CachedElsewhere, OnTransfer
 from router.dispatch.waterfall import busy_seconds
 from router.dispatch.workers.events import Message, SessionListener, WorkerLost
 from rpc.baton.v1 import worker_pb2

@@ -19,7 +19,8 @@ from router.dispatch.probes.worker_probe import MakeAttempt
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall, busy_seconds
 from router.dispatch.workers.registry import Registry
-from router.dispatch.workers.session import WorkerSession, request_pages
+from router.dispatch.workers.request_pages import request_pages
+from router.dispatch.workers.session import WorkerSession
 from router.errors import RouterError
 from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from common.background import cancelled, repeat, supervised
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import Pick
+from router.dispatch.routing.route import Pick
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.liveness import CircuitState

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 from router.config.settings import RouterConfig
 from router.dispatch.adapters.table import NO_ADAPTER, Digest
 from router.dispatch.failures import no_worker_ready, pages_quarantined
+from router.dispatch.routing.route import CachedElsewhere, Pick, Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.workers.liveness import CircuitState, Liveness
 from router.dispatch.workers.registry import Registry
-from router.dispatch.workers.session import WorkerSession, request_pages
+from router.dispatch.workers.request_pages import request_pages
+from router.dispatch.workers.session import WorkerSession
 from router.placement import (
     AdapterPlace,
     ClusterModel,
@@ -41,62 +43,6 @@ from router.placement.policies.estimates import ways_for
 from router.placement.view import WorkerId
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
-
-Pick: TypeAlias = Callable[[worker_pb2.Role], WorkerSession]
-"""Returns the worker for the prompt (ROLE_PREFILL) or for decoding. Raises AttemptFailed."""
-
-
-OnTransfer: TypeAlias = Callable[[str, str, int, float], None]
-"""(source, destination, bytes, seconds): KV was sent between two sessions; seconds with a write in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedElsewhere:
-    """KV that the worker which computes the prompt gets first."""
-
-    session: WorkerSession
-    """Session of the worker that has it."""
-    num_tokens: int
-    """From the beginning of the prompt."""
-
-
-class Claim(Protocol):
-    """Room reserved on a decode worker until the sequence is sent to one."""
-
-    def end(self) -> bool:
-        """Give the room back. False: that was done before."""
-
-
-OnPromotion: TypeAlias = Callable[[str, int, float], None]
-"""(session, tokens, seconds): KV came up from a worker's tiers."""
-
-
-def _ignore_promotion(session: str, tokens: int, seconds: float) -> None:
-    pass
-
-
-def _ignore(source: str, destination: str, num_bytes: int, seconds: float) -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The workers of one attempt."""
-
-    pick: Pick
-    is_local: bool
-    """One worker computes everything: `pick(ROLE_DECODE)`."""
-    why: str
-    """The decision in one line, for logs and `router explain`."""
-    source: CachedElsewhere | None = None
-    claim: Claim | None = None
-    """Ends when the decode worker is picked."""
-    on_transfer: OnTransfer = _ignore
-    on_promotion: OnPromotion = _ignore_promotion
-    may_wait: bool = True
-    """Whether the handoff may wait for free pages on the decode worker. Where every worker can be source and
-    target, two workers with full pools could deadlock: each holds KV until the other frees pages."""
-
 
 FIRST_VERSION: Final = "default"
 """Name of the weights of the start."""

@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from common.background import repeat, supervised
 from router.config.choices import UpdateMode
@@ -25,12 +25,13 @@ from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.weights.agreed_weights import AgreedWeights
 from router.dispatch.weights.rolling import Phase, Rolling, Updatable
 from router.dispatch.weights.tensors import StagedTensors, Tensors
+from router.dispatch.weights.update_result import UpdateDone, UpdateFailed, why_failed
 from router.dispatch.weights.weights_state import Alone, Seen, WeightsState, copied
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
 from router.dispatch.workers.member import WorkerUnavailable
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
-from router.errors import InvalidRequest, Unavailable
+from router.errors import InvalidRequest
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
@@ -48,19 +49,6 @@ _AGAIN_S: Final = 10.0
 _TWO: Final = 2
 """Workers of which one serves while the other is updated."""
 _CLEARED: Final = ("pool", "host", "disk", "object")
-
-
-class UpdateFailed(Unavailable):
-    """Not every worker has taken the weights; the message says which, and why. The old ones go on serving."""
-
-    default_code = "update_failed"
-
-
-class UpdateDone(NamedTuple):
-    served: worker_pb2.ServedWeights
-    how: UpdateMode
-    paused: bool
-    """Whether requests waited meanwhile."""
 
 
 class WeightUpdates:
@@ -258,7 +246,7 @@ class WeightUpdates:
             new.digest = rolling.digest
             await self.agreed.show(new, rolling.versions)
         if rolling.phase is Phase.FAILED:
-            raise UpdateFailed(_failure(rolling), public=True)
+            raise UpdateFailed(why_failed(rolling), public=True)
         await self.agreed.end(new)
         return bool(rolling.alone)
 
@@ -403,11 +391,3 @@ class WeightUpdates:
         if report.refused:
             raise WorkerRefused(report.refused)
         return report.weights
-
-
-def _failure(rolling: Rolling) -> str:
-    """What became of an update that has failed."""
-    why = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.reasons.items())
-    left_out = "; ".join(f"{worker}: {reason}" for worker, reason in rolling.left_out.items())
-    suffix = f" Without requests until they take the old ones back: {left_out}." if left_out else ""
-    return f"The weights are not updated: {why}.{suffix}"

@@ -21,11 +21,12 @@ import grpc
 
 from common.background import cancelled, supervised
 from common.block_hash import BlockHash
-from common.kv_groups import RequestPages
 from router.dispatch.workers.arrivals import ON_TIME, Arrivals
 from router.dispatch.workers.events import Loss, Message, SessionListener, WorkerLost
 from router.dispatch.workers.liveness import CircuitBreaker, HeartbeatMonitor, Liveness, OwnPauses
 from router.dispatch.workers.loop_turns import busy_since
+from router.dispatch.workers.request_pages import request_pages
+from router.dispatch.workers.silence_probe import cause_of, why_lost
 from router.dispatch.workers.worker_adapters import WorkerAdapters
 from router.placement.account.load import WorkerLoad
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
@@ -40,13 +41,6 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.Command, worker_pb2.Eve
 _numbers: Final = itertools.count(1)
 _TURN_S: Final = 0.1
 _LONGEST_TURN_S: Final = 0.2
-_PROBE_S: Final = 5.0
-
-
-def request_pages(info: worker_pb2.WorkerInfo) -> RequestPages:
-    """Pages that a request takes on this worker."""
-    size = max(info.page_size, 1)
-    return RequestPages(size, tuple(info.most_blocks)) if info.most_blocks else RequestPages(size)
 
 
 class WorkerSession:
@@ -245,7 +239,7 @@ class WorkerSession:
             loss = WorkerLost("it ended the session")
         except grpc.aio.AioRpcError as error:
             how = Loss.ROUTER_LATE if error.code() is ROUTER_LATE else Loss.BROKEN
-            loss = WorkerLost(f"its stream broke: {_cause(error)}", how)
+            loss = WorkerLost(f"its stream broke: {cause_of(error)}", how)
         except asyncio.CancelledError:
             if not watch.done():
                 raise
@@ -281,7 +275,7 @@ class WorkerSession:
                     loss = WorkerLost(f"silent for {silent_s:.1f} s", Loss.SILENT)
                     break
                 elif monitor.liveness is Liveness.LATE and probe is None and not monitor.has_answered:
-                    probe = supervised(self._probe(), f"probe {self.worker_id}")
+                    probe = supervised(why_lost(self._stub, self.info.epoch), f"probe {self.worker_id}")
                 if probe is not None and probe.done():
                     if (found := probe.result()) is not None:
                         loss = found
@@ -309,19 +303,6 @@ class WorkerSession:
         else:
             _log.info("%s is no longer late", self.worker_id)
         self._on_news()
-
-    async def _probe(self) -> WorkerLost | None:
-        """None if the worker answers; otherwise the reason for the loss."""
-        while True:
-            try:
-                info = await self._stub.Describe(worker_pb2.DescribeRequest(), timeout=_PROBE_S)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    continue  # until the grace period ends
-                return WorkerLost(f"silent, and then: {_cause(error)}")
-            if info.epoch != self.info.epoch:
-                return WorkerLost("replaced by another process")
-            return None
 
     async def _write(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()
@@ -401,7 +382,3 @@ class WorkerSession:
         self._listeners.clear()
         for listener in listeners:
             listener.event(loss, now)
-
-
-def _cause(error: grpc.aio.AioRpcError) -> str:
-    return error.details() or error.code().name

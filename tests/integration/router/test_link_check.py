@@ -10,7 +10,7 @@ import pytest
 
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.probes.link_check import CheckedLink, LinkBroken, check_links
-from router.dispatch.routing.selector import Pick
+from router.dispatch.routing.route import Pick
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import busy_seconds
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL

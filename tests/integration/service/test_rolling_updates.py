@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from router.config.choices import Mode, UpdateMode
-from router.dispatch.weights.weight_updates import UpdateFailed
+from router.dispatch.weights.update_result import UpdateFailed
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
 from tests.integration.service.changed_weights import (

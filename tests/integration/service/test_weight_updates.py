@@ -17,7 +17,8 @@ from router.config.settings import RouterConfig
 from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.metrics.router_metrics import RouterMetrics
-from router.dispatch.weights.weight_updates import UpdateFailed, WeightUpdates
+from router.dispatch.weights.update_result import UpdateFailed
+from router.dispatch.weights.weight_updates import WeightUpdates
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
 from tests.integration.service.changed_weights import (

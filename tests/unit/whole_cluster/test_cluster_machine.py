@@ -24,7 +24,7 @@ from engine.core.sampling_params import PromptLogprobs
 from router.dispatch.attempts.attempt import Attempt, MixedAttempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import CachedElsewhere, Route
+from router.dispatch.routing.route import CachedElsewhere, Route
 from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL

@@ -11,7 +11,7 @@ import pytest
 from engine.config import PATIENCE
 from router.dispatch.admission.admission_queue import AdmissionGate, AdmissionGrant, AdmissionRequest
 from router.dispatch.failures import pages_quarantined
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.route import Route
 from router.errors import Unavailable
 
 

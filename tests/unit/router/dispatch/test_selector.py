@@ -10,7 +10,8 @@ import pytest
 
 from common.block_hash import block_hashes
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import Route, Selector
+from router.dispatch.routing.route import Route
+from router.dispatch.routing.selector import Selector
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from router.dispatch.workers.liveness import Liveness

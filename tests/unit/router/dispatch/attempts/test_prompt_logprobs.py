@@ -6,7 +6,7 @@ import asyncio
 
 from router.dispatch.attempts.attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
-from router.dispatch.routing.selector import Route
+from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.dispatch.attempts.attempt import MixedAttempt
-from router.dispatch.routing.selector import CachedElsewhere, Route
+from router.dispatch.routing.route import CachedElsewhere, Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
