@@ -7,7 +7,8 @@ import os
 import ray
 
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
-from tests.integration.fake_worker import Behaviour, FakeWorker
+from tests.integration.fake_behaviour import Behaviour
+from tests.integration.fake_worker import FakeWorker
 from worker.config import WorkerConfig, WorkerRole
 from worker.process.actor import Listening
 

@@ -22,7 +22,8 @@ from engine.loop.hooks import NO_HOOKS
 from engine.model_config.model_spec import ModelSpec
 from tests.engine_config import engine_config
 from tests.integration.models.classes.shrinking import random_model, tiny_config
-from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference
+from tests.unit.engine.modeling.models.reference_names import LIKE_OTHERS, NAMES
+from tests.unit.engine.modeling.models.references import reference
 
 MAX_TOKENS = 24
 PROMPTS = [[(7 * i * i + 3 * length) % 97 for i in range(length)] for length in (1, 5, 33, 90)]

@@ -37,7 +37,8 @@ from tests.unit.engine.modeling.loader.quantizing import (
 )
 from tests.unit.engine.modeling.loader.test_mxfp4_checkpoint import save_mxfp4
 from tests.unit.engine.modeling.loader.test_quantized_weights import model as quantizable
-from tests.unit.engine.modeling.models.references import LIKE_OTHERS, NAMES, reference
+from tests.unit.engine.modeling.models.reference_names import LIKE_OTHERS, NAMES
+from tests.unit.engine.modeling.models.references import reference
 
 CODES = {**INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
 FORMATS = {**FP8_FORMATS, **CODES}

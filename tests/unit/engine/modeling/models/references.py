@@ -78,6 +78,7 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTex
 
 from engine.modeling.models.base import CausalLM
 from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.modeling.models.reference_names import RECURRENT
 
 TINY: dict[str, Any] = {
     "vocab_size": 97,
@@ -342,60 +343,6 @@ def gemma4(shape: dict[str, Any]) -> PreTrainedModel:
     return Gemma4ForCausalLM(
         Gemma4TextConfig(**shape, **NO_PADDING, head_dim=8, global_head_dim=16, sliding_window=20)
     )
-
-
-RECURRENT = ["qwen3-next", "qwen3.5", "qwen3.5 with experts"]
-NAMES = [
-    "llama",
-    "llama with tied embeddings",
-    "llama with every bias",
-    "llama with linear scaling",
-    "llama 3",
-    "mistral",
-    "mistral with windows",
-    "llama with yarn",
-    "phi3",
-    "phi3 with longrope",
-    "smollm3",
-    "olmo2",
-    "olmo3",
-    "gemma2",
-    "gemma3",
-    "gemma4",
-    "gemma4 with shared layers",
-    "gemma4 with experts",
-    "qwen2 with windows",
-    "gpt-oss",
-    "qwen2",
-    "qwen3",
-    "mixtral",
-    "qwen2 with experts",
-    "qwen3 with experts",
-    "qwen3 with experts in every other layer",
-    "olmoe",
-    "glm4 with experts",
-    "glm4 with experts in groups",
-    *RECURRENT,
-    "deepseek v2",
-    "deepseek v2 in groups",
-    "deepseek v3",
-    "exaone4",
-    "ernie 4.5 with experts",
-    "gpt2",
-]
-LIKE_OTHERS = [
-    "glm4 moe lite",
-    "seed-oss",
-    "granite",
-    "glm",
-    "glm4",
-    "exaone4 without windows",
-    "ernie 4.5",
-    "ministral 3",
-    "minimax m2",
-    "hy3",
-]
-"""To an engine: they differ in weights, factors and names alone."""
 
 
 def tolerance(name: str) -> float:

@@ -18,14 +18,8 @@ from engine.model_config.architectures import ARCHITECTURES
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.models import registry
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.modeling.models.references import (
-    LIKE_OTHERS,
-    NAMES,
-    TINY,
-    logits,
-    reference,
-    tolerance,
-)
+from tests.unit.engine.modeling.models.reference_names import LIKE_OTHERS, NAMES
+from tests.unit.engine.modeling.models.references import TINY, logits, reference, tolerance
 from tests.unit.engine.modeling.models.vision_references import with_vision
 
 

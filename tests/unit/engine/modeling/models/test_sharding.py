@@ -20,7 +20,8 @@ from engine.parallel import TorchCommunicator
 from kv_transfer import KVLayout
 from tests.ranks import together
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.modeling.models.references import NAMES, reference, tolerance
+from tests.unit.engine.modeling.models.reference_names import NAMES
+from tests.unit.engine.modeling.models.references import reference, tolerance
 
 
 def spec(**shape: int) -> ModelSpec:

@@ -11,11 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
-import grpc
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,10 +22,9 @@ from router.cluster.record import ClusterRecord
 from router.cluster.shared_record import adapter_record
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.adapters.table import Life, Use
-from router.dispatch.workers.worker_adapters import WorkerAdapters
 from router.errors import RouterError
-from rpc.baton.v1 import worker_pb2
 from tests.unit.router.cluster.key_values import KeyValues
+from tests.unit.router.dispatch.adapters.fake_processes import Asked, Process, Sessions
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
 
 NAMES = ("sql", "poet")
@@ -38,117 +34,6 @@ WORKERS = 3
 INDEX = st.integers(0, 10**6)
 ROUNDS = st.sampled_from([0, 1, 4, 4])
 """After a call, so that most runs come to the interesting places."""
-
-
-class Refused(grpc.aio.AioRpcError):
-    def __init__(self) -> None:
-        super().__init__(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "it ended")
-
-
-class Process:
-    """A worker process, as stubs call it: refuses what the real one refuses. Calls wait for `answer`."""
-
-    def __init__(self, machine: AdapterMachine) -> None:
-        self.machine = machine
-        self.alive = True
-        self.loaded: set[bytes] = set()
-        self.running: dict[int, bytes] = {}
-        """Digests of the adapters of its requests, by number."""
-        self.calls: list[asyncio.Future[None]] = []
-        self.coming: dict[bytes, str] = {}
-        """Folders of adapters that it loads for requests that are here."""
-
-    async def _turn(self) -> None:
-        if self.machine.slow:
-            call = asyncio.get_running_loop().create_future()
-            self.calls.append(call)
-            await call
-        if not self.alive:
-            raise Refused
-
-    async def LoadAdapter(  # noqa: N802
-        self,
-        request: worker_pb2.LoadAdapterRequest,
-        timeout: float,  # noqa: ASYNC109 - of a stub
-    ) -> worker_pb2.AdapterInfo:
-        await self._turn()
-        content = self.machine.disk[request.path]
-        if not content:
-            return worker_pb2.AdapterInfo(error="half of it is missing")
-        self.loaded.add(content)
-        return worker_pb2.AdapterInfo(name=request.name, digest=content)
-
-    async def UnloadAdapter(  # noqa: N802
-        self,
-        request: worker_pb2.UnloadAdapterRequest,
-        timeout: float,  # noqa: ASYNC109
-    ) -> worker_pb2.AdapterInfo:
-        assert request.digest not in {asked.admitted_with for asked in self.machine.asked}
-        await self._turn()
-        if request.digest in self.running.values() or request.digest in self.coming:
-            return worker_pb2.AdapterInfo(error="requests use it")
-        if request.digest not in self.loaded:
-            return worker_pb2.AdapterInfo(error="it is not loaded here")
-        self.loaded.discard(request.digest)
-        return worker_pb2.AdapterInfo(digest=request.digest)
-
-    def report(self) -> list[worker_pb2.AdapterUse]:
-        running = list(self.running.values())
-        return [
-            worker_pb2.AdapterUse(digest=digest, running=running.count(digest))
-            for digest in sorted(self.loaded)
-        ]
-
-
-class Sessions:
-    """The part of a registry that is used, with its sessions to the processes that there are."""
-
-    def __init__(self, machine: AdapterMachine, name: str) -> None:
-        self.machine = machine
-        self.name = name
-        self._sessions: dict[Process, Any] = {}
-
-    def members(self) -> list[Any]:
-        return [
-            SimpleNamespace(
-                handle=SimpleNamespace(worker_id=session.worker_id),
-                session=session,
-                wanted=asyncio.Event(),
-                is_stopped=False,
-            )
-            for session in self.sessions()
-        ]
-
-    def sessions(self) -> list[Any]:
-        return [self.session(place) for place in range(WORKERS)]
-
-    def session(self, place: int) -> Any:
-        process: Any = self.machine.workers[place]
-        if process not in self._sessions:
-            self._sessions[process] = SimpleNamespace(
-                worker_id=f"w{place}",
-                key=f"w{place}@{id(process)}",
-                info=worker_pb2.WorkerInfo(max_loras=2, max_cpu_loras=8),
-                adapters=WorkerAdapters(f"w{place}", process, 2, self.machine.loop.time),
-            )
-        return self._sessions[process]
-
-    def other_routers(self) -> list[str]:
-        return [router.name for router in self.machine.registries if router is not self]
-
-    async def reconsider(self) -> None:
-        pass
-
-
-@dataclass(eq=False)
-class Asked:
-    number: int
-    use: Use
-    admitted_with: bytes
-    """Content that its name had."""
-    process: Process | None = None
-    placed_by: Any = None
-    """The session over which it was sent."""
 
 
 class AdapterMachine(RuleBasedStateMachine):
