@@ -10,8 +10,10 @@ from engine.core.weights import WeightsIdentity
 from engine.kv.cache.pages import PageCounts
 from engine.kv.manager.kv_manager import KVManager
 from engine.kv.manager.reservations import Reservation
+from engine.loop.adapters import Adapters
 from engine.loop.pauses.laps import Laps
 from engine.loop.stats import EngineStats
+from engine.sched.queue.adapter_slots import AdapterSlots
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.worker.handlers import Handled, handled
 
@@ -42,6 +44,7 @@ class Engine:
         self.kv = KVManager(100, PAGE, radix_cache=False)
         self._room = room
         self.grammars = Mock()
+        self.adapters = Adapters(None, None, AdapterSlots(0), lambda: ())
         self.laps = Laps()
         self.weights = WeightsIdentity("")
 
