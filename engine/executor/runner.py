@@ -38,8 +38,8 @@ from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
 from engine.kv.cache.slot_count import share_out, wanted_slots
 from engine.media.encoder import MediaEncoder
+from engine.media.loading import open_encoder
 from engine.media.step_media import NO_MEDIA, StepMedia
-from engine.media.support import open_encoder
 from engine.mixers.attention import AttentionBackend, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention

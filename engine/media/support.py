@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from importlib.util import find_spec
 from math import prod
-
-import torch
 
 from engine.config import EngineConfig
 from engine.core.media import MediaItem
 from engine.core.request import Request
 from engine.errors import UnservableRequest
-from engine.media.encoder import MediaEncoder
-from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.served_model import ServableSpec
-
-logger = logging.getLogger(__name__)
 
 
 def image_refusal(config: EngineConfig, spec: ServableSpec) -> str:
@@ -68,19 +61,3 @@ def _problem(item: MediaItem, tokens: Sequence[int], vision: VisionSpec, largest
     if vision.bidirectional and largest is not None and item.length > largest:
         return f"has {item.length} tokens, of a step of {largest}; raise --chunked-prefill-size"
     return ""
-
-
-def open_encoder(
-    config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype
-) -> MediaEncoder | None:
-    """Load the vision model, if there is one and images are taken. Raises WeightsError."""
-    if spec.vision is None:
-        return None
-    if reason := image_refusal(config, spec):
-        logger.info("requests with images are refused: %s", reason)
-        return None
-    from engine.media.tower import Tower  # imports transformers, an extra
-
-    seed = config.seed if config.load_format == "dummy" else None
-    tower = Tower(config.model_path, spec.vision, device=device, dtype=dtype, dummy_seed=seed)
-    return MediaEncoder(tower, spec.vision, config.image_cache_bytes, device)
