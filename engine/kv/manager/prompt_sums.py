@@ -1,7 +1,7 @@
 """Sums over prompts as a sidecar of cached pages: a mean of all rows begins with a cached prefix.
 
 A page owns the weighted sum over its own tokens, so the sum over any prefix of whole pages is that of their
-rows, whoever computed them, and in chunks of whatever size.
+rows, for chunks of any size, computed here or elsewhere.
 """
 
 from __future__ import annotations

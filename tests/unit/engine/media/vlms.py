@@ -174,7 +174,7 @@ def _along(dim: int) -> Callable[[Sequence[Image]], dict[str, Tensor]]:
 
 
 def _square(rows: int, side: int, *shape: int) -> Callable[[torch.Generator], Image]:
-    """An image of so many rows, between two tokens."""
+    """An image of this number of rows, between two tokens."""
     return lambda generator: Image(
         (PLACEHOLDER,) * rows,
         {"pixel_values": _noise(generator, *shape, 3, side, side)},

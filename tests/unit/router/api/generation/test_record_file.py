@@ -1,4 +1,4 @@
-"""Records of requests go to a bounded file, whoever else writes to it, and hold nothing up."""
+"""Records of requests go to a bounded file, which others may write to, and hold nothing up."""
 
 from __future__ import annotations
 

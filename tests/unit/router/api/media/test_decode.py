@@ -25,7 +25,7 @@ def halves() -> Image.Image:
 
 
 def png(width: int, height: int, data: bytes = b"", colour: int = 2, depth: int = 8) -> bytes:
-    """Written by hand; `data`: of the IDAT chunk."""
+    """A file without an encoder; `data`: of the IDAT chunk."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         check = zlib.crc32(kind + content)
