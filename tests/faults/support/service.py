@@ -81,7 +81,12 @@ class Service:
     # ------------------------------------------------------------------------------- metrics
 
     async def are_all_workers_up(self) -> bool:
+        """Says the router, which notices a killed worker some time after its end, and each of them."""
         up = sum(sample.value for sample in await _scrape(f"{self.url}/metrics", "baton_worker_up"))
+        try:
+            await self._of_workers("baton_kv_pages")
+        except httpx.TransportError:
+            return False
         return int(up) == self.prefill_workers + self.decode_workers
 
     async def all_workers_up(self) -> float:
