@@ -10,7 +10,7 @@ export PYTHONUNBUFFERED = 1
 export GOMP_SPINCOUNT ?= 1000
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image minilm machines all-machines cluster-demo check-manifests wheel test test-all test-gpu test-cluster test-clients soak lint format constraints proto clean
+.PHONY: help setup demo image minilm machines all-machines cluster-demo check-manifests wheel test test-all test-failed test-gpu test-cluster test-clients soak lint format constraints proto clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -64,9 +64,15 @@ minilm: setup
 # status is 5.
 test-all: minilm  ## Run every test that needs no GPU and ends within minutes
 	@$(PYTEST) -m "not (gpu or soak or cluster or clients or alone)" --hypothesis-profile=thorough -n 3 $(FILES_AT_ONCE) $(ENDED_IF_STUCK) $(ARGS); first=$$?; \
-	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	$(PYTEST) -m "alone and not (gpu or soak or cluster or clients)" $(ENDED_IF_STUCK) $(or $(ARGS),$(ALONE)); second=$$?; \
+	[ $$first -eq 0 ] || [ $$first -eq 5 ] || exit $$first; \
 	[ $$second -eq 5 ] && exit $$first; exit $$second
+
+# A defect fails again; a test that a busy machine has spoiled passes by itself. More than five are no accident.
+test-failed: export OMP_NUM_THREADS := 1
+test-failed:  ## Run up to five tests that failed in test-all once more, one after the other
+	@$(BIN)/python -m scripts.failed_tests --at-most 5
+	@$(PYTEST) --hypothesis-profile=thorough --last-failed --last-failed-no-failures none $(ENDED_IF_STUCK)
 
 # Small models and many kernels: processes compile beside one another, and share what they compiled.
 test-gpu: setup  ## Run the tests of one or two GPUs (ARGS=tests/gpu/test_gpu_kernels.py: only those)
