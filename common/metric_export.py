@@ -47,6 +47,8 @@ VLLM: Final[Mapping[str, _Name]] = {
     "baton_preemptions": _Name("vllm:num_preemptions"),
     "baton_cache_queried_tokens": _Name("vllm:prefix_cache_queries"),
     "baton_cache_hit_tokens": _Name("vllm:prefix_cache_hits"),
+    "baton_image_cache_queries": _Name("vllm:mm_cache_queries"),
+    "baton_image_cache_hits": _Name("vllm:mm_cache_hits"),
     "baton_prompt_tokens": _Name("vllm:prompt_tokens"),
     "baton_output_tokens": _Name("vllm:generation_tokens"),
     "baton_drafts": _Name("vllm:spec_decode_num_drafts"),

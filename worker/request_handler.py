@@ -17,7 +17,7 @@ from typing import Final
 from engine.core.events import StepOutput
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason
-from engine.errors import EngineError, MediaMissing, UnservableRequest
+from engine.errors import UnservableRequest
 from engine.kv.cache.journal import CacheChange
 from engine.loop.engine import Engine
 from engine.loop.pauses.causes import Cause
@@ -28,7 +28,7 @@ from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.job_starter import JobStarter
-from worker.session.answers import Answers
+from worker.session.answers import Answers, code_of
 from worker.session.cached import manage_cache
 from worker.session.convert import (
     load_to_proto,
@@ -163,6 +163,10 @@ class RequestHandler:
         for verified in output.verified:
             if (job := self._answers.jobs.get(verified.request.id)) is not None:
                 job.verified = verified
+        for request, encoding in output.encoded:
+            self._answers.metrics.encode_seconds.observe(encoding.seconds)
+            if (job := self._answers.jobs.get(request.id)) is not None:
+                self._answers.outbox.encoded(job, encoding)
         # First tokens first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             # Another worker continues an answer whose KV is being sent: it ends there.
@@ -173,7 +177,7 @@ class RequestHandler:
                 self._answers.end(job, RequestOutcome.FINISHED)
         for request, error in output.failed:
             if (job := self._answers.jobs.get(request.id)) is not None:
-                self._answers.fail(job, _code_of(error), str(error))
+                self._answers.fail(job, code_of(error), str(error))
         self._report_preemptions(output)
         if handoffs is not None:
             self._engine.laps.lap(Cause.SEND)
@@ -389,10 +393,3 @@ class RequestHandler:
         handoffs = self._handoffs
         if handoffs is None or not handoffs.drop(job.id):
             self._engine.abort(job.id)
-
-
-def _code_of(error: EngineError) -> worker_pb2.FailureCode:
-    if isinstance(error, MediaMissing):
-        return worker_pb2.FAILURE_CODE_MEDIA
-    own = isinstance(error, UnservableRequest)
-    return worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.core.media import Encoding
 from engine.core.output import Output
 from engine.core.plan import ChunkKind, StepPlan
 from engine.core.request import Request, TokenId
@@ -87,6 +88,8 @@ class StepOutput:
     resumed: list[Request] = field(default_factory=list)
     failed: list[tuple[Request, EngineError]] = field(default_factory=list)
     """Requests that failed; others in the step are not affected. An InvalidRequest is the client's fault."""
+    encoded: list[tuple[Request, Encoding]] = field(default_factory=list)
+    """Media items that a completed step has encoded."""
     num_tokens: int = 0
     """Tokens computed by the step; 0: it had no work."""
     num_prompts: int = 0

@@ -61,6 +61,31 @@ class MediaItem:
         return self.offset + self.length
 
 
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """The time that the vision model took for an item."""
+
+    item: MediaItem
+    begin: float
+    """On time.monotonic()."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MediaUse:
+    """Rows of media items that requests looked up for one step."""
+
+    queries: int = 0
+    """Items, each once for a request."""
+    hits: int = 0
+    """Items whose rows were kept since an earlier request."""
+    encoded: Sequence[tuple[int, Encoding]] = ()
+    """Items that were encoded, each with the id of its request."""
+
+
+NO_MEDIA_USE: Final = MediaUse()
+
+
 def check_media(media: Sequence[MediaItem], num_tokens: int, keys: Sequence[int]) -> None:
     """Raises UnservableRequest unless items follow one another within a prompt of `num_tokens`, and have
     their keys there. O(positions of media).

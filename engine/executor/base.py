@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from common.sidecars import Rows, SidecarKind
 from engine.core.adapters import AdapterBank
+from engine.core.media import NO_MEDIA_USE, MediaUse
 from engine.core.output import Output
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
@@ -30,6 +31,7 @@ class StepResult:
     refused: Mapping[RequestId, EngineError] = field(default_factory=dict)
     """Requests that lacked something of their own: what the step computed for them is wrong."""
 
+    media: MediaUse = NO_MEDIA_USE
     routed: Rows | None = None
     """For each row of the plan, in its order, the experts of its token in every layer; None: not recorded."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -12,11 +12,11 @@ import torch
 
 from engine.core.output import Output
 from engine.core.plan import StepPlan
-from engine.core.request import RequestId
 from engine.core.sampling_params import TokenLogprobs
 from engine.device.staging import Readback
 from engine.errors import EngineError, NotFinite
 from engine.executor.base import StepResult
+from engine.media.step_media import NO_MEDIA, StepMedia
 from engine.sampling.logprobs import LogprobTensors
 from engine.sampling.scoring import Scored
 
@@ -50,10 +50,10 @@ class DeviceStep:
         enqueuing: EnqueuingStep,
         plan: StepPlan,
         scored: Scored,
-        refused: Mapping[RequestId, EngineError],
+        media: StepMedia = NO_MEDIA,
     ) -> None:
         """Enqueues the first part."""
-        self._refused = refused
+        self._media = media
         self._enqueuing = enqueuing
         self._plan = plan
         self._scored = scored
@@ -93,7 +93,9 @@ class DeviceStep:
         if self._scored:
             scores, read = self._scored.split(read)
         if not self._plan.sampling():
-            return StepResult([], [], scores=scores, routed=routed, refused=self._refused)
+            return StepResult(
+                [], [], scores=scores, routed=routed, refused=self._media.errors, media=self._media.use()
+            )
         tokens, finite, *logprobs = read
         good = finite.tolist()
         broken: dict[int, EngineError] = (
@@ -104,7 +106,8 @@ class DeviceStep:
             logprobs=self._logprobs(logprobs),
             errors=self._enqueued.errors | broken,
             scores=scores,
-            refused=self._refused,
+            refused=self._media.errors,
+            media=self._media.use(),
             routed=routed,
         )
 

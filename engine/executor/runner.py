@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,6 @@ from engine.core.batch.batch import Batch, BatchBuilder
 from engine.core.batch.step_inputs import StepInputs, StepWriter
 from engine.core.largest_step import most_rows
 from engine.core.plan import StepPlan
-from engine.core.request import RequestId
 from engine.core.weights import NewWeights, WeightsIdentity
 from engine.device.allocations import reserve_pinned_memory
 from engine.device.compute_threads import ComputeThreads, compute_threads
@@ -67,8 +66,7 @@ class PreparedStep:
     batch: Batch
     plan: StepPlan
     scored: Scored
-    refused: Mapping[RequestId, EngineError]
-    """See `StepResult`."""
+    media: StepMedia
 
 
 class ModelRunner:
@@ -235,12 +233,12 @@ class ModelRunner:
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
         scored = Scored.of(plan.chunks, self._sum_size)
-        return PreparedStep(*self._prepared(inputs, media), plan, scored, media.errors)
+        return PreparedStep(*self._prepared(inputs, media), plan, scored, media)
 
     def launch(self, step: PreparedStep) -> DeviceStep:
         """Enqueue the first part of a step; `StepInFlight.proceed` enqueues the rest. Never blocks."""
         self.expert_load.on_step()
-        return DeviceStep(self._enqueue(step), step.plan, step.scored, step.refused)
+        return DeviceStep(self._enqueue(step), step.plan, step.scored, step.media)
 
     def execute_step(self, inputs: StepInputs) -> None:
         """On ranks other than 0: compute a step that rank 0 has prepared. Only rank 0 samples."""

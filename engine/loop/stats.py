@@ -34,6 +34,10 @@ class EngineStats:
     prompt_tokens: int
     generated_tokens: int
     cache_hit_tokens: int
+    media_queries: int = 0
+    media_hits: int = 0
+    media_encoded: int = 0
+    """See `MediaUse`; since the start."""
     tiers: TierStats | None = None
     state_slots: PageCounts | None = None
     """None for models without a recurrent state. CACHED: checkpoints."""
@@ -66,6 +70,9 @@ class EngineStats:
             prompt_tokens=results.num_prompt_tokens,
             generated_tokens=results.num_generated_tokens,
             cache_hit_tokens=cache_hit_tokens,
+            media_queries=results.media_queries,
+            media_hits=results.media_hits,
+            media_encoded=results.media_encoded,
             tiers=kv.tiers.tiers.stats() if kv.tiers else None,
             drafts=scheduler.draft_counts,
             retained_blocks=kv.num_retained,

@@ -6,6 +6,7 @@ import math
 
 from common.sidecars import Rows
 from engine.core.events import StepOutput, TokenOut, Verified
+from engine.core.media import NO_MEDIA_USE, MediaUse
 from engine.core.output import Output
 from engine.core.plan import Chunk, ChunkKind, StepPlan
 from engine.core.read import PageSums, Pooled
@@ -31,6 +32,8 @@ class StepResults:
     ) -> None:
         """`max_tokens`: prompt and output tokens of a request at most."""
         self.num_steps = self.num_prompt_tokens = self.num_generated_tokens = 0
+        self.media_queries = self.media_hits = self.media_encoded = 0
+        """See `MediaUse`."""
         self._requests = requests
         self._scheduler = scheduler
         self._times = times
@@ -48,6 +51,8 @@ class StepResults:
             self._report_experts(plan, result, result.routed, output)
         errors, on_computed, verify = result.errors, self._requests.hooks.on_computed, ChunkKind.VERIFY
         refused = result.refused
+        if result.media is not NO_MEDIA_USE:
+            self._count_media(result.media, output)
         for chunk in plan.chunks:  # hundreds: no property or method is called that need not be
             request, place, sampled = chunk.request, chunk.output_index, row
             row += (place is not None) + len(chunk.draft)
@@ -77,6 +82,14 @@ class StepResults:
             else:
                 speculator.observe(len(plan.chunks), plan.num_drafted, accepted, since)
         return accepted
+
+    def _count_media(self, use: MediaUse, output: StepOutput) -> None:
+        self.media_queries += use.queries
+        self.media_hits += use.hits
+        self.media_encoded += len(use.encoded)
+        for request_id, encoding in use.encoded:
+            if (request := self._requests.live.get(request_id)) is not None:
+                output.encoded.append((request, encoding))
 
     def _report_experts(self, plan: StepPlan, result: StepResult, rows: Rows, output: StepOutput) -> None:
         """Keep the rows of all tokens that are right, and report those that requests want."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import numpy as np
@@ -14,11 +15,12 @@ from engine.core.batch.media_parts import MediaPart, media_parts, runs
 from engine.core.batch.media_positions import Shifts, positions_of_step
 from engine.core.batch.media_rows import MediaRows
 from engine.core.batch.step_inputs import Ints
-from engine.core.media import MediaItem
+from engine.core.media import Encoding, MediaItem, MediaUse
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
 from engine.device.staging import send
 from engine.errors import EngineError, MediaMissing, UnservableRequest
+from engine.media.encode_time import EncodeTimer
 from engine.media.step_media import StepMedia
 from engine.model_config.parts.vision_spec import VisionSpec
 
@@ -31,6 +33,18 @@ class VisionModel(Protocol):
         """Rows of the item, [n, (1 + deepstack) * d]: those of the embedding first."""
 
 
+@dataclass(slots=True)
+class _Use:
+    """A `MediaUse` being made."""
+
+    queries: int = 0
+    hits: int = 0
+    encoded: list[tuple[RequestId, Callable[[], Encoding]]] = field(default_factory=list)
+
+    def known(self) -> MediaUse:
+        return MediaUse(self.queries, self.hits, [(id, seconds()) for id, seconds in self.encoded])
+
+
 class MediaEncoder:
     def __init__(self, tower: VisionModel, spec: VisionSpec, cache_bytes: int, device: torch.device) -> None:
         """`cache_bytes`: of rows kept for later steps; the least recently used go first."""
@@ -41,8 +55,6 @@ class MediaEncoder:
         self._cached_bytes = 0
         self._shifts = None if spec.grid is None else Shifts(spec.grid.merge)
         self._cache: OrderedDict[bytes, Tensor] = OrderedDict()
-        self.encoded = 0
-        """Items encoded so far."""
 
     @property
     def reserved_bytes(self) -> int:
@@ -53,9 +65,10 @@ class MediaEncoder:
         """Encode what is missing of a step's rows. O(chunks), and the time of the vision model."""
         errors: dict[RequestId, EngineError] = {}
         found: list[tuple[MediaPart, Tensor]] = []
+        use = _Use()
         for part in media_parts(plan, self._spec.placeholder):
             try:
-                rows = self._rows(part.item)
+                rows = self._rows(part, use)
             except (MediaMissing, UnservableRequest) as error:
                 errors[part.request] = error
                 continue
@@ -66,9 +79,9 @@ class MediaEncoder:
                 errors[part.request] = UnservableRequest(what)
         self._evict()
         if found:
-            return StepMedia(self._placed(found, plan), errors)
+            return StepMedia(self._placed(found, plan), errors, use.known)
         shifts = None if self._shifts is None else self._shifts.of(plan)
-        return StepMedia(None, errors, None if shifts is None else self._sent(shifts))
+        return StepMedia(None, errors, use.known, None if shifts is None else self._sent(shifts))
 
     def _placed(self, found: Sequence[tuple[MediaPart, Tensor]], plan: StepPlan) -> MediaRows:
         rows = [part.rows for part, _ in found]
@@ -86,17 +99,21 @@ class MediaEncoder:
         (sent,) = send([values], self._device)
         return sent
 
-    def _rows(self, item: MediaItem) -> Tensor:
+    def _rows(self, part: MediaPart, use: _Use) -> Tensor:
         """All rows of an item. Raises MediaMissing, or UnservableRequest."""
+        item = part.item
+        use.queries += part.is_first
         if (rows := self._cache.get(item.digest)) is not None:
+            use.hits += part.is_first
             self._cache.move_to_end(item.digest)
             return rows
         if not item.arrays:
             raise MediaMissing(
                 f"the image at position {item.offset} is to be computed, but its pixels are not here"
             )
+        timer = EncodeTimer(item, self._device)
         rows = self._cache[item.digest] = self._tower.rows(item)
-        self.encoded += 1
+        use.encoded.append((part.request, timer.ended()))
         self._cached_bytes += rows.nbytes
         return rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.core.batch.batch import Batch
 from engine.core.batch.media_rows import MediaRows
+from engine.core.media import NO_MEDIA_USE, MediaUse
 from engine.core.request import RequestId
 from engine.errors import EngineError
 
@@ -21,6 +22,8 @@ class StepMedia:
     errors: Mapping[RequestId, EngineError] = field(default_factory=dict)
     """Requests whose rows cannot be had."""
 
+    use: Callable[[], MediaUse] = lambda: NO_MEDIA_USE
+    """Once the step has run: what it looked up and encoded."""
     shifts: Tensor | None = None
     """[T] int64: what is added to the positions of a step without rows of images."""
 

@@ -16,8 +16,9 @@ from router.dispatch.admission.admission_queue import AdmissionGate, AdmissionGr
 from router.dispatch.admission.pause_gate import PauseGate, PauseMode
 from router.dispatch.admission.poison_requests import PoisonRequests
 from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
-from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import (
     AttemptFailed,
     RetryState,

@@ -21,6 +21,7 @@ from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.row_order import RowOrder
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
+from router.placement.images import ImageSpans
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -162,6 +163,10 @@ class SequenceState:
     def keys(self) -> Sequence[int]:
         """Keys of the prompt's positions; see `common.origin`."""
         return token_array(self.prototype.prompt_keys) if self.prototype.prompt_keys else self.prompt
+
+    @property
+    def images(self) -> ImageSpans:
+        return [(item.offset, item.offset + item.length) for item in self.prototype.media]
 
     @property
     def sampling(self) -> sampling_pb2.SamplingParams:

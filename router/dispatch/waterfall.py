@@ -83,6 +83,8 @@ class Waterfall:
     _chunks_elsewhere: list[router_pb2.TimingSpan] = field(default_factory=list)
     """Prompt chunks whose KV was transferred."""
     _pushes: list[router_pb2.TimingSpan] = field(default_factory=list)
+    _encodes: list[router_pb2.TimingSpan] = field(default_factory=list)
+    """One for each image that was encoded for it."""
 
     def attempt(self, at: float) -> None:
         """An attempt begins. Time of earlier attempts without a token counts as queueing."""
@@ -91,7 +93,7 @@ class Waterfall:
             self._interrupted = at, Interruption.RETRY
         if self._records_spans:
             self.submitted, self.started, self.reserved = at, None, None
-            self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
+            self._chunks, self._chunks_elsewhere, self._pushes, self._encodes = [], [], [], []
 
     def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
         """The workers of the latest attempt. `decode_worker`: None if the same, or not chosen yet."""
@@ -200,6 +202,11 @@ class Waterfall:
         if self._records_spans:
             self._chunks = [_shifted(span, sent_at - self.arrival) for span in chunks]
 
+    def encoded(self, images: Iterable[worker_pb2.Span], sent_at: float) -> None:
+        """A worker, which was sent the request at `sent_at`, has encoded these images."""
+        if self._records_spans:
+            self._encodes += [_shifted(span, sent_at - self.arrival) for span in images]
+
     def timings(self, at: float) -> router_pb2.Timings:
         """The timings as of `at`; stages that were not reached are 0."""
         first = self.first_token or at
@@ -216,6 +223,8 @@ class Waterfall:
             e2e_s=at - self.arrival,
             chunks=[*self._chunks_elsewhere, *self._chunks],
             pushes=self._pushes,
+            encode_s=busy_seconds((span.begin_s, span.end_s) for span in self._encodes),
+            encodes=self._encodes,
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from router.placement.account.load import DecayingRate, WorkerLoad
+from router.placement.images import EncodeRates
 from router.placement.measured import StepTimes, TransferRates
 from router.placement.step_time import EVERYTHING, NO_DRAFTS, PRIOR, Drafting, Reach, StepTime, StepWork
 from router.placement.view import (
@@ -72,6 +73,7 @@ class ClusterModel:
         self._rates = TransferRates(link)
         self._tiers = TransferRates(_TIER)
         self._step_times = StepTimes()
+        self._encodes = EncodeRates()
         self._workers: dict[WorkerId, _Worker] = {}
         self._mean_output = _FIRST_GUESS
         self._requests, self._prompts, self._pairs, self._contexts = (DecayingRate() for _ in range(4))
@@ -85,6 +87,7 @@ class ClusterModel:
         """The worker is gone."""
         self._workers.pop(worker_id, None)
         self._step_times.remove(worker_id)
+        self._encodes.remove(worker_id)
         self._rates.forget(worker_id)
         self._tiers.forget(worker_id)
 
@@ -115,6 +118,12 @@ class ClusterModel:
         """The time of a step on the device. A sample of the steps is enough."""
         if (worker := self._workers.get(worker_id)) is not None:
             self._step_times.observe(worker_id, worker.facts.reach.of_step(work), seconds, drafting)
+            worker.view = None
+
+    def encoded(self, worker_id: WorkerId, tokens: int, seconds: float) -> None:
+        """A worker took this long to encode images of `tokens` tokens."""
+        if (worker := self._workers.get(worker_id)) is not None:
+            self._encodes.observe(worker_id, tokens, seconds)
             worker.view = None
 
     def prefers(self, worker_id: WorkerId, preference: Preference) -> None:
@@ -171,6 +180,7 @@ class ClusterModel:
             id=facts.id,
             prefers=facts.prefers,
             step_time=self._step_times.of(facts.id),
+            image_token_s=self._encodes.token_s(facts.id),
             drafting=self._step_times.drafting(facts.id),
             reach=facts.reach,
             chunk_tokens=facts.chunk_tokens,
@@ -192,7 +202,10 @@ def _counts(load: WorkerLoad, facts: WorkerFacts, now: float) -> dict[str, Any]:
     """The fields of a view that change with `load.version`. O(prompts)."""
     others = load.others
     foreign = (PromptWork(others.queued_tokens, 0, now),) if others.queued_tokens else ()
-    own = [PromptWork(task.tokens - task.computed, task.computed, task.arrived_at) for task in load.prompts]
+    own = [
+        PromptWork(task.tokens - task.computed, task.computed, task.arrived_at, task.image_tokens)
+        for task in load.prompts
+    ]
     available = load.available_pages
     return {
         "prompts": (*foreign, *own),

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
 from router.placement.adapters import AdapterPlace
+from router.placement.images import ImageSpans, image_tokens
 from router.placement.step_time import EVERYTHING, NO_DRAFTS, Drafting, Reach, StepTime, StepWork
 
 WorkerId: TypeAlias = str
@@ -55,6 +56,8 @@ class PromptWork:
     """Tokens before those: computed or cached."""
     arrived: float
     """When its request arrived at the router."""
+    image_tokens: int = 0
+    """Of images that are not computed yet, and that the worker may have to encode."""
 
 
 _UNKNOWN: Final = Room()
@@ -75,6 +78,8 @@ class WorkerView:
     """Mean time of steps at which prompts beside decodes are held; None: only `chunk_tokens` bounds steps."""
     pause_target_s: float | None = None
     """Time of a step with prompts beside decodes; None: `chunk_tokens` bounds it."""
+    image_token_s: float = 0.0
+    """Time to encode an image, divided by its tokens in the prompt; 0: not measured."""
     prompts: tuple[PromptWork, ...] = ()
     """Queued and in progress, in order of arrival at the worker."""
     decodes: int = 0
@@ -105,6 +110,11 @@ class WorkerView:
     def prompt_tokens(self) -> int:
         """Not computed yet, of all prompts."""
         return sum(prompt.tokens for prompt in self.prompts)
+
+    @property
+    def encode_s(self) -> float:
+        """Time to encode the images of all prompts."""
+        return self.image_token_s and self.image_token_s * sum(prompt.image_tokens for prompt in self.prompts)
 
     @property
     def answers(self) -> int:
@@ -189,6 +199,7 @@ class RequestView:
     """Cached tokens that the worker has on a KV tier and not in its pool."""
     adapter: Mapping[WorkerId, AdapterPlace] = field(default_factory=dict)
     """Where its adapter is on each worker; empty: it has none."""
+    images: ImageSpans = ()
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
 
@@ -200,6 +211,12 @@ class RequestView:
             return 0.0
         answers = max(self.expected_output, 1) / 2 if place.waits_for_slot else 0.0
         return max(place.load_s, answers * worker.answer_step_s)
+
+    def encode_s(self, worker: WorkerView) -> float:
+        """Time in which the worker encodes those images that it has no KV of."""
+        if not self.images or not worker.image_token_s:
+            return 0.0
+        return worker.image_token_s * image_tokens(self.images, self.cached_on(worker))
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from engine.errors import EngineError, MediaMissing, UnservableRequest
 from rpc.baton.v1 import worker_pb2
 from worker.session.jobs import Job, Jobs
 from worker.session.metrics import RequestOutcome, WorkerMetrics
@@ -36,3 +37,10 @@ class Answers:
         log.info("request %s refused: %s", job.label, message)
         self.metrics.ended(RequestOutcome.REFUSED)
         self.outbox.failed(job.session, job.id, code, message)
+
+
+def code_of(error: EngineError) -> worker_pb2.FailureCode:
+    if isinstance(error, MediaMissing):
+        return worker_pb2.FAILURE_CODE_MEDIA
+    own = isinstance(error, UnservableRequest)
+    return worker_pb2.FAILURE_CODE_INVALID if own else worker_pb2.FAILURE_CODE_INTERNAL

@@ -231,6 +231,9 @@ def stats_to_proto(
         accepted_tokens=stats.drafts.accepted,
         accepted_at=stats.drafts.accepted_at,
         retained_blocks=stats.retained_blocks,
+        images_encoded=stats.media_encoded,
+        image_cache_queries=stats.media_queries,
+        image_cache_hits=stats.media_hits,
     )
 
 

@@ -79,6 +79,9 @@ class WorkerMetrics:
             "baton_kv_pulls", "Prefixes asked for from other workers' caches, by how that ended", "outcome"
         )
         self.transfer_failures = self._counter("baton_transfer_failures", "Handoffs that failed")
+        self.encode_seconds = self._histogram(
+            "baton_encode_seconds", "Time in which the vision model encodes one image", _STEP_BUCKETS
+        )
         self.adapter_load_seconds = self._histogram(
             "baton_adapter_load_seconds", "Time to read an adapter and check it", _WAIT_BUCKETS
         )
@@ -219,6 +222,17 @@ class _StatsCollector(Collector):
             ("baton_drafts", "Drafts verified", stats.drafts),
             ("baton_drafted_tokens", "Tokens drafted", stats.drafted_tokens),
             ("baton_accepted_tokens", "Drafted tokens that were right", stats.accepted_tokens),
+            ("baton_images_encoded", "Images that the vision model encoded", stats.images_encoded),
+            (
+                "baton_image_cache_queries",
+                "Images whose rows were looked up, each once for a request",
+                stats.image_cache_queries,
+            ),
+            (
+                "baton_image_cache_hits",
+                "Images whose rows were kept since an earlier request",
+                stats.image_cache_hits,
+            ),
             ("baton_unexpected_messages", "Late or duplicate handoff messages", stats.unexpected_messages),
         )
         for name, text, value in counters:

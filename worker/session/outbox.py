@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.core.events import TokenOut
+from engine.core.media import Encoding
 from engine.core.output import Output
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
@@ -162,6 +163,16 @@ class Outbox:
             promoted=elsewhere,
             promotion_s=of_tiers.promotion_s if of_tiers else 0.0,
             adapter_load_s=job.adapter_load_s,
+        )
+
+    def encoded(self, job: Job, encoding: Encoding) -> None:
+        """Report an image that was encoded for a request."""
+        item, begin = encoding.item, encoding.begin - job.arrival
+        reports = self._batch(job.session).encoded
+        if not reports or reports[-1].request_id != job.id:
+            reports.add(request_id=job.id)
+        reports[-1].items.add(
+            begin_s=begin, end_s=begin + encoding.seconds, first_token=item.offset, num_tokens=item.length
         )
 
     def progress(self, job: Job, num_computed: int) -> None:

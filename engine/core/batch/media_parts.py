@@ -22,6 +22,8 @@ class MediaPart(NamedTuple):
     """Rows that the item must have."""
     first: int
     """Row of the item that is the first of this part."""
+    is_first: bool
+    """Whether no earlier step has computed a part of the item for this request."""
     rows: Ints
     """[M]: rows of the step, which take rows first to first + M of the item."""
 
@@ -57,4 +59,5 @@ def _parts_of(chunk: Chunk, row: int, placeholder: int) -> Iterator[MediaPart]:
         rows = row + start - chunk.start + np.flatnonzero(of_item[cut : end - item.offset])
         if len(rows):
             first, count = np.count_nonzero(of_item[:cut]), np.count_nonzero(of_item)
-            yield MediaPart(chunk.request.id, item, int(count), int(first), rows)
+            is_first = chunk.start in (item.offset, chunk.request.num_cached) or chunk.start < item.offset
+            yield MediaPart(chunk.request.id, item, int(count), int(first), is_first, rows)

@@ -78,7 +78,7 @@ class History:
             line = record.as_json()
             line["error"] = line.pop("message")  # a log line's message is its text
             for completion in line["completions"]:
-                for spans in ("chunks", "pushes"):
+                for spans in ("chunks", "pushes", "encodes"):
                     completion.pop(spans, None)
             _log.info("%s", _summary(record), extra=data(event="request", **line))
 
@@ -125,7 +125,7 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
     timings = record.timings
     if timings is None:
         return known
-    spans = {"chunks": _spans(timings.chunks), "pushes": _spans(timings.pushes)}
+    spans = {name: _spans(getattr(timings, name)) for name in ("chunks", "pushes", "encodes")}
     return known | as_json(timings) | spans
 
 

@@ -132,6 +132,8 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     for reason, seconds in sorted(completion["waited"].items(), key=lambda item: -item[1]):
         yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
     yield f"prefill {_s(completion['prefill_s'])}{_chunks(completion['chunks'])}"
+    if encodes := completion.get("encodes"):
+        yield f"encode {_s(completion['encode_s'])} of it, images of {_lengths(encodes)} tokens"
     if prefill != decode:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"
@@ -177,8 +179,11 @@ def _pauses(completion: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _chunks(chunks: Sequence[Mapping[str, Any]]) -> str:
-    lengths = ", ".join(f"{chunk['tokens']:g}" for chunk in chunks)
-    return f", chunks of {lengths} tokens" if chunks else ""
+    return f", chunks of {_lengths(chunks)} tokens" if chunks else ""
+
+
+def _lengths(spans: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{span['tokens']:g}" for span in spans)
 
 
 def _s(seconds: float) -> str:

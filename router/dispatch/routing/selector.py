@@ -278,6 +278,7 @@ class Selector:
             },
             avoid={key for key, session in self._known.items() if session.worker_id in avoid},
             adapter=self._adapter_places(sequence.adapter),
+            images=sequence.images,
         )
 
     def _adapter_places(self, adapter: Digest) -> dict[WorkerId, AdapterPlace]:
@@ -314,6 +315,7 @@ class Selector:
                 cluster.add(_facts(session), session.load)
                 if self._measures or self.policy.predicts or session.info.shares_prefixes:
                     session.on_step = partial(_observe, cluster, key)
+                session.on_encoded = partial(_encoded, cluster, key)
             cluster.prefers(key, _PREFERS[session.role])
             health[key] = _health(session)
         view = cluster.view(self._clock(), health)
@@ -339,6 +341,11 @@ def _observe(cluster: ClusterModel, key: WorkerId, step: worker_pb2.StepWork) ->
     answers = step.answers or 1
     drafting = Drafting(step.decodes / answers, step.tokens / answers)
     cluster.stepped(key, work, step.seconds, drafting)
+
+
+def _encoded(cluster: ClusterModel, key: WorkerId, encoded: worker_pb2.Encoded) -> None:
+    for image in encoded.items:
+        cluster.encoded(key, image.num_tokens, image.end_s - image.begin_s)
 
 
 def _health(session: WorkerSession) -> Health:

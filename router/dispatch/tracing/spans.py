@@ -42,7 +42,7 @@ class TraceSpan:
 def spans_of(
     sequence: SequenceState, outcome: str, arrived_s: float, ended_s: float, model: str
 ) -> Iterator[TraceSpan]:
-    """The request's span, its stages below it, and chunks and pushes below those.
+    """The request's span, its stages below it, and chunks, encodes and pushes below those.
 
     `arrived_s`, `ended_s`: Unix times of the waterfall's arrival and end.
     """
@@ -67,7 +67,8 @@ def spans_of(
         )
         if name != "prefill":
             continue
-        for kind, spans in (("chunk", timings.chunks), ("kv_push", timings.pushes)):
+        kinds = (("chunk", timings.chunks), ("encode", timings.encodes), ("kv_push", timings.pushes))
+        for kind, spans in kinds:
             for span in spans:
                 yield TraceSpan(
                     kind,

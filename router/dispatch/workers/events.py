@@ -32,6 +32,7 @@ class WorkerLost(NamedTuple):
 Message: TypeAlias = (
     worker_pb2.Started
     | worker_pb2.Progress
+    | worker_pb2.Encoded
     | worker_pb2.Preempted
     | worker_pb2.Resumed
     | worker_pb2.Reserved

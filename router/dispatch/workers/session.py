@@ -74,6 +74,8 @@ class WorkerSession:
         """Step counter of the worker's engine in its last message; it grows while the engine works."""
         self.on_step: Callable[[worker_pb2.StepWork], None] = lambda _step: None
         """Called with every step whose duration the worker reports."""
+        self.on_encoded: Callable[[worker_pb2.Encoded], None] = lambda _encoded: None
+        """Called with every report about images that the worker encoded."""
         self.on_cache: Callable[[bool, Sequence[BlockHash]], None] = lambda _stored, _blocks: None
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self.arrival = ON_TIME
@@ -335,6 +337,8 @@ class WorkerSession:
             self.info.peer.CopyFrom(batch.peer)
         if batch.HasField("served"):
             self.info.served.CopyFrom(batch.served)
+        for encoded in batch.encoded:
+            self.on_encoded(encoded)
         for change in batch.cache:
             self.load.cached.changed(change)
             self.on_cache(change.stored, change.blocks)
@@ -347,6 +351,7 @@ class WorkerSession:
             batch.started,
             batch.reserved,
             batch.resumed,
+            batch.encoded,
             batch.progress,
             batch.arrived,
         ):

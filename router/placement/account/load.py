@@ -19,7 +19,9 @@ from typing import Final
 from common.block_hash import BlockHash
 from common.kv_groups import RequestPages
 from router.placement.account.cached_prefixes import CachedPrefixes
+from router.placement.account.others import NOBODY, Others
 from router.placement.account.room import ONE_TOKEN_PAGES, Room
+from router.placement.images import ImageSpans, image_tokens
 from rpc.baton.v1 import worker_pb2
 
 _MEMORY_S: Final = 15.0
@@ -48,40 +50,6 @@ class DecayingRate:
             return 0.0
         window = -_MEMORY_S * math.expm1((self._first_at - now) / _MEMORY_S)
         return self._sum * math.exp((self._at - now) / _MEMORY_S) / max(window, _LEAST_S)
-
-
-@dataclass(frozen=True, slots=True)
-class Others:
-    """Sums over the other routers."""
-
-    requests: int = 0
-    tokens: int = 0
-    """Uncached prompt tokens."""
-    queued_tokens: int = 0
-    """Uncached prompt tokens not computed yet."""
-    decodes: int = 0
-    context_tokens: int = 0
-    """Context tokens of all decodes."""
-
-    @property
-    def incoming(self) -> int:
-        """Requests whose prompts are not computed yet."""
-        return self.requests - self.decodes
-
-    @classmethod
-    def of(cls, loads: Iterable[worker_pb2.RouterLoad], own: str) -> Others:
-        """`own`: the name of this router."""
-        others = [load for load in loads if load.router != own]
-        return cls(
-            requests=sum(load.requests for load in others),
-            tokens=sum(load.tokens for load in others),
-            queued_tokens=sum(load.queued_tokens for load in others),
-            decodes=sum(load.decodes for load in others),
-            context_tokens=sum(load.context_tokens for load in others),
-        )
-
-
-NOBODY = Others()
 
 
 _WEIGHT: Final = 0.1
@@ -115,10 +83,26 @@ _AFTER_PREFILL: Final = {TaskPhase.PREFILL: TaskPhase.DECODE, TaskPhase.PREFILL_
 class Task:
     """The work of one attempt on one worker. Calls after its end have no effect."""
 
-    __slots__ = ("_load", "arrived_at", "blocks", "computed", "context_tokens", "phase", "tokens", "uncached")
+    __slots__ = (
+        "_load",
+        "arrived_at",
+        "blocks",
+        "computed",
+        "context_tokens",
+        "images",
+        "phase",
+        "tokens",
+        "uncached",
+    )
 
     def __init__(
-        self, load: WorkerLoad, tokens: int, cached: int, blocks: Sequence[BlockHash], arrived_at: float
+        self,
+        load: WorkerLoad,
+        tokens: int,
+        cached: int,
+        blocks: Sequence[BlockHash],
+        arrived_at: float,
+        images: ImageSpans = (),
     ) -> None:
         self._load = load
         self.tokens: Final = tokens
@@ -132,7 +116,13 @@ class Task:
         self.blocks: Final = blocks
         self.arrived_at: Final = arrived_at
         """When the request arrived at the router."""
+        self.images: Final = images
         self.phase = TaskPhase.ENDED
+
+    @property
+    def image_tokens(self) -> int:
+        """Of images that the worker has yet to compute."""
+        return image_tokens(self.images, self.computed) if self.images else 0
 
     def progressed(self, num_computed: int) -> None:
         """Prompt tokens [0, num_computed) are computed; more are left."""
@@ -225,12 +215,13 @@ class WorkerLoad:
         blocks: Sequence[BlockHash] = (),
         arrived_at: float,
         now: float,
+        images: ImageSpans = (),
     ) -> Task:
         """Begin a task of `tokens` tokens, of which the worker has `cached` in its prefix cache.
 
         `blocks`: the full pages of its prompt, for `cached.matching_tokens` while the task runs.
         """
-        task = Task(self, tokens, cached, blocks, arrived_at)
+        task = Task(self, tokens, cached, blocks, arrived_at, images)
         self.cached.expect(blocks)
         if phase in _PROMPTS:
             self.given.add(task.uncached, now)

@@ -102,7 +102,8 @@ class AdaptivePlacement(PlacementPolicy):
 
         def wait(worker: WorkerView) -> float:
             tokens = own - (request.cached_on(worker) if request.cached else 0)
-            return estimates.wait(worker, tokens) + request.adapter_wait_s(worker)
+            own_s = request.adapter_wait_s(worker) + request.encode_s(worker)
+            return estimates.wait(worker, tokens) + own_s
 
         def step(worker: WorkerView) -> float:
             return estimates.pace(worker).token_s

@@ -64,7 +64,7 @@ class Estimates:
     def wait(self, worker: WorkerView, tokens: int) -> float:
         """Seconds until this many additional prompt tokens are computed, after all that is queued."""
         _, pace, queued = self._seen[worker.id]
-        return (tokens + queued) / pace.prefill_rate
+        return (tokens + queued) / pace.prefill_rate + worker.encode_s
 
     def prefill(self, request: RequestView, view: ClusterView, worker: WorkerView) -> PrefillEstimate:
         pace = self.pace(worker)
@@ -72,9 +72,12 @@ class Estimates:
         source = best_source(request, view, worker, pace.prefill_rate)
         if source is not None:
             tokens -= source.fresh_tokens
-        before = [prompt.tokens for prompt in worker.prompts]
+        # While images are encoded, the engine computes no prompts: that time counts as further tokens.
+        per_image_token = worker.image_token_s * pace.prefill_rate
+        before = [prompt.tokens + per_image_token * prompt.image_tokens for prompt in worker.prompts]
+        work = tokens + request.encode_s(worker) * pace.prefill_rate
         wait = max(self._slot_wait(worker, view), self._page_wait(request, view, worker))
-        times = [max(time, wait) for time in prefill_times([*before, tokens], pace)]
+        times = [max(time, wait) for time in prefill_times([*before, work], pace)]
         in_flight = _in_flight(worker, pace)
         misses = delay = 0.0
         if before:
@@ -93,7 +96,7 @@ class Estimates:
         )
         comes_s = max(comes_s, 0.0 if source is None else source.pull_s, request.adapter_wait_s(worker))
         if comes_s:
-            times[-1] = max(times[-1], comes_s + tokens / pace.prefill_rate)
+            times[-1] = max(times[-1], comes_s + work / pace.prefill_rate)
         return PrefillEstimate(worker, in_flight + times[-1], misses, delay, tokens, source)
 
     def pair(

@@ -72,7 +72,7 @@ def pace_of(worker: WorkerView, decodes: int, context_tokens: float, pairs_per_t
     return Pace(plain, mixed, tokens, drafting.tokens)
 
 
-def prefill_times(pending: Sequence[int], pace: Pace) -> list[float]:
+def prefill_times(pending: Sequence[float], pace: Pace) -> list[float]:
     """Seconds until each prompt's last chunk is computed; `pending` tokens are in order of arrival.
 
     A step ends for all its prompts at once; the last step is as short as the remaining work.
@@ -91,7 +91,7 @@ def miss(ratio: float, uncertainty: float) -> float:
     return 1.0 / (1.0 + math.exp(-min(max(x, -50.0), 50.0)))
 
 
-def _work_until_done(pending: Sequence[int]) -> list[float]:
+def _work_until_done(pending: Sequence[float]) -> list[float]:
     """Total tokens computed by the time each prompt is complete. O(n log n)."""
     earlier = [0, *accumulate(pending)][: len(pending)]
     turns = [tokens + before / PATIENCE for tokens, before in zip(pending, earlier, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from router.api.generation.text.tokenizer import Tokenizer
 from router.api.media.images import Images, ImageSettings
 from router.api.media.processor import ImageProcessor
 from router.config.choices import Mode
-from tests.faults.support.local_cluster import local_cluster
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import MAX_LEN, SmallModel
 from tests.tiny_vision import PROCESSORS, file_of, picture
 
@@ -70,8 +71,8 @@ class Asked:
 
 
 class Service:
-    def __init__(self, client: httpx.AsyncClient, small: SmallModel) -> None:
-        self._client, self._small = client, small
+    def __init__(self, client: httpx.AsyncClient, small: SmallModel, cluster: LocalCluster) -> None:
+        self._client, self._small, self.cluster = client, small, cluster
         self._processor: Any = ImageProcessor(small.folder, {})._processor
 
     def expected(self, parts: Sequence[str | Image.Image]) -> Asked:
@@ -128,7 +129,7 @@ async def service(request: pytest.FixtureRequest, small: SmallModel) -> AsyncIte
         await images.start()
         cluster = await stack.enter_async_context(local_cluster(small, request.param, images=images))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.url, timeout=60))
-        yield Service(client, small)
+        yield Service(client, small, cluster)
         await cluster.all_pages_back()
 
 
@@ -192,6 +193,40 @@ async def test_answers_offline_are_the_same(service: Service) -> None:
         assert said.outputs[0].token_ids == generated.outputs[0].token_ids == asked.answer
         with pytest.raises(ValueError, match="for 2 images"):
             llm.generate(plain | {"prompt": "no placeholder"}, params, progress=False)
+
+
+async def test_the_time_of_an_encode_is_in_the_timeline(service: Service) -> None:
+    image = picture(77, (50, 50))
+    parts = ["Where? ", image, " and ", image, " and ", picture(78)]
+    found = (await service.answer(parts, timings=True))["timings"]
+    [span, other] = found["encodes"]
+    assert 0 < span["end_s"] - span["begin_s"] <= found["encode_s"] <= found["prefill_s"]
+    assert 0 < span["begin_s"] < span["end_s"] <= other["begin_s"] < other["end_s"] <= found["ttft_s"]
+    prompt = service.expected(parts).prompt
+    row = service._small.model.config.image_token_id
+    assert row in prompt[span["first_token"] : span["first_token"] + span["num_tokens"]]
+    again = (await service.answer([*parts, "?"], timings=True))["timings"]
+    assert (again["encodes"], again["encode_s"]) == ([], 0)
+
+
+async def test_workers_count_images_encoded_and_looked_up(service: Service) -> None:
+    async def counts() -> list[int]:
+        known = await service.cluster.stats()
+        return [
+            sum(getattr(stats, name) for stats in known)
+            for name in ("images_encoded", "image_cache_queries", "image_cache_hits")
+        ]
+
+    before = await counts()
+    image = picture(99)
+    await service.check(["A ", image, image])
+    await service.check(["Once more ", image])
+    assert [now - then for now, then in zip(await counts(), before, strict=True)] == [1, 3, 2]
+    counted = 0.0
+    for session in service.cluster.registry.sessions():
+        text = (await service._client.get(f"http://{session.info.metrics_address}/metrics")).text
+        counted += sum(float(n) for n in re.findall(r"^baton_encode_seconds_count\{.*\} (.*)$", text, re.M))
+    assert counted == (await counts())[0]
 
 
 async def test_a_damaged_image_is_a_400_with_the_reason(service: Service) -> None:

@@ -21,8 +21,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.config import Policy
 from engine.core.sampling_params import PromptLogprobs
-from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import CachedElsewhere, Route
 from router.dispatch.sequence import SequenceState

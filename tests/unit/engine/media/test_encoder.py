@@ -109,3 +109,17 @@ def test_a_step_has_images_while_its_chunks_begin_before_the_last_one_ends() -> 
     starts = [start for start in range(8) if _step((request, start, start + 2)).has_images]
     assert starts == [0, 1, 2, 3, 4]
     assert not _step((request_of(2, [[1, 2, 3]]), 0, 3)).has_images
+
+
+def test_an_item_is_looked_up_once_for_a_request_and_hit_by_those_after_it() -> None:
+    encoder = _encoder(_Tower(), 1000)
+    first, second = request_of(1, PARTS), request_of(2, PARTS)
+    steps = [_step((first, 0, 4)), _step((first, 4, 8)), _step((second, 0, 3), (first, 7, 8))]
+    uses = [encoder.of(step).use() for step in steps]
+    assert [(use.queries, use.hits) for use in uses] == [(1, 0), (1, 0), (1, 1)]
+    assert [[(id, encoding.item) for id, encoding in use.encoded] for use in uses] == [
+        [(1, first.media[0])],
+        [(1, first.media[1])],
+        [],
+    ]
+    assert all(encoding.seconds >= 0 for use in uses for _, encoding in use.encoded)

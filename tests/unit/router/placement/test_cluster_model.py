@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.kv_groups import RequestPages
-from router.placement.account.load import WorkerLoad
+from router.placement.account.load import TaskPhase, WorkerLoad
 from router.placement.cluster_model import ClusterModel, WorkerFacts
 from router.placement.step_time import NO_DRAFTS, Drafting, StepTime, StepWork
 from router.placement.view import LinkView, Preference, RequestView, WorkerView
@@ -92,3 +92,29 @@ def test_answers_are_expected_to_be_as_long_as_those_before_and_never_longer_tha
     for _ in range(1000):
         model.completed(0)
     assert model.expected_output(100) == 1
+
+
+def test_a_worker_that_has_encoded_nothing_is_as_fast_as_the_others() -> None:
+    model = model_of("a", "b")
+    assert views(model)["a"].image_token_s == 0
+    model.encoded("a", 100, 0.5)
+    model.prefers("b", Preference.DECODE)
+    assert views(model)["a"].image_token_s == views(model)["b"].image_token_s == pytest.approx(0.005)
+    model.encoded("b", 100, 0.1)
+    there = views(model)
+    assert there["b"].image_token_s == pytest.approx(0.001)
+    assert there["a"].image_token_s == pytest.approx(0.005)
+
+
+def test_images_wait_to_be_encoded_until_they_are_computed() -> None:
+    model = ClusterModel(kv_bytes_per_token=1000, link=LINK)
+    load = WorkerLoad(RequestPages(PAGE))
+    model.add(WorkerFacts(id="a", chunk_tokens=512, total_pages=100, page_size=PAGE), load)
+    model.encoded("a", 10, 0.1)
+    images = [(20, 60), (70, 100)]
+    task = load.begin(TaskPhase.PREFILL, 200, cached=0, arrived_at=0.0, now=0.0, images=images)
+    waiting = []
+    for computed in (10, 60, 100):
+        task.progressed(computed)
+        waiting.append(views(model)["a"].encode_s)
+    assert waiting == pytest.approx([0.7, 0.3, 0.0])

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
-from router.placement.account.load import Others
+from router.placement.account.others import Others
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.jobs import Job, Jobs, router_loads
 from worker.session.outbox import Outbox

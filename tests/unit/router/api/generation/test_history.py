@@ -158,6 +158,16 @@ async def test_explain_shows_where_cached_kv_came_from() -> None:
     assert "  cached KV came from: host (512 tokens), peer (60 tokens)" in list(explained(found))
 
 
+async def test_explain_shows_the_images_that_were_encoded() -> None:
+    history = History(10)
+    await run(make_generation(history), "a")
+    found = history.find("a")
+    assert found is not None
+    spans = [{"begin_s": 0.5, "end_s": 0.6, "first_token": 3, "tokens": tokens} for tokens in (64, 256)]
+    found["completions"][0] |= {"encodes": spans, "encode_s": 0.1}
+    assert "  encode 100.0 ms of it, images of 64, 256 tokens" in list(explained(found))
+
+
 def test_explain_shows_that_a_request_did_not_finish() -> None:
     record = RequestRecord("a", "anybody", "abort", "", 2.0, 0, 3, 0)
     assert list(explained(record.as_json())) == [

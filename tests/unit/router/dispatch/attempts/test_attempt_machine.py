@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState

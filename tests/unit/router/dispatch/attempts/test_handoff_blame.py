@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from router.dispatch.attempts.attempt import Attempt, MixedAttempt
+from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.dispatch.attempts.attempt import MixedAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import Route
 from router.dispatch.sequence import SequenceState

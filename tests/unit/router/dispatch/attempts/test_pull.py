@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.dispatch.attempts.attempt import MixedAttempt
+from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.routing.route import CachedElsewhere, Route
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall

@@ -216,3 +216,31 @@ def test_a_placement_without_predictions_names_its_policy_and_the_exception() ->
     assert str(Why("round-robin")) == "round-robin"
     assert str(Why("round-robin", exception="its worker left")).startswith("round-robin")
     assert str(Why("round-robin", exception="its worker left")).endswith("its worker left")
+
+
+def test_the_time_to_encode_images_is_a_part_of_the_predicted_prefill() -> None:
+    slow, fast = (replace(worker(name), image_token_s=rate) for name, rate in (("a", 2e-3), ("b", 1e-3)))
+    there = view(slow, fast)
+    estimates = Estimates(TARGETS)
+    estimates.look(there.workers)
+    plain, with_image = request(), replace(request(a=1600), images=((100, 600), (1000, 2000)))
+
+    def seconds(asked: RequestView, on: WorkerView) -> float:
+        return estimates.prefill(asked, there, on).seconds
+
+    assert seconds(with_image, fast) - seconds(plain, fast) == pytest.approx(1.5)
+    assert seconds(with_image, slow) - seconds(request(a=1600), slow) == pytest.approx(2.0)
+    assert pair(AdaptivePlacement(TARGETS).place(replace(with_image, cached={}), there)) == ("b", "b")
+
+
+def test_images_that_wait_to_be_encoded_delay_a_prompt() -> None:
+    waiting = replace(worker("a"), image_token_s=1e-3, prompts=(PromptWork(100, 0, 0.0, 90),))
+    there = view(waiting)
+    estimates = Estimates(TARGETS)
+    estimates.look(there.workers)
+    empty = replace(waiting, prompts=(PromptWork(100, 0, 0.0),))
+    others = Estimates(TARGETS)
+    others.look([empty])
+    later = estimates.prefill(request(8000), there, waiting).seconds
+    assert later - others.prefill(request(8000), view(empty), empty).seconds == pytest.approx(0.09)
+    assert estimates.wait(waiting, 10) - others.wait(empty, 10) == pytest.approx(0.09)
