@@ -57,7 +57,7 @@ class PromptWork:
     arrived: float
     """When its request arrived at the router."""
     image_tokens: int = 0
-    """Of images that are not computed yet, and that the worker may have to encode."""
+    """Tokens of images that are not computed yet, and that the worker may have to encode."""
 
 
 _UNKNOWN: Final = Room()

@@ -121,7 +121,7 @@ class Task:
 
     @property
     def image_tokens(self) -> int:
-        """Of images that the worker has yet to compute."""
+        """Tokens of images that the worker has yet to compute."""
         return image_tokens(self.images, self.computed) if self.images else 0
 
     def progressed(self, num_computed: int) -> None:
