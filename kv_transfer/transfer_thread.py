@@ -22,6 +22,10 @@ _POLL_INTERVAL_S: Final = 0.0002
 """While the endpoint is busy, and for `_LINGER_S` after."""
 _LINGER_S: Final = 0.1
 _IDLE_INTERVAL_S: Final = 0.02
+_REST_S: Final = 2.0
+"""Idle time after which the endpoint is polled at `_RESTING_INTERVAL_S`. Handoffs begin with a command, which
+ends the wait; only a link check by a peer waits for the poll."""
+_RESTING_INTERVAL_S: Final = 0.1
 
 
 class TransferThread:
@@ -77,10 +81,9 @@ class TransferThread:
             self._endpoint.close()
 
     def _serve(self) -> None:
-        busy_until = 0.0
+        busy_until = time.monotonic()
         while True:
-            busy = time.monotonic() < busy_until
-            command = self._next(_POLL_INTERVAL_S if busy else _IDLE_INTERVAL_S)
+            command = self._next(_interval_s(time.monotonic() - busy_until))
             while command is not _NOTHING:
                 if command is None:
                     return
@@ -97,6 +100,12 @@ class TransferThread:
             return self._commands.get(block=timeout_s > 0, timeout=timeout_s or None)
         except queue.Empty:
             return _NOTHING
+
+
+def _interval_s(idle_s: float) -> float:
+    if idle_s < 0.0:
+        return _POLL_INTERVAL_S
+    return _IDLE_INTERVAL_S if idle_s < _REST_S else _RESTING_INTERVAL_S
 
 
 def _NOTHING(now: float) -> None:  # noqa: N802 - a constant that is a command

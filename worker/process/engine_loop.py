@@ -143,6 +143,7 @@ class EngineLoop:
                 self._settled = False  # a message arrived; others may, before the step is planned
                 self._engine.poll_tiers()  # if it is a request, KV that it has on a tier comes up meanwhile
         else:
+            self._pauses.rest()
             self._engine.poll_tiers()
             self._batch_log.rest()
             if self._handler.idle and not self._pages_checked:
