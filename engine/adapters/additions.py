@@ -5,13 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.adapters.peft_folder import LowRankPair
 from engine.modeling.layers.linear.linear_layer import Linear
+from engine.modeling.layers.linear.panels import must_be_uniform, uniform_panels
 
 Pieces: TypeAlias = Mapping[int, LowRankPair]
 """Pairs of an adapter by the number of the projection that they change, of those that a layer merges."""
@@ -66,23 +69,37 @@ class SlottedAddition(ABC):
         """See `Addition`."""
 
 
+Product: TypeAlias = Callable[[Tensor], Tensor]
+
+
 class CpuAddition(SlottedAddition):
     """Multiplies the rows of one adapter after those of the other, in the ranks that they have."""
 
     def __init__(self, place: AdaptedLayer) -> None:
         super().__init__(place)
-        self._slots: dict[int, list[tuple[range, LowRankPair]]] = {}
+        self._uniform = must_be_uniform()
+        self._slots: dict[int, list[tuple[range, Product, Product]]] = {}
 
     def fill(self, slot: int, pieces: Pieces) -> None:
-        self._slots[slot] = [(self.place.pieces[number], pair) for number, pair in pieces.items()]
+        self._slots[slot] = [
+            (self.place.pieces[number], *self._products(pair)) for number, pair in pieces.items()
+        ]
+
+    def _products(self, pair: LowRankPair) -> tuple[Product, Product]:
+        """With the two halves of a pair."""
+        if not self._uniform:
+            return (lambda x: x @ pair.a.t()), (lambda x: x @ pair.b.t())
+        odd = pair.rank % 2  # the kernel multiplies pairs of bfloat16
+        a = uniform_panels(functional.pad(pair.a, (0, 0, 0, odd)))
+        b = uniform_panels(functional.pad(pair.b, (0, odd)))
+        return partial(a.product, bias=None), partial(b.product, bias=None)
 
     def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
         product = multiply()
         for slot, rows in self.place.rows.groups:
             mine = x[rows]
-            for piece, pair in self._slots[slot]:
-                part = product[:, piece.start : piece.stop]
-                part.index_add_(0, rows, mine @ pair.a.t() @ pair.b.t())
+            for piece, shrink, expand in self._slots[slot]:
+                product[:, piece.start : piece.stop].index_add_(0, rows, expand(shrink(mine)))
         return product
 
 

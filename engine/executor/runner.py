@@ -121,7 +121,8 @@ class ModelRunner:
         self._sum_size = 0 if config.sums is None else config.page_size
         self.adapters: RunnerAdapters | None = None
         if config.lora is not None:
-            self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
+            with only_panels(config.reproducible):
+                self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
         self._media = self._open_media(config.model_path, config.load_format)
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
@@ -211,7 +212,8 @@ class ModelRunner:
             media = None if self._media is None else self._open_media(new.checkpoint, "auto")
         except WeightsError as error:
             raise RefillRefused(str(error)) from error
-        self._weights.refill(self._model, new)
+        with only_panels(self._config.reproducible):
+            self._weights.refill(self._model, new)
         self._media = media
 
     @property

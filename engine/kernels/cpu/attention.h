@@ -13,7 +13,7 @@ struct Step {
     int64_t products;             // `enum Products`
     int64_t threads, num_tokens, num_requests, heads, kv_heads, head_dim, page_size;
     int64_t page_stride;          // elements between two pages
-    int64_t uniform;              // 1: without a window, a query's result does not depend on others of its step
+    int64_t uniform;              // 1: a query's result does not depend on others of its step, nor on released pages
     int64_t stored;               // 0: the layer has no keys and values, and reads those of another
     const int64_t* query_indptr;  // [R + 1]
     const int64_t* context_lens;  // [R]
@@ -41,11 +41,20 @@ struct Piece {
     int64_t parts;                         // in the first of several parts, their number; otherwise 0
 };
 
+constexpr int64_t kKeys = 64;  // multiplied at once
+
+// Keys before a request's first page: those of pages that its windows have left.
+inline int64_t released(const Step& s, int64_t request) {
+    return s.positions[s.query_indptr[request + 1] - 1] + 1 - s.context_lens[request];
+}
+
 // The first key that a query sees which sees none from `visible` on.
 inline int64_t earliest(const Step& s, int64_t visible) {
     return s.window && visible > s.window ? visible - s.window : 0;
 }
 
+// A query's keys are summed in blocks of kKeys. If results must be uniform, blocks begin at multiples of kKeys in the
+// whole context, whatever the first key of the piece and the first page of the request are: `begin` may be negative.
 inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
     std::vector<Piece> pieces;
     int64_t group = s.heads / s.kv_heads, floats = 0;
@@ -53,14 +62,16 @@ inline std::vector<Piece> cut(const Step& s, int64_t* partial_floats) {
     for (int64_t r = 0; r < s.num_requests; r++) {
         int64_t tokens = s.query_indptr[r + 1] - s.query_indptr[r], before = s.context_lens[r] - tokens;
         int64_t part = tokens == 1 && !s.uniform ? kDecodePart : kChunkPart;
+        int64_t gone = s.uniform && s.window ? released(s, r) : 0;
         for (int64_t first = (tokens - 1) / most * most; first >= 0; first -= most) {  // long contexts first
             int64_t rows = lesser(tokens - first, most);
-            int64_t visible = before + first + rows, lowest = earliest(s, before + first + 1);
+            int64_t visible = gone + before + first + rows, lowest = gone + earliest(s, before + first + 1);
+            if (s.uniform) lowest -= lowest % kKeys;
             int64_t parts = up(visible, part) / part - lowest / part;
             for (int64_t head = 0; head < s.kv_heads; head++)
                 for (int64_t p = 0; p < parts; p++) {
                     int64_t begin = (lowest / part + p) * part, end = lesser(begin + part, visible);
-                    pieces.push_back({r, head, first, rows, begin < lowest ? lowest : begin, end,
+                    pieces.push_back({r, head, first, rows, (begin < lowest ? lowest : begin) - gone, end - gone,
                                       parts > 1 ? floats : -1, parts > 1 && p == 0 ? parts : 0});
                     if (parts > 1) floats += rows * group * (up(s.head_dim, kLanes) + 2);
                 }
@@ -116,11 +127,13 @@ struct Attention {
         }
     }
 
-    // Locations of `count` keys from `begin` on.
+    // Locations of `count` keys from `begin` on; of those before the request's first page, its first key, which is hidden.
     void find(const Piece& piece, int64_t begin, int64_t count, const T** keys) const {
-        const int64_t* page = s.pages + s.page_indptr[piece.request] + begin / s.page_size;
-        int64_t offset = begin % s.page_size;
-        for (int64_t i = 0; i < count; page++, offset = 0) {
+        const int64_t* page = s.pages + s.page_indptr[piece.request];
+        int64_t i = 0, offset = 0;
+        for (; begin < 0 && i < count; begin++) keys[i++] = pool + *page * s.page_stride + piece.head * head_elements;
+        if (begin > 0) page += begin / s.page_size, offset = begin % s.page_size;
+        for (; i < count; page++, offset = 0) {
             const T* key = pool + *page * s.page_stride + piece.head * head_elements + offset * dim;
             for (; offset < s.page_size && i < count; offset++, key += dim) keys[i++] = key;
         }

@@ -10,8 +10,6 @@
 
 enum Products : int64_t { kFloats, kDots, kTiles };  // as in engine/kernels/cpu/library.py
 
-constexpr int64_t kKeys = 64;  // multiplied at once
-
 struct Floats {
     typedef float Left;
     typedef float Element;

@@ -19,6 +19,9 @@
                            T* out) {                                                                             \
         gate(activation, threads, rows, size, gate_up, out);                                                     \
     }                                                                                                            \
+    void baton_each_##NAME(int64_t function, int64_t threads, int64_t count, const T* x, T* out) {               \
+        each(function, threads, count, x, out);                                                                  \
+    }                                                                                                            \
     void baton_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x,          \
                              int64_t x_stride, const void* weight, const T* bias, T* out) {                      \
         linear(threads, rows, columns, depth, x, x_stride, weight, bias, out);                                   \

@@ -32,6 +32,14 @@ class Products(IntEnum):
     """Tiles of bfloat16."""
 
 
+class Function(IntEnum):
+    """Function of single numbers; `enum Function` of rows.h."""
+
+    SIGMOID = 0
+    GELU = 1
+    """In the tanh approximation."""
+
+
 class Step(ctypes.Structure):
     """A step and how the current layer attends; `struct Step` of attention.h."""
 
@@ -78,6 +86,10 @@ class CpuKernels:
             *[c_int64] * 2,
         )
         self._gate = _function(library, f"baton_gate_{name}", *[c_int64] * 4, *[c_void_p] * 2)
+        self._each = {
+            other: _function(library, f"baton_each_{name}", *[c_int64] * 3, *[c_void_p] * 2)
+            for other, name in _NAMES.items()
+        }
         self._linear = _function(
             library, f"baton_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
         )
@@ -119,6 +131,10 @@ class CpuKernels:
         rows, size = out.shape
         threads = torch.get_num_threads()
         self._gate(_ACTIVATIONS[activation], threads, rows, size, gate_up.data_ptr(), out.data_ptr())
+
+    def each(self, function: Function, x: Tensor, out: Tensor) -> None:
+        """`function` of each number of contiguous `x`, of either dtype; equal numbers have equal results."""
+        self._each[x.dtype](function, torch.get_num_threads(), x.numel(), x.data_ptr(), out.data_ptr())
 
     def linear(self, x: Tensor, panels: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """`out` [T, N] = `x` [T, K], rows contiguous, times a weight in the panels that linear.h describes.

@@ -13,31 +13,29 @@ constexpr int64_t kPanel = 64;        // columns of a panel
 constexpr int64_t kDepthBlock = 128;  // rows of a panel that fit the L1 cache
 constexpr int64_t kRowBlock = 96;     // rows of a result that one task computes
 
-// c [Rows, 64] = a [Rows, depth] times a panel, for too few rows to amortize converting it.
+// c [Rows, 64] = a [Rows, depth] times a panel, for too few rows to amortize converting it. Sums in the order of `thick`,
+// so that a row's result is the same among any number of rows.
 template <int Rows>
 inline void thin(const float* a, int64_t depth, const bf16_pair* panel, float* c) {
-    constexpr int kHalf = kPanel / kLanes / 2;
-    for (int part = 0; part < 2; part++) {
-        vec evens[Rows][kHalf] = {}, odds[Rows][kHalf] = {};
-        for (int64_t k = 0; k < depth; k += 2) {
-            const bf16_pair* from = panel + k / 2 * kPanel + part * kHalf * kLanes;
+    constexpr int kVecs = kPanel / kLanes;
+    vec total[Rows][kVecs] = {};
+    for (int64_t k = 0; k < depth; k += 2) {
+        const bf16_pair* from = panel + k / 2 * kPanel;
 #pragma GCC unroll 4
-            for (int v = 0; v < kHalf; v++) {
-                uvec pairs = load_bits<uvec>(from + v * kLanes);
-                __builtin_prefetch(from + v * kLanes + kAhead);
+        for (int v = 0; v < kVecs; v++) {
+            uvec pairs = load_bits<uvec>(from + v * kLanes);
+            __builtin_prefetch(from + v * kLanes + kAhead);
 #pragma GCC unroll 4
-                for (int r = 0; r < Rows; r++) {
-                    evens[r][v] += a[r * depth + k] * even(pairs);
-                    odds[r][v] += a[r * depth + k + 1] * odd(pairs);
-                }
+            for (int r = 0; r < Rows; r++) {
+                total[r][v] += a[r * depth + k] * even(pairs);
+                total[r][v] += a[r * depth + k + 1] * odd(pairs);
             }
         }
-#pragma GCC unroll 4
-        for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 4
-            for (int v = 0; v < kHalf; v++)
-                store(c + r * kPanel + (part * kHalf + v) * kLanes, evens[r][v] + odds[r][v]);
     }
+#pragma GCC unroll 4
+    for (int r = 0; r < Rows; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; v++) store(c + r * kPanel + v * kLanes, total[r][v]);
 }
 
 // c [rows, 64] = a [rows, depth] times a panel that is converted block by block.

@@ -46,6 +46,20 @@ inline vec gated(int64_t activation, vec gate, vec up) {
     return gate / (1.0f + exponential(-steepness)) * up;
 }
 
+enum Function : int64_t { kSigmoid, kGeluAlone };  // as in engine/kernels/cpu/library.py
+
+// A function of each number: the same for equal numbers, whatever else is computed.
+template <class T>
+void each(int64_t function, int64_t threads, int64_t count, const T* x, T* out) {
+    const vec one = splat(1.0f);
+#pragma omp parallel for num_threads(threads) if (count > kWorthThreads)
+    for (int64_t i = 0; i < count; i += kLanes) {
+        vec value = load(x + i, count - i);
+        value = function == kSigmoid ? one / (one + exponential(-value)) : gated(kGelu, value, one);
+        store(out + i, value, count - i);
+    }
+}
+
 // The activation of rows of concatenated gate and up.
 template <class T>
 void gate(int64_t activation, int64_t threads, int64_t rows, int64_t size, const T* gate_up, T* out) {

@@ -13,6 +13,7 @@ from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import Activation
 from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod, Slot, weight
 from engine.modeling.layers.linear.packable import Packable
+from engine.modeling.layers.linear.panels import Panels, wanted_panels
 from engine.modeling.layers.ops.ops import Ops
 from engine.modeling.layers.routing import Routes
 from engine.parallel.communicator import Communicator
@@ -40,6 +41,8 @@ class ExpertRouter(Packable):
         self._dtype = torch.get_default_dtype()
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
+        self._panels: Panels | None = None
+        """The weight, if the scores of a row must not depend on the others."""
         self.counts = torch.zeros(spec.count, dtype=torch.int64)
         """Tokens of each expert so far."""
         self.record: Tensor | None = None
@@ -50,6 +53,7 @@ class ExpertRouter(Packable):
 
     def pack(self) -> None:
         """Keep 16-bit weights, as most checkpoints have them: 32-bit products take 2 to 10 times as long."""
+        self._panels = wanted_panels(self.weight.detach())
         rounded = self.weight.detach().to(self._dtype)
         if rounded.is_cuda and self._dtype != torch.float32 and torch.equal(rounded.float(), self.weight):
             self._rounded = rounded
@@ -58,10 +62,13 @@ class ExpertRouter(Packable):
         return ExpertRouter(self.weight.shape[1], self._spec, self._ops, self._live)
 
     def packed(self) -> object:
-        return dict(self.named_parameters(recurse=False)), self._rounded
+        panels = None if self._panels is None else self._panels.memory
+        return dict(self.named_parameters(recurse=False)), self._rounded, panels
 
     def _logits(self, x: Tensor) -> Tensor:
         """[T, d] -> [T, E] float32"""
+        if self._panels is not None:
+            return self._panels.product(x.float().contiguous(), self.bias)
         if self._rounded is None:
             return functional.linear(x.float(), self.weight, self.bias)
         logits = torch.mm(x, self._rounded.t(), out_dtype=torch.float32)
@@ -191,6 +198,6 @@ class ExpertMLP(nn.Module):
 
     def _shared_part(self, x: Tensor, shared: nn.Module) -> Tensor:
         # The gate first: the MLP may write into its argument.
-        gate = None if self.shared_gate is None else self.shared_gate(x).sigmoid()
+        gate = None if self.shared_gate is None else self._ops.sigmoid(self.shared_gate(x))
         part: Tensor = shared(x)
         return part if gate is None else part * gate

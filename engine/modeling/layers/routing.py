@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,12 +51,17 @@ class Routes:
         return replace(self, starts=starts, places=self.places.where(among, -1))
 
 
-def route(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> Routes:
+def route(
+    logits: Tensor,
+    bias: Tensor | None,
+    spec: ExpertSpec,
+    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
+) -> Routes:
     """The routes of every row of `logits` [T, E] float32. Of equal scores the first expert's wins.
 
     `bias` [E] float32 is added to the scores where experts are chosen.
     """
-    scores, choice = scores_of(logits, bias, spec)
+    scores, choice = scores_of(logits, bias, spec, sigmoid)
     chosen = choice.sort(dim=1, descending=True, stable=True).indices[:, : spec.per_token]
     weights = scores.gather(1, chosen)
     if spec.normalized:
@@ -72,13 +78,18 @@ def route(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> Routes:
     )
 
 
-def scores_of(logits: Tensor, bias: Tensor | None, spec: ExpertSpec) -> tuple[Tensor, Tensor]:
+def scores_of(
+    logits: Tensor,
+    bias: Tensor | None,
+    spec: ExpertSpec,
+    sigmoid: Callable[[Tensor], Tensor] = torch.sigmoid,
+) -> tuple[Tensor, Tensor]:
     """For each expert its weight before normalisation, and the score by which experts are chosen: [T, E]."""
     match spec.scoring:
         case Scoring.SOFTMAX:
             scores = logits.softmax(dim=1)
         case Scoring.SIGMOID:
-            scores = logits.sigmoid()
+            scores = sigmoid(logits)
     choice = scores if bias is None else scores + bias
     if spec.groups > 1:
         groups = choice.view(len(choice), spec.groups, -1)

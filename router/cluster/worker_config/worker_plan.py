@@ -128,7 +128,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
-    if config.reproducible and (why := obstacles(config, spec, machine.device, ranks)):
+    if config.reproducible and (why := obstacles(spec, machine.device, ranks)):
         raise PlanError(f"--reproducible: not possible here, since {'; '.join(why)}")
     pooling = pooling_for(config, checkpoint)
     if pooling is not None and config.adapters.engine is not None:

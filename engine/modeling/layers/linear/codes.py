@@ -17,7 +17,13 @@ from torch.nn import functional
 
 from engine.kernels.cpu.library import CpuKernels, Quantized, cpu_kernels
 from engine.modeling.layers.linear.onednn import onednn_product, packed
-from engine.modeling.layers.linear.panels import TRIAL_ROWS, faster, faster_panels, fastest
+from engine.modeling.layers.linear.panels import (
+    TRIAL_ROWS,
+    faster,
+    faster_panels,
+    fastest,
+    must_be_uniform,
+)
 
 SIGNED4: Final = tuple(float(value) for value in range(-8, 8))
 
@@ -78,7 +84,10 @@ def faster_code_panels(weight: Codes, dtype: torch.dtype) -> list[CodePanels] | 
     None: there is no kernel for them, or dense products are faster here.
     """
     group = weight.codes.shape[-1] // weight.scale.shape[-1]
-    if not _suits(group) or not code_panels_win(dtype, weight.values is not None):
+    if not _suits(group) or cpu_kernels(dtype) is None:
+        return None
+    # A trial would choose by machine and moment; products of codes have one order of summation.
+    if not must_be_uniform() and not code_panels_win(dtype, weight.values is not None):
         return None
     if weight.codes.dim() == 2:
         return [_code_panels(weight, dtype)]

@@ -60,9 +60,19 @@ class Panels:
 
 def faster_panels(weight: Tensor) -> Panels | None:
     """A copy of `weight` [N, K] in panels; None if there is no kernel for it, or oneDNN is faster here."""
-    if _ONLY_PANELS.get():
-        return _uniform_panels(weight)
+    if (panels := wanted_panels(weight)) is not None:
+        return panels
     return panels_of(weight) if weight.device.type == "cpu" and panels_win(weight.dtype) else None
+
+
+def wanted_panels(weight: Tensor) -> Panels | None:
+    """A copy of `weight` [N, K] in panels within `only_panels`, else None. Raises EngineError."""
+    return uniform_panels(weight) if must_be_uniform() else None
+
+
+def must_be_uniform() -> bool:
+    """Whether this is within `only_panels`."""
+    return _ONLY_PANELS.get()
 
 
 @contextmanager
@@ -79,8 +89,8 @@ def only_panels(wanted: bool) -> Iterator[None]:
         _ONLY_PANELS.reset(token)
 
 
-def _uniform_panels(weight: Tensor) -> Panels:
-    """Raises EngineError."""
+def uniform_panels(weight: Tensor) -> Panels:
+    """A copy of `weight` [N, K] in panels. Raises EngineError if products of a row depend on the others."""
     panels = panels_of(weight) if weight.device.type == "cpu" else None
     if panels is None or not _is_uniform(weight.dtype):
         raise EngineError(
@@ -96,9 +106,11 @@ def _is_uniform(dtype: torch.dtype) -> bool:
     features, depth = _TRIAL_SHAPE
     values = torch.linspace(-1, 1, features * depth, dtype=torch.float32, device="cpu").sin()
     weight = values.view(features, depth).to(dtype)
-    panels = panels_of(weight[: 3 * _WIDTH])
-    assert panels is not None
     rows = weight[: max(_ROW_COUNTS)]
+    # Sums cancel, so that results are what rounding leaves, which depends on the order of summation.
+    panels = panels_of(torch.cat((weight[: 3 * _WIDTH], -weight[: 3 * _WIDTH]), dim=1))
+    rows = torch.cat((rows, rows), dim=1)
+    assert panels is not None
     alone = torch.cat([panels.product(row[None], None) for row in rows])
     return all(torch.equal(panels.product(rows[:count], None), alone[:count]) for count in _ROW_COUNTS)
 

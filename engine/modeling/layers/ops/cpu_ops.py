@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.cpu.library import CpuKernels
+from engine.kernels.cpu.library import CpuKernels, Function
 from engine.model_config.parts.layer_options import Activation
 from engine.modeling.layers.ops.ops import Ops, Rotation
 
@@ -43,6 +43,18 @@ class CpuOps(Ops):
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         self._kernels.gate(gate_up, activation, out)
+        return out
+
+    def gelu(self, x: Tensor) -> Tensor:
+        return self._each(Function.GELU, x)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return self._each(Function.SIGMOID, x)
+
+    def _each(self, function: Function, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._kernels.each(function, x, out)
         return out
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:

@@ -67,6 +67,9 @@ class Ops:
         """GELU in the tanh approximation, with which GPT-2 was trained."""
         return functional.gelu(x, approximate="tanh")
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        return x.sigmoid()
+
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:
         """Normalise each of `heads` [T, H, D], a slice of a larger tensor, in place."""
         heads.copy_(self.rms_norm(heads, weight, eps))
@@ -117,7 +120,7 @@ class Ops:
         The tokens of each expert are added to `totals` [E] int64; here not in a CUDA graph, whose padding has
         routes as well.
         """
-        routes = route(logits, bias, spec)
+        routes = route(logits, bias, spec, self.sigmoid)
         if not (logits.is_cuda and torch.cuda.is_current_stream_capturing()):
             totals += routes.starts.diff()
         return routes

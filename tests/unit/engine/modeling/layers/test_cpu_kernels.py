@@ -60,6 +60,10 @@ def test_norms_and_activations_are_those_of_torch(
     assert_close(normed, expected)
     assert_close(summed, total)
     assert_close(ops.rms_norm(x, weight, 1e-5), oracle.rms_norm(x, weight, 1e-5))
+    assert_close(ops.sigmoid(x * 8), oracle.sigmoid(x * 8))
+    assert_close(ops.sigmoid(x.float() * 8), oracle.sigmoid(x.float() * 8))
+    assert_close(ops.gelu(x * 8), oracle.gelu(x * 8))
+    assert torch.equal(ops.sigmoid(x)[-1:], ops.sigmoid(x[-1:]))
     for activation in Activation:
         assert_close(ops.gate(gate_up * 8, activation), oracle.gate((gate_up * 8).clone(), activation))
 
