@@ -78,6 +78,7 @@ class RequestHandler:
         self._step_began = 0.0
         self._drained_until = math.inf
         """End of a drain, whose router may end before it; math.inf: the worker is not drained."""
+        self._is_updating = False  # whether the drain is for other weights
 
     @property
     def transfer(self) -> TransferThread | None:
@@ -142,9 +143,10 @@ class RequestHandler:
         elif self._handoffs is not None:
             self._handoffs.migrations.cancel(request_id)
 
-    def drain(self, seconds: float) -> None:
+    def drain(self, seconds: float, *, for_update: bool = False) -> None:
         """Report to every router that this worker is to get no requests, and to lose those that it has."""
         self._drained_until = self._clock() + seconds
+        self._is_updating = for_update
 
     # ------------------------------------------------------------------------------ from the loop
 
@@ -234,6 +236,7 @@ class RequestHandler:
         load = load_to_proto(self._engine.stats())
         load.routers.extend(router_loads(self._answers.outbox.sessions, self._answers.jobs))
         load.draining = self._drained_until < math.inf
+        load.updating = load.draining and self._is_updating
         if self._handoffs is not None:
             self._handoffs.incoming.add_load(load)
         return load

@@ -71,7 +71,7 @@ class ClusterDispatcher:
         self._config = config
         self._registry = registry
         self.metrics = metrics
-        self._selector = Selector(
+        self.selector: Final = Selector(
             registry,
             policy or configured_policy(config),
             pulls=config.pull_kv,
@@ -85,8 +85,8 @@ class ClusterDispatcher:
         )
         self.poison_requests: Final = PoisonRequests()
         self.gate: Final = PauseGate()
-        self._admission = AdmissionGate(self._selector.check, self._retry_window)
-        self._answers = RunningAttempts(self._selector.migration_target)
+        self._admission = AdmissionGate(self.selector.check, self._retry_window)
+        self.answers: Final = RunningAttempts(self.selector.migration_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
         metrics.watch_admission(self._admission)
@@ -109,7 +109,7 @@ class ClusterDispatcher:
 
     def lone_decode_s(self) -> float:
         """See `Selector.lone_decode_s`."""
-        return self._selector.lone_decode_s()
+        return self.selector.lone_decode_s()
 
     def statuses(self, request: RequestIdentity) -> dict[int, tuple[RequestStatus, router_pb2.Timings]]:
         """Stage and timings so far of each running sequence of a request, by index."""
@@ -130,7 +130,7 @@ class ClusterDispatcher:
         if mode is PauseMode.ABORT:
             abort_all()
         if mode is PauseMode.KEEP:
-            await self._answers.withdraw_all()
+            await self.answers.withdraw_all()
             self._admission.admit_waiting()  # those that wait for room wait at the gate
         else:
             await self._idle.wait()
@@ -142,15 +142,15 @@ class ClusterDispatcher:
 
     def serve(self, versions: Mapping[str, str]) -> None:
         """See `Selector.versions`."""
-        self._selector.versions = versions
+        self.selector.versions = versions
 
     @property
     def versions(self) -> Mapping[str, str]:
-        return self._selector.versions
+        return self.selector.versions
 
     def ready(self) -> bool:
         """Whether new sequences are accepted; without a worker, if one is started for them."""
-        return not self._draining and (self._selector.is_ready() or self.wakes_workers)
+        return not self._draining and (self.selector.is_ready() or self.wakes_workers)
 
     def workers(self, role: worker_pb2.Role) -> int:
         """See `Dispatcher.workers`."""
@@ -214,7 +214,7 @@ class ClusterDispatcher:
                 on_cut(sequence.status(), waterfall.timings(ended))
             self.metrics.finished(sequence, outcome, ended)
             if outcome in _COMPLETE and not sequence.is_prefill_only:
-                self._selector.completed(len(sequence.output))
+                self.selector.completed(len(sequence.output))
             self._on_end(sequence, outcome, ended)
         return waterfall.timings(ended)
 
@@ -259,18 +259,18 @@ class ClusterDispatcher:
 
     def attempt(self, sequence: SequenceState, pick: Pick) -> Attempt:
         """One attempt at a sequence on the workers that `pick` returns, for health probes."""
-        route = self._selector.probe(pick)
+        route = self.selector.probe(pick)
         served = route.pick(worker_pb2.ROLE_DECODE).info.served
         sequence.use_weights(served.tag, served.version)
         return self._attempt(sequence, route)
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """See `Selector.able`."""
-        return self._selector.able(role)
+        return self.selector.able(role)
 
     async def migrate_from(self, worker_id: str, timeout_s: float) -> int:
         """See `RunningAttempts.migrate_from`."""
-        return await self._answers.migrate_from(worker_id, timeout_s)
+        return await self.answers.migrate_from(worker_id, timeout_s)
 
     def _attempt(self, sequence: SequenceState, route: Route) -> Attempt:
         if route.is_local:
@@ -282,7 +282,7 @@ class ClusterDispatcher:
         retries = RetryState(sequence.id, self._config.failover.max_attempts)
         place = partial(self._placed, sequence, retries)
         want = AdmissionRequest(sequence.num_tokens, place)
-        if not self._selector.is_ready(sequence.adapter):
+        if not self.selector.is_ready(sequence.adapter):
             with self.prefill_queue.waiting(want.tokens):
                 await self._wait_for_workers(sequence)
         while True:
@@ -298,7 +298,7 @@ class ClusterDispatcher:
                     uncounted = 0 if sequence.output else len(sequence.prompt)
                     attempt.on_first_token = partial(self._prefilled, sequence, grant, want.tokens, uncounted)
                     sequence.status = attempt.status
-                    with self._answers.running(attempt):
+                    with self.answers.running(attempt):
                         return await attempt.run()
             except AttemptFailed as failed:
                 if not self.gate.holds:
@@ -314,9 +314,9 @@ class ClusterDispatcher:
         """See `AdmissionRequest.place`."""
         if self.gate.holds:
             raise withdrawn()
-        tag = self._selector.version_for(sequence)
-        sequence.use_weights(tag, self._selector.versions[tag])
-        return self._selector.route(sequence, retries.avoid)
+        tag = self.selector.version_for(sequence)
+        sequence.use_weights(tag, self.selector.versions[tag])
+        return self.selector.route(sequence, retries.avoid)
 
     def _record_failure(self, failed: AttemptFailed, retries: RetryState, sequence: SequenceState) -> None:
         """Raises RouterError if there is no further attempt."""
@@ -361,7 +361,7 @@ class ClusterDispatcher:
 
     def _retry_window(self) -> int:
         """Tokens of two steps of every prefill worker: one is computed while the next is queued."""
-        ready = self._selector.prefill_workers()
+        ready = self.selector.prefill_workers()
         return sum(_RETRY_STEPS * (s.info.chunked_prefill_size or _RETRY_TOKENS) for s in ready)
 
     async def _wait_for_workers(self, sequence: SequenceState) -> None:
@@ -369,9 +369,9 @@ class ClusterDispatcher:
         sequence.status = lambda: NO_WORKER
         timeout_s = min(self._config.failover.failover_timeout, sequence.seconds_left())
         await self._registry.wait_until(
-            lambda: self._selector.is_ready(sequence.adapter) or not self._workers_return, timeout_s
+            lambda: self.selector.is_ready(sequence.adapter) or not self._workers_return, timeout_s
         )
-        if not self._selector.is_ready(sequence.adapter):
+        if not self.selector.is_ready(sequence.adapter):
             if not sequence.seconds_left():
                 raise deadline_exceeded()
             raise no_worker_ready(self._registry.complaints()).verdict

@@ -29,6 +29,7 @@ class AttemptFailed(Exception):
         *,
         planned: bool = False,
         is_suspect: bool = False,
+        at_once: bool = False,
     ) -> None:
         super().__init__(reason)
         self.worker_id = worker_id
@@ -38,6 +39,8 @@ class AttemptFailed(Exception):
         """The worker was drained, or this router was late; the attempt does not count against the limit."""
         self.is_suspect = is_suspect
         """The worker's process ended while it computed the request, so the request may have caused it."""
+        self.at_once = at_once
+        """Another worker is prepared for the next attempt, which does not wait."""
 
 
 def failure_of(
@@ -119,6 +122,12 @@ def withdrawn() -> AttemptFailed:
     return AttemptFailed("the service is paused", None, Unavailable("the service is paused"), planned=True)
 
 
+def handed_over(worker_id: str) -> AttemptFailed:
+    """Another worker goes on, since the weights of this one are to be replaced."""
+    reason = f"{worker_id}: its weights are to be replaced"
+    return AttemptFailed(reason, None, Unavailable(reason), planned=True, at_once=True)
+
+
 def deadline_exceeded() -> DeadlineExceeded:
     return DeadlineExceeded("the request's timeout passed before it was finished")
 
@@ -144,6 +153,7 @@ class RetryState:
         self._sequence_id = sequence_id
         self._max_attempts = self._left = max_attempts
         self._num_failures = 0
+        self._waits = True
         self._output_at_crash = 0
         self._output_at_failure = 0
 
@@ -156,7 +166,8 @@ class RetryState:
             self.avoid.clear()
             self._left, self._num_failures = self._max_attempts, 0
         self._output_at_failure = num_output
-        self._num_failures += 1
+        self._waits = not failure.at_once
+        self._num_failures += self._waits
         if failure.worker_id is not None:
             self.avoid.add(failure.worker_id)
             if failure.is_suspect:
@@ -172,6 +183,8 @@ class RetryState:
     @property
     def pause_s(self) -> float:
         """Seconds before the next attempt, more with each failure."""
+        if not self._waits:
+            return 0.0
         return min(_FIRST_PAUSE_S * 4.0 ** (self._num_failures - 1), _LONGEST_PAUSE_S)
 
     @property

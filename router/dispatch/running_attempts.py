@@ -60,14 +60,22 @@ class RunningAttempts:
 
         async def migrate(attempt: Attempt) -> bool:
             async with semaphore:
-                decoder, left = attempt.decoder, ends - loop.time()
-                if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
-                    return False
-                target = self._find_target(
-                    attempt.tokens_to_reserve, worker_id, attempt.adapter, attempt.weights
-                )
-                return (
-                    target is not None and left > 0 and await attempt.migrate(target, min(_MIGRATION_S, left))
-                )
+                return await self.migrate(attempt, worker_id, ends - loop.time())
 
         return sum(await asyncio.gather(*(migrate(attempt) for attempt in list(self._running))))
+
+    async def migrate(self, attempt: Attempt, worker_id: str, timeout_s: float = _MIGRATION_S) -> bool:
+        """Move an answer from this worker to another one with its KV; returns whether it has moved."""
+        decoder = attempt.decoder
+        if attempt not in self._running or decoder is None or decoder.worker_id != worker_id:
+            return False
+        target = self._find_target(attempt.tokens_to_reserve, worker_id, attempt.adapter, attempt.weights)
+        return (
+            target is not None
+            and timeout_s > 0
+            and await attempt.migrate(target, min(_MIGRATION_S, timeout_s))
+        )
+
+    def on(self, worker_id: str) -> list[Attempt]:
+        """Attempts of which the worker may hold state, those that have begun first at the beginning."""
+        return [attempt for attempt in self._running if attempt.uses(worker_id)]

@@ -28,6 +28,15 @@ _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-(
 _SAMPLED: Final = 1
 _CLIENTS_ID: Final = re.compile(r"[!-~]{1,128}", re.ASCII)
 """Bounded, and fit for logs and headers: printable, without spaces."""
+_OF_ANSWER: Final = (
+    "sampling",
+    "ttft_deadline_s",
+    "timeout_s",
+    "weights",
+    "weight_versions",
+    "routed_experts",
+)
+"""Fields of a `Work` that a read of its tokens is without; `use_weights` sets the weights again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +185,19 @@ class SequenceState:
     def is_prefill_only(self) -> bool:
         """Whether it ends with numbers from its prompt, and without a token."""
         return self.prototype.HasField("read")
+
+    def ahead(self) -> SequenceState:
+        """A read of prompt and answer so far: it leaves their KV in the cache of the worker that gets it."""
+        work = worker_pb2.Work()
+        work.CopyFrom(self.prototype)
+        for name in _OF_ANSWER:
+            work.ClearField(name)
+        work.namespace = self._namespace
+        work.prompt.extend(self.output)
+        if work.prompt_keys:
+            work.prompt_keys.extend(self.output)
+        work.read.SetInParent()
+        return SequenceState(work, Waterfall(time.monotonic()), id=f"{self.id}-ahead", trace=self.trace)
 
     @property
     def deadline(self) -> float:

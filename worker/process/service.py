@@ -115,7 +115,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             return report
 
         if leaves:
-            self._inbox.post(self._handler.drain, request.timeout_s + _LOOK_S)
+            drain = partial(self._handler.drain, for_update=True)
+            self._inbox.post(drain, request.timeout_s + _LOOK_S)
         try:
             while (report := await self._ask_engine(update, context)) is None:
                 if self._clock() >= ends:

@@ -114,6 +114,7 @@ class WorkerDrainer:
             for member in self._registry.members()
             if member.session is not None
             and member.session.load.draining
+            and not member.session.load.updating  # see HandOver
             and member.wanted.is_set()
             and member.session not in self._followed
         ]

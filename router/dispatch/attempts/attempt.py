@@ -42,7 +42,7 @@ Handler: TypeAlias = Callable[[Message | WorkerLost, float], None]
 
 class Attempt(ABC):
     def __init__(self, sequence: SequenceState, route: Route) -> None:
-        self._sequence = sequence
+        self.sequence = sequence
         self.adapter, self.weights = sequence.adapter, sequence.weights
         self._waterfall = sequence.waterfall
         self._route = route
@@ -68,7 +68,7 @@ class Attempt(ABC):
 
         Raises AttemptFailed, or RouterError if another attempt would fail too.
         """
-        deadline, reminder = self._sequence.deadline, None
+        deadline, reminder = self.sequence.deadline, None
         if deadline < math.inf:
             reminder = asyncio.get_running_loop().call_at(deadline, self.fail, deadline_exceeded())
         try:
@@ -94,6 +94,10 @@ class Attempt(ABC):
     def awaited(self) -> WorkerSession:
         """The worker that must act next; a timeout is attributed to it."""
 
+    def uses(self, worker_id: str) -> bool:
+        """Whether the worker may hold state of the sequence."""
+        return any(one.active and one.session.worker_id == worker_id for one in self._assignments)
+
     def status(self) -> RequestStatus:
         """The current stage of the sequence, and what it waits for."""
         if self._preempted is not None and self._preempted.active:
@@ -118,11 +122,11 @@ class Attempt(ABC):
     @property
     def tokens_to_reserve(self) -> int:
         """Prompt, answer so far, and room for tokens that are decoded during the move."""
-        return len(self._sequence.prompt) + self._order.position + self._growth
+        return len(self.sequence.prompt) + self._order.position + self._growth
 
     @property
     def _growth(self) -> int:
-        return min(_GROWTH_TOKENS, self._sequence.sampling.max_tokens - self._order.position)
+        return min(_GROWTH_TOKENS, self.sequence.sampling.max_tokens - self._order.position)
 
     async def migrate(self, session: WorkerSession, timeout_s: float) -> bool:
         """Move the running answer and its KV to another worker; returns whether it has moved.
@@ -138,7 +142,7 @@ class Attempt(ABC):
         migration = self._migration = Migration(source, target)
         self._listen(target, partial(self._from_target, migration))
         reserve = worker_pb2.Reserve(
-            work=self._sequence.awaited(target.request_id),
+            work=self.sequence.awaited(target.request_id),
             sender=source.session.info.peer,
             timeout_s=timeout_s,
             room_tokens=self._growth,
@@ -163,7 +167,7 @@ class Attempt(ABC):
             case worker_pb2.Arrived() as arrived:
                 target.is_running = True
                 self._decoder = target
-                target.task.arrived(len(self._sequence.prompt) + arrived.position)
+                target.task.arrived(len(self.sequence.prompt) + arrived.position)
                 self._waterfall.moved(target.session.worker_id, DRAIN, at)
                 self._waterfall.adapter_loaded(target.session.worker_id, arrived.adapter_load_s)
                 migration.arrived(arrived.position)
@@ -215,7 +219,7 @@ class Attempt(ABC):
             match message:
                 case worker_pb2.Wanted() as wanted:
                     if self._pull is not None:
-                        self._pull.share(wanted.ticket, self._sequence.prototype)
+                        self._pull.share(wanted.ticket, self.sequence.prototype)
                 case worker_pb2.Encoded() as encoded:
                     self._waterfall.encoded(encoded.items, assignment.sent_at)
                 case worker_pb2.Preempted() as preempted:
@@ -235,13 +239,13 @@ class Attempt(ABC):
 
     def _assign(self, role: worker_pb2.Role, handle: Handler, phase: TaskPhase) -> Assignment:
         """Pick a worker for a role; `handle` gets its events."""
-        assignment = self._assignment(self._route.pick(role), self._id, self._sequence.num_tokens, phase)
+        assignment = self._assignment(self._route.pick(role), self._id, self.sequence.num_tokens, phase)
         self._listen(assignment, handle)
         return assignment
 
     def _submit(self, assignment: Assignment, *, handoff: bool = False) -> None:
         """Have a worker compute the prompt, after it has got what another one has cached of it."""
-        submit = worker_pb2.Submit(work=self._sequence.work(self._id), handoff=handoff)
+        submit = worker_pb2.Submit(work=self.sequence.work(self._id), handoff=handoff)
         source = self._route.source
         if source is not None and source.session.alive and source.session is not assignment.session:
             self._pull = Pull(source, assignment.session.key, self._route.on_transfer)
@@ -252,7 +256,7 @@ class Attempt(ABC):
         self, session: WorkerSession, request_id: int, tokens: int, phase: TaskPhase
     ) -> Assignment:
         load = session.load
-        blocks = self._sequence.blocks(load.page_size)[: tokens // load.page_size]
+        blocks = self.sequence.blocks(load.page_size)[: tokens // load.page_size]
         task = load.begin(
             phase,
             tokens,
@@ -260,7 +264,7 @@ class Attempt(ABC):
             blocks=blocks,
             arrived_at=self._waterfall.arrival,
             now=time.monotonic(),
-            images=self._sequence.images,
+            images=self.sequence.images,
         )
         assignment = Assignment(session, request_id, task, self.adapter)
         self._assignments.append(assignment)
@@ -275,7 +279,7 @@ class Attempt(ABC):
         )
 
     def _decoding_at(self, session: WorkerSession) -> RequestStatus:
-        return RequestStatus(Stage.DECODE, session.worker_id, computed_tokens=len(self._sequence.prompt))
+        return RequestStatus(Stage.DECODE, session.worker_id, computed_tokens=len(self.sequence.prompt))
 
     def _start(self, assignment: Assignment, started: worker_pb2.Started, at: float) -> None:
         assignment.is_running = True
@@ -309,7 +313,7 @@ class Attempt(ABC):
         if self._finished.done():
             return
         if not output.HasField("tokens"):
-            self._sequence.take(output, self._outputs)
+            self.sequence.take(output, self._outputs)
             return
         tokens = output.tokens
         try:
@@ -326,7 +330,7 @@ class Attempt(ABC):
                 assignment.done()
             if tokens.chunks:
                 self._waterfall.computed(tokens.chunks, assignment.sent_at)
-            stream = self._sequence.stream
+            stream = self.sequence.stream
             for event, arrived in self._order.take(tokens, at):
                 if event.ids:
                     self._waterfall.tokens(len(event.ids), arrived, assignment.session.arrival)
@@ -354,10 +358,10 @@ class Attempt(ABC):
             if tokens.position == 0:
                 delta.outputs = self._outputs + delta.outputs
                 delta.cached_tokens = tokens.cached_tokens
-            delta.outputs.extend(self._sequence.begun(tokens.position))
+            delta.outputs.extend(self.sequence.begun(tokens.position))
             self.on_first_token(tokens.cached_tokens)
         if tokens.finish:
-            if self._sequence.is_prefill_only:
+            if self.sequence.is_prefill_only:
                 self._waterfall.read(at)
             delta.finish = tokens.finish
             delta.stop_token = tokens.stop_token if tokens.HasField("stop_token") else None

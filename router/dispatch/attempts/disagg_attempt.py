@@ -52,7 +52,7 @@ class DisaggAttempt(Attempt):
         if not self._prefill.has_tokens or decode is None:
             return self._prefilling_at(prefill) if prefill.is_running else self._queued_on(prefill)
         stage, waits_for = (Stage.TRANSFER, "transfer") if self._is_reserved else (Stage.RESERVE, "pages")
-        return RequestStatus(stage, decode.session.worker_id, waits_for, len(self._sequence.prompt))
+        return RequestStatus(stage, decode.session.worker_id, waits_for, len(self.sequence.prompt))
 
     def _decodes(self, assignment: Assignment) -> None:
         if assignment is self._prefill:
@@ -142,7 +142,7 @@ class DisaggAttempt(Attempt):
         self._decode.send(
             worker_pb2.Command(
                 reserve=worker_pb2.Reserve(
-                    work=self._sequence.awaited(self._id),
+                    work=self.sequence.awaited(self._id),
                     sender=prefill.info.peer,
                     timeout_s=self._handoff_timeout_s,
                     no_wait=not self._route.may_wait,

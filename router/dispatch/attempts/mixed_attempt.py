@@ -1,4 +1,4 @@
-"""An attempt on one worker."""
+"""One attempt at a sequence on one worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MixedAttempt(Attempt):
     """One worker prefills and decodes."""
 
     def _begin(self) -> None:
-        phase = TaskPhase.READ if self._sequence.is_prefill_only else TaskPhase.PREFILL
+        phase = TaskPhase.READ if self.sequence.is_prefill_only else TaskPhase.PREFILL
         self._worker = self._assign(ROLE_DECODE, self._from_worker, phase)
         self._waterfall.placed(self._worker.session.worker_id, None, self._route.why)
         self._submit(self._worker)

@@ -124,10 +124,11 @@ class Selector:
         pool = self.policy.decode_workers(self._view(sequence.adapter, weights).workers)
         return any(worker.has_slot and worker.room.has_room(sequence.num_tokens) for worker in pool)
 
-    def route(self, sequence: SequenceState, avoid: Set[str]) -> Route | None:
+    def route(self, sequence: SequenceState, avoid: Set[str], *, as_answer: bool = False) -> Route | None:
         """Workers for the next attempt; None: it should wait until some have room.
 
-        `avoid`: names of the workers on which it failed. Raises AttemptFailed if no worker is ready, and
+        `avoid`: names of the workers on which it failed. `as_answer`: of a read that is computed where the
+        prompt of an answer would be. Raises AttemptFailed if no worker is ready, and
         Unavailable if waiting is useless: the pages that it needs are quarantined on every worker.
         """
         if not self.is_ready(sequence.adapter):
@@ -136,7 +137,10 @@ class Selector:
         request = self._request(sequence, avoid)
         try:
             placement: Placement | None
-            if sequence.is_prefill_only:
+            if as_answer:
+                found = self.policy.place(request, view)
+                placement = found and Placement(found.prefill_worker, found.prefill_worker, found.why)
+            elif sequence.is_prefill_only:
                 placement = self._reads.place(request, view, sequence.identity.read_on)
                 sequence.identity.read_on = placement.prefill_worker
             else:

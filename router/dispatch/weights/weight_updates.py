@@ -23,6 +23,7 @@ from router.dispatch.admission.pause_gate import PauseMode
 from router.dispatch.agreement import AGREED_S, Shared
 from router.dispatch.dispatcher import ClusterDispatcher
 from router.dispatch.weights.agreed_weights import AgreedWeights
+from router.dispatch.weights.hand_over import HandOver
 from router.dispatch.weights.rolling import Phase, Rolling, Updatable
 from router.dispatch.weights.tensors import StagedTensors, Tensors
 from router.dispatch.weights.update_result import UpdateDone, UpdateFailed, why_failed
@@ -39,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 _LEFT_S: Final = 60.0
 """For a worker's last requests, and pages that may still be written."""
-_MOVE_S: Final = 5.0
-"""For the answers of a worker that is updated to move to others with its weights."""
+_LEAVE_S: Final = 30.0
+"""For the answers of a worker that is updated to be handed over; others compute the rest anew."""
 _GONE_S: Final = 5.0
 """For news of a worker that has been updated, or has ended."""
 _LOOK_S: Final = 0.2
@@ -261,11 +262,9 @@ class WeightUpdates:
         (member,) = (one for one in self._registry.members() if one.handle.worker_id == worker)
         if (session := member.session) is None:
             return
-        tag = session.info.served.tag
-        peers = [one for one in self._updatable() if one.tag == tag and one.id != worker]
-        moves = session.info.transport and peers
+        others_serve = any(one.id != worker for one in self._updatable())
         try:
-            digest = (await self._replace(session, weights, leave_s=_MOVE_S if moves else 0.0)).digest
+            digest = (await self._replace(session, weights, leave_s=_LEAVE_S if others_serve else 0.0)).digest
         except WorkerRefused as error:
             rolling.refused(worker, str(error))
         except RpcError as error:
@@ -303,10 +302,13 @@ class WeightUpdates:
         await self._update_left_out()
 
     async def run(self) -> None:
-        """Keep in step with other routers, for ever."""
+        """Keep in step with other routers, and hand answers over, for ever."""
+        hand_over = HandOver(self._registry, self._dispatcher.answers, self._dispatcher.selector)
+        handing_over = supervised(hand_over.follow(), "hand over")
         try:
             await repeat(self.turn, _LOOK_S, _log, "updates are not exchanged with other routers")
         finally:
+            handing_over.cancel()
             await self.agreed.leave()
 
     async def turn(self) -> None:

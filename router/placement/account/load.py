@@ -312,6 +312,11 @@ class WorkerLoad:
         return self._reported.draining
 
     @property
+    def updating(self) -> bool:
+        """Whether it is drained because its weights are to be replaced, as it last reported."""
+        return self._reported.updating
+
+    @property
     def routers(self) -> list[str]:
         """Names of the routers that are connected to the worker, as it last reported."""
         return [load.router for load in self._reported.routers]

@@ -180,7 +180,7 @@ async def test_the_adaptive_policy_fits_measured_steps_and_explains_its_placemen
             answer, timings = await served.generate(prompt(seed))
             assert answer == oracle(prompt(seed), 12)
             assert timings.placement.startswith("adaptive: TTFT")
-        view = served.dispatcher._selector.cluster.view(time.monotonic())
+        view = served.dispatcher.selector.cluster.view(time.monotonic())
         assert all(w.step_time != PRIOR for w in view.workers)
         assert all(
             (w.decodes, w.incoming, w.prompts, w.context_tokens) == (0, 0, (), 0) for w in view.workers

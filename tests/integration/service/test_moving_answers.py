@@ -38,7 +38,7 @@ def slowly(served: Cluster, seconds: float = 0.005) -> None:
 
 
 def writers(served: Cluster) -> list[str]:
-    running = served.dispatcher._answers._running
+    running = served.dispatcher.answers._running
     return [attempt.decoder.worker_id for attempt in running if attempt.decoder is not None]
 
 

@@ -63,7 +63,7 @@ async def undisturbed(small: SmallModel) -> dict[str, Any]:
 def decoding(cluster: LocalCluster) -> str:
     """The worker that computes the answer."""
     dispatcher: Any = cluster.generation._dispatcher
-    (attempt,) = dispatcher._answers._running
+    (attempt,) = dispatcher.answers._running
     return str(attempt.decoder.worker_id)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -102,6 +103,25 @@ async def test_a_kept_stream_says_which_weights_have_computed_which_tokens(
         assert answer.versions[0]["end"] >= 5
         assert answer.versions[-1]["end"] == 900
         assert spans_agree(answer.ids, answer.versions, models, prompt)
+
+
+async def test_an_answer_leaves_its_worker_once_another_one_has_computed_its_kv(
+    fleet: LocalCluster, changed: Changed, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    prompts = [[100 + i, *PROMPT] for i in range(4)]
+    answers = [Streamed(fleet, 900, prompt) for prompt in prompts]
+    for answer in answers:
+        await answer.has(5)
+    before = sum(stats.cache_hit_tokens for stats in await fleet.stats())
+    await fleet.weights.update(str(changed.folder), "2")
+    for answer in answers:
+        await answer.ended()
+    reused = sum(stats.cache_hit_tokens for stats in await fleet.stats()) - before
+    assert reused >= 4 * (len(PROMPT) - 16)
+    assert "others go on with its answers" in caplog.text
+    assert "its worker gets other weights" not in caplog.text, "it was ended before it was handed over"
+    assert "another router" not in caplog.text
 
 
 async def test_every_choice_of_a_whole_answer_has_its_own_spans(

@@ -19,7 +19,9 @@ class Session(SimpleNamespace):
 
     def __init__(self) -> None:
         super().__init__(
-            worker_id="decode-0", alive=True, load=SimpleNamespace(draining=True, requests=1, tokens=1)
+            worker_id="decode-0",
+            alive=True,
+            load=SimpleNamespace(draining=True, updating=False, requests=1, tokens=1),
         )
 
 
