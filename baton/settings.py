@@ -30,6 +30,7 @@ ARGUMENTS: Final = frozenset(
         "convert",
         "pooler_config",
         "hf_overrides",
+        "logprobs_mode",
     }
 )
 """Settings that mean something in one process, by their own names."""

@@ -317,6 +317,9 @@ class EngineConfig:
     """Memory of the device for encoded images, beside the one that a step needs."""
     return_routed_experts: bool = False
     """Whether pages keep which experts have computed their tokens, for requests that want to know."""
+    processed_logprobs: bool = False
+    """Whether log-probabilities of an answer are of the distribution that its tokens are sampled from, after
+    penalties, temperature and truncation, and not of the model's own. Not on a GPU."""
     lora: LoraConfig | None = None
     """None: requests with adapters are refused."""
     seed: int = 0

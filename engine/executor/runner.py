@@ -142,6 +142,7 @@ class ModelRunner:
             max_rows=config.max_decode_rows,
             max_edited_drafts=config.max_edited_drafts or 0,
             device=self._device,
+            processed_logprobs=config.processed_logprobs,
         )
         profile = ProfileRun(self._model, None if self._pooler is not None else self._sampler)
         progress("Sizing the KV pool", 0, 0)

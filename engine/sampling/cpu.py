@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from engine.core.plan import Chunk
-from engine.sampling.gumbel_sample import all_finite, greedy_sample, gumbel_sample, gumbel_sample_truncated
-from engine.sampling.logprobs import measure
+from engine.sampling.gumbel_sample import (
+    all_finite,
+    drawn_from,
+    greedy_sample,
+    gumbel_sample,
+    gumbel_sample_truncated,
+)
+from engine.sampling.logprobs import measure, of_named
 from engine.sampling.noise import keys
 from engine.sampling.penalties import Penalties
 from engine.sampling.sampled import Sampled
@@ -54,7 +60,11 @@ class _RowSets:
 
 
 class TorchSampling:
-    def __init__(self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int) -> None:
+    def __init__(
+        self, *, vocab_size: int, eos_token_ids: Sequence[int], max_requests: int, processed_logprobs: bool
+    ) -> None:
+        """`processed_logprobs`: see `EngineConfig`."""
+        self._processed_logprobs = processed_logprobs
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._penalties = Penalties(vocab_size, max_requests)
@@ -79,8 +89,23 @@ class TorchSampling:
             self._penalties.record(penalised, tokens[row_sets.penalised])
         if measured is None:
             return Sampled(tokens, finite, None)
+        if self._processed_logprobs:
+            measured = self._processed(logits, chunks, row_sets.measured)
         num_top = max(chunks[row].request.sampling.logprobs or 0 for row in row_sets.measured)
-        return Sampled(tokens, finite, measure(measured, tokens[row_sets.measured], num_top))
+        logprobs = measure(measured, tokens[row_sets.measured], num_top)
+        named = of_named(measured, [chunks[row] for row in row_sets.measured])
+        return Sampled(tokens, finite, replace(logprobs, named=named))
+
+    def _processed(self, logits: torch.Tensor, chunks: Sequence[Chunk], rows: Rows) -> torch.Tensor:
+        """Logits of the distributions that rows are sampled from; of a greedy row, before its argmax."""
+        processed = logits[rows]
+        places = [place for place, row in enumerate(rows) if chunks[row].request.sampling.temperature > 0.0]
+        if places:
+            drawn = [rows[place] for place in places]
+            processed[places] = drawn_from(
+                processed[places], self._temperature(chunks, drawn), **self._limits(chunks, drawn)
+            )
+        return processed
 
     def _choose(self, logits: torch.Tensor, chunks: Sequence[Chunk], row_sets: _RowSets) -> torch.Tensor:
         tokens = greedy_sample(logits)[0]
@@ -91,16 +116,21 @@ class TorchSampling:
             )
         if row_sets.truncated:
             rows = row_sets.truncated
-            samplings = [chunks[row].request.sampling for row in rows]
             tokens[rows] = gumbel_sample_truncated(
                 logits[rows],
                 self._temperature(chunks, rows),
                 self._keys(chunks, rows),
-                top_k=torch.tensor([s.top_k or self._vocab_size for s in samplings]),
-                top_p=torch.tensor([s.top_p for s in samplings]),
-                min_p=torch.tensor([s.min_p for s in samplings]),
+                **self._limits(chunks, rows),
             )
         return tokens
+
+    def _limits(self, chunks: Sequence[Chunk], rows: Rows) -> dict[str, torch.Tensor]:
+        samplings = [chunks[row].request.sampling for row in rows]
+        return {
+            "top_k": torch.tensor([s.top_k or self._vocab_size for s in samplings]),
+            "top_p": torch.tensor([s.top_p for s in samplings]),
+            "min_p": torch.tensor([s.min_p for s in samplings]),
+        }
 
     def _bias(self, logits: torch.Tensor, chunks: Sequence[Chunk], rows: Rows) -> None:
         for row in rows:

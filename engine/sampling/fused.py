@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ from engine.kernels.sampling.report import LANE_TOKENS, RIVALS, rank, report, ri
 from engine.kernels.sampling.scan import conclude, redraw, scan
 from engine.kernels.sampling.search import JOBS, LIST, PASSES, PIVOTS, STATE, TO_REDRAW
 from engine.sampling.gumbel_sample import coldest, min_p_limit
-from engine.sampling.logprobs import LogprobTensors
+from engine.sampling.logprobs import LogprobTensors, of_named
 from engine.sampling.noise import keys
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_marks import TokenMarks
@@ -131,8 +132,12 @@ class FusedSampling:
         )
         if not flags & _FLAGS["MEASURED"]:
             return Sampled(tokens, finite, None)
-        most = max(chunk.request.sampling.logprobs or 0 for chunk in chunks)
-        return Sampled(tokens, finite, self._measured(logits, rows, places, tokens, most))
+        measured = [chunk for chunk in chunks if chunk.request.sampling.logprobs is not None]
+        most = max(chunk.request.sampling.logprobs or 0 for chunk in measured)
+        logprobs = self._measured(logits, rows, places, tokens, most)
+        if any(chunk.request.sampling.logprob_token_ids for chunk in measured):
+            logprobs = replace(logprobs, named=of_named(logits[places], measured))
+        return Sampled(tokens, finite, logprobs)
 
     def _cut(self, logits: torch.Tensor, rows: torch.Tensor, count: int) -> None:
         """Find the cuts of truncated rows, and draw within them."""

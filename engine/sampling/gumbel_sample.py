@@ -102,6 +102,27 @@ def gumbel_sample_truncated(
     return torch.tensor([token for rows in blocks for token in rows.drawn_within(cuts)])
 
 
+def drawn_from(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    *,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    """Logits of the distribution that `gumbel_sample_truncated` draws from: -inf for tokens that it excludes.
+
+    Arguments as there. Returns `[S, vocab]` float32. Reads a row several times.
+    """
+    vocab = logits.shape[-1]
+    scaled = logits.float() / temperature.float().clamp(min=MIN_TEMPERATURE)[:, None]
+    keys = torch.zeros((len(logits), 2), dtype=torch.int32)
+    limits = zip(top_k.tolist(), top_p.tolist(), min_p.tolist(), strict=True)
+    cuts = iter([_Cut(k if k < vocab else 0, p, min_p_limit(m)) for k, p, m in limits])
+    excluded = [mask for rows in _blocks(logits, temperature, keys) for mask in rows.excluded_by(cuts)]
+    return scaled.masked_fill_(torch.from_numpy(np.stack(excluded)), -torch.inf)
+
+
 def _blocks(logits: torch.Tensor, temperature: torch.Tensor, keys: torch.Tensor) -> Iterator[_Rows]:
     """Groups of rows that fit a core's cache."""
     inverse = (1.0 / temperature.float().clamp(min=MIN_TEMPERATURE)).numpy()[:, None]
@@ -227,15 +248,23 @@ class _Rows:
         own_cuts = list(islice(cuts, len(self.logits)))
         columns = None if all(cut.top_k for cut in own_cuts) else self.columns()
         for i, cut in enumerate(own_cuts):
-            mass = self.mass[i]
-            with np.errstate(invalid="ignore"):
-                deficits = (np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)).astype(np.int32)
+            mass, deficits = self.mass[i], self._deficits(i)
             column = 0 if columns is None else int(columns[i])
             if not cut.accepts(deficits, mass, column):
                 kept = _where(deficits <= cut.deficit(deficits, mass))
                 if len(kept):  # else the row is not finite
                     column = int(kept[self._few(i, kept).columns()[0]])
             yield int(self.tokens[column])
+
+    def excluded_by(self, cuts: Iterator[_Cut]) -> Iterator[npt.NDArray[np.bool_]]:
+        """For each row, which tokens the next cut excludes."""
+        for i, cut in enumerate(islice(cuts, len(self.logits))):
+            deficits = self._deficits(i)
+            yield deficits > cut.deficit(deficits, self.mass[i])
+
+    def _deficits(self, i: int) -> _Ints:
+        with np.errstate(invalid="ignore"):
+            return (np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)).astype(np.int32)
 
     def _few(self, i: int, kept: npt.NDArray[np.int64]) -> _Rows:
         """A row restricted to some columns."""

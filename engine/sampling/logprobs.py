@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
+import numpy as np
 import torch
 
+from engine.core.plan import Chunk
 from engine.core.sampling_params import SamplingParams, TokenLogprobs
+from engine.device.staging import send
+
+EXCLUDED: Final = -9999.0
+"""Log-probability, as vLLM has it, of a token that the sampled distribution excludes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,20 @@ class LogprobTensors:
 def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of `tokens` [L, n], from `logits` [L, vocab], in float32."""
     logits = logits.float()
-    return logits.gather(1, tokens) - logits.logsumexp(dim=-1, keepdim=True)
+    return (logits.gather(1, tokens) - logits.logsumexp(dim=-1, keepdim=True)).clamp_(min=EXCLUDED)
+
+
+def of_named(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor | None:
+    """Log-probabilities of the tokens that requests name; see `LogprobTensors.named`. Rows as `chunks`."""
+    most = max(len(chunk.request.sampling.logprob_token_ids) for chunk in chunks)
+    if not most:
+        return None
+    tokens = np.zeros((len(chunks), most), dtype=np.int64)
+    for row, chunk in enumerate(chunks):
+        ids = chunk.request.sampling.logprob_token_ids
+        tokens[row, : len(ids)] = ids
+    (flat,) = send([tokens.reshape(-1)], logits.device)
+    return of_tokens(logits, flat.view(tokens.shape))
 
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
@@ -69,6 +89,6 @@ def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> Logprob
     return LogprobTensors(
         chosen=(chosen - total).squeeze(1),
         rank=(logits > chosen).sum(dim=-1) + 1,
-        top=top - total,
+        top=(top - total).clamp_(min=EXCLUDED),
         top_ids=top_ids,
     )

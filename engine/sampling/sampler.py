@@ -17,11 +17,9 @@ import torch
 from engine.core.plan import Chunk, ChunkKind
 from engine.core.request import Request
 from engine.core.sampling_params import MAX_LOGPROBS, SamplingParams
-from engine.device.staging import send
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.sampling.cpu import TorchSampling
 from engine.sampling.gumbel_sample import greedy_sample
-from engine.sampling.logprobs import of_tokens
 from engine.sampling.sampled import Sampled
 from engine.sampling.token_masks import TokenMasks
 
@@ -55,13 +53,17 @@ class Sampler:
         max_rows: int | None = None,
         max_edited_drafts: int = 0,
         device: torch.device,
+        processed_logprobs: bool = False,
     ) -> None:
-        """`max_rows`: most rows of a call; None: `max_requests`. `max_edited_drafts`: see `FusedSampling`."""
+        """`max_rows`: most rows of a call; None: `max_requests`. `max_edited_drafts`: see `FusedSampling`.
+        `processed_logprobs`: see `EngineConfig`; not on a GPU."""
         self._max_edited_drafts = max_edited_drafts
         self._max_requests = max_requests
         self._vocab_size = vocab_size
         self._backend: _Backend
         if device.type == "cuda":
+            if processed_logprobs:
+                raise ValueError("the sampling kernels of a GPU do not report processed log-probabilities")
             from engine.sampling.fused import FusedSampling  # Triton ships only with torch's CUDA builds
 
             self._backend = FusedSampling(
@@ -74,7 +76,10 @@ class Sampler:
             )
         else:
             self._backend = TorchSampling(
-                vocab_size=vocab_size, eos_token_ids=eos_token_ids, max_requests=max_requests
+                vocab_size=vocab_size,
+                eos_token_ids=eos_token_ids,
+                max_requests=max_requests,
+                processed_logprobs=processed_logprobs,
             )
 
     def sample(
@@ -82,17 +87,13 @@ class Sampler:
     ) -> Sampled:
         """Choose one token for each row of `logits` [S, vocab], any float dtype, which belong to `chunks`.
 
-        Log-probabilities are of the model's own distribution. Then logit_bias, penalties, min_tokens,
-        `masks`, temperature and truncation apply, in this order. `masks` covers every row with a grammar.
-        `logits` is consumed.
+        Logit_bias, penalties, min_tokens, `masks`, temperature and truncation apply, in this order.
+        Log-probabilities are of the distribution before all of them, with `processed_logprobs` after them.
+        `masks` covers every row with a grammar. `logits` is consumed.
         """
         if masks is None and all(chunk.request.sampling.argmax_only for chunk in chunks):
             return Sampled(*greedy_sample(logits), None)
-        named = _named_logprobs(logits, chunks)
-        sampled = self._backend.sample(logits, chunks, masks)
-        if named is None or sampled.logprobs is None:
-            return sampled
-        return replace(sampled, logprobs=replace(sampled.logprobs, named=named))
+        return self._backend.sample(logits, chunks, masks)
 
     def profile_run(self, logits: torch.Tensor) -> None:
         """Run every operation once on rows like `logits`: compiles all kernels and allocates their memory.
@@ -114,19 +115,3 @@ class Sampler:
             request = Request(-1 - self._max_requests, [0], everything, slot=0)
             chunk = Chunk(request, 0, 0, 2, 0, kind=ChunkKind.VERIFY, draft=(0,))
             self.sample(logits[:2], chunk.rows(), TokenMasks([0, 1], words[:2]))
-
-
-def _named_logprobs(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor | None:
-    """Log-probabilities of the tokens that requests name, for the rows that are measured; see
-    `LogprobTensors.named`.
-    """
-    most = max(len(chunk.request.sampling.logprob_token_ids) for chunk in chunks)
-    if not most:
-        return None
-    rows = [row for row, chunk in enumerate(chunks) if chunk.request.sampling.logprobs is not None]
-    tokens = np.zeros((len(rows), most), dtype=np.int64)
-    for place, row in enumerate(rows):
-        ids = chunks[row].request.sampling.logprob_token_ids
-        tokens[place, : len(ids)] = ids
-    measured, flat = send([np.array(rows, dtype=np.int64), tokens.reshape(-1)], logits.device)
-    return of_tokens(logits[measured], flat.view(tokens.shape))

@@ -82,6 +82,15 @@ class Routing(Enum):
     PREFIX_AWARE = "prefix-aware"
 
 
+class LogprobsMode(Enum):
+    """Which distribution the log-probabilities of an answer are of."""
+
+    RAW = "raw"
+    """The model's own."""
+    PROCESSED = "processed"
+    """The one that tokens are sampled from."""
+
+
 class GenerationConfig(Enum):
     """Defaults of sampling parameters that a request leaves out."""
 

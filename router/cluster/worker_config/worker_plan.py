@@ -30,7 +30,7 @@ from router.cluster.worker_config.pool_size import (
 )
 from router.cluster.worker_config.reproducible import obstacles
 from router.cluster.worker_config.scheduler_plan import scheduler_for
-from router.config.choices import KVCacheDtype, Mode, QuantizationChoice
+from router.config.choices import KVCacheDtype, LogprobsMode, Mode, QuantizationChoice
 from router.config.settings import RouterConfig
 from worker.config import TierConfig, WorkerConfig, WorkerRole
 
@@ -140,6 +140,11 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f"--enable-return-routed-experts: {checkpoint.name} is no model with experts whose choice the"
             " workers see; leave it out"
         )
+    if config.access.logprobs_mode is LogprobsMode.PROCESSED and machine.device == "cuda":
+        raise PlanError(
+            "--logprobs-mode processed: the sampling kernels of a GPU report the model's own"
+            " log-probabilities; leave it out, or use --device cpu"
+        )
     encodes = spec.attention.bidirectional
     if pooling is not None:
         longest = min(longest, pooling.max_length or longest)
@@ -176,6 +181,7 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
         lora=config.adapters.engine,
         attention_backend=UNIFORM if config.reproducible else "auto",
         return_routed_experts=config.enable_return_routed_experts,
+        processed_logprobs=config.access.logprobs_mode is LogprobsMode.PROCESSED,
     )
 
 

@@ -116,6 +116,17 @@ _RENAMED: Final[dict[str, Translation]] = {
         "--generation-config",
         {"vllm": "none", "": UnavailableFlag("edit generation_config.json in the folder of the model")},
     ),
+    "--logprobs-mode": Renamed(
+        "--logprobs-mode",
+        {
+            "raw_logprobs": "raw",
+            "processed_logprobs": "processed",
+            **dict.fromkeys(
+                ("raw_logits", "processed_logits"),
+                UnavailableFlag("answers have log-probabilities, not logits; use raw or processed"),
+            ),
+        },
+    ),
     "--sampling-defaults": Renamed("--generation-config", {"model": "auto", "openai": "none"}),
     "--schedule-low-priority-values-first": Switch(on=("--low-priority-values-first=true",)),
     "--enable-priority-scheduling": Switch(

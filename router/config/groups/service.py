@@ -9,6 +9,7 @@ from router.config.choices import (
     GenerationConfig,
     LogFormat,
     LogLevel,
+    LogprobsMode,
     NodePlacement,
     ReasoningParserChoice,
     ToolCallParser,
@@ -83,6 +84,11 @@ class AccessSettings:
     )
     max_logprobs: int = _access(
         20, "largest number of alternatives per token in logprobs", "N", least=0, most=LOGPROBS_LIMIT
+    )
+    logprobs_mode: LogprobsMode = _access(
+        LogprobsMode.RAW,
+        "logprobs of an answer: raw, the model's own; processed, those of the distribution that is sampled"
+        " from, after penalties, temperature and truncation (on cpu)",
     )
 
 

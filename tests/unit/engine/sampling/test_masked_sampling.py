@@ -16,7 +16,7 @@ ROWS = 12
 
 
 def sampling_on_cpu(vocab: int) -> TorchSampling:
-    return TorchSampling(vocab_size=vocab, eos_token_ids=[2], max_requests=ROWS)
+    return TorchSampling(vocab_size=vocab, eos_token_ids=[2], max_requests=ROWS, processed_logprobs=False)
 
 
 @pytest.mark.parametrize("vocab", [61, 20_011])
