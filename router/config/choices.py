@@ -130,6 +130,11 @@ class ToolCallParser(Enum):
     LFM2 = "lfm2"
     FUNCTION_GEMMA = "functiongemma"
     GEMMA4 = "gemma4"
+    HUNYUAN3 = "hunyuan3"
+    LONGCAT = "longcat"
+    LONGCAT_TAGS = "longcat-tags"
+    COHERE = "cohere"
+    APERTUS = "apertus"
 
 
 class ReasoningParserChoice(Enum):
@@ -145,6 +150,10 @@ class ReasoningParserChoice(Enum):
     MISTRAL = "mistral"
     SEED_OSS = "seed-oss"
     GEMMA4 = "gemma4"
+    COHERE = "cohere"
+    APERTUS = "apertus"
+    ERNIE = "ernie45"
+    HUNYUAN = "hunyuan"
     HARMONY = "harmony"
     """gpt-oss's channels."""
 

@@ -86,12 +86,14 @@ _RENAMED: Final[dict[str, Translation]] = {
         "--tool-call-parser",
         {
             **dict.fromkeys(("llama3", "llama4_json"), "llama3-json"),
-            **dict.fromkeys(("qwen", "qwen25"), "hermes"),
+            **dict.fromkeys(("qwen", "qwen25", "ernie45", "granite4"), "hermes"),
             **dict.fromkeys(("qwen3_coder", "qwen3_xml", "qwen3_5"), "qwen3-coder"),
-            **dict.fromkeys(("glm", "glm47"), "glm45"),
+            **dict.fromkeys(("glm", "glm47", "poolside_v1"), "glm45"),
             "deepseekv3": "deepseek-v3",
             "deepseekv31": "deepseek-v31",
             "hunyuan_a13b": "hunyuan",
+            "hy_v3": "hunyuan3",
+            "cohere_command": "cohere",
             "phi4_mini_json": "phi4-mini",
             **dict.fromkeys(("openai", "gpt-oss"), "harmony"),
         },
@@ -99,7 +101,9 @@ _RENAMED: Final[dict[str, Translation]] = {
     "--reasoning-parser": Renamed(
         "--reasoning-parser",
         {
-            **dict.fromkeys(("qwen3", "glm45", "kimi", "kimi_k2", "minimax_m2", "ernie45", "olmo3"), "think"),
+            **dict.fromkeys(("qwen3", "glm45", "kimi", "kimi_k2", "minimax_m2", "olmo3"), "think"),
+            "hunyuan_a13b": "hunyuan",
+            "cohere_command": "cohere",
             **dict.fromkeys(("openai_gptoss", "gpt-oss"), "harmony"),
         },
     ),

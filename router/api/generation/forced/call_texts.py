@@ -97,6 +97,41 @@ CALL_TEXTS: Final[Mapping[ToolFormat, CallTexts]] = {
         after="</tool_call>",
         arguments=TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
     ),
+    ToolFormat.HUNYUAN3: CallTexts(
+        begin="<tool_calls>\n",
+        before="<tool_call>",
+        named="<tool_sep>\n",
+        after="</tool_call>",
+        arguments=TaggedArguments("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>"),
+        end="\n</tool_calls>",
+    ),
+    ToolFormat.LONGCAT: CallTexts(
+        '<longcat_tool_call>\n{"name": "', '", "arguments": ', "}\n</longcat_tool_call>"
+    ),
+    ToolFormat.LONGCAT_TAGS: CallTexts(
+        before="<longcat_tool_call>",
+        named="\n",
+        after="</longcat_tool_call>",
+        arguments=TaggedArguments(
+            "<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>"
+        ),
+    ),
+    ToolFormat.COHERE: CallTexts(
+        begin="<|START_ACTION|>[\n    ",
+        before='{"tool_call_id": "0", "tool_name": "',
+        named='", "parameters": ',
+        after="}",
+        between=",\n    ",
+        end="\n]<|END_ACTION|>",
+    ),
+    ToolFormat.APERTUS: CallTexts(
+        begin="<|tools_prefix|>[",
+        before='{"',
+        named='": ',
+        after="}",
+        between=", ",
+        end="]<|tools_suffix|>",
+    ),
     ToolFormat.MINIMAX_M2: CallTexts(
         begin="<minimax:tool_call>\n",
         before='<invoke name="',

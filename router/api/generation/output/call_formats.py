@@ -38,6 +38,11 @@ class ToolFormat(Enum):
     LFM2 = "lfm2"
     FUNCTION_GEMMA = "functiongemma"
     GEMMA4 = "gemma4"
+    HUNYUAN3 = "hunyuan3"
+    LONGCAT = "longcat"
+    LONGCAT_TAGS = "longcat-tags"
+    COHERE = "cohere"
+    APERTUS = "apertus"
 
 
 def _objects(index: int, tools: Mapping[str, Tool]) -> ObjectReader:
@@ -61,6 +66,11 @@ def _of_kimi(name: str) -> str:
     return name.strip().removeprefix("functions.").rpartition(":")[0] or name.strip()
 
 
+def _of_key(name: str) -> str:
+    """`"NAME`, the key of an object with the arguments."""
+    return name.strip().removeprefix('"')
+
+
 _FUNCTION = partial(
     CallTags,
     name="<function=",
@@ -71,6 +81,15 @@ _FUNCTION = partial(
     value_end="</parameter>",
     end="</function>",
 )
+_KEYS = partial(
+    CallTags,
+    key="<arg_key>",
+    key_end="</arg_key>",
+    value="<arg_value>",
+    value_end="</arg_value>",
+    end="</tool_call>",
+)
+_KEY_MARKERS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _V3 = "<｜tool▁call▁begin｜>"
 _SEP = "<｜tool▁sep｜>"
 _DEEPSEEK = partial(
@@ -93,20 +112,40 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
         "<tool_call>",
         "</tool_call>",
         "",
+        _tagged(_KEYS(name="", name_ends=("\n", "<arg_key>", "</tool_call>"), keeps_ends=True)),
+        markers=_KEY_MARKERS,
+    ),
+    ToolFormat.HUNYUAN3: CallFormat(
+        "<tool_calls>",
+        "</tool_calls>",
+        "<tool_call>",
+        _tagged(_KEYS(name="<tool_call>", name_ends=("<tool_sep>",))),
+        markers=("<tool_call>", "</tool_call>", "<tool_sep>", *_KEY_MARKERS),
+    ),
+    ToolFormat.LONGCAT: CallFormat("<longcat_tool_call>", "</longcat_tool_call>", "{", _objects),
+    ToolFormat.LONGCAT_TAGS: CallFormat(
+        "<longcat_tool_call>",
+        "</longcat_tool_call>",
+        "",
         _tagged(
             CallTags(
                 name="",
-                name_ends=("\n", "<arg_key>", "</tool_call>"),
-                key="<arg_key>",
-                key_end="</arg_key>",
-                value="<arg_value>",
-                value_end="</arg_value>",
-                end="</tool_call>",
+                name_ends=("\n", "<longcat_arg_key>", "</longcat_tool_call>"),
+                key="<longcat_arg_key>",
+                key_end="</longcat_arg_key>",
+                value="<longcat_arg_value>",
+                value_end="</longcat_arg_value>",
+                end="</longcat_tool_call>",
                 keeps_ends=True,
             )
         ),
-        markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        markers=(
+            *("<longcat_arg_key>", "</longcat_arg_key>"),
+            *("<longcat_arg_value>", "</longcat_arg_value>"),
+        ),
     ),
+    ToolFormat.COHERE: CallFormat("<|START_ACTION|>", "<|END_ACTION|>", "{", _objects),
+    ToolFormat.APERTUS: CallFormat("<|tools_prefix|>", "<|tools_suffix|>", "{", _named("{", '":', _of_key)),
     ToolFormat.MINIMAX_M2: CallFormat(
         "<minimax:tool_call>",
         "</minimax:tool_call>",
@@ -172,6 +211,11 @@ _SIGNS: Final[tuple[tuple[str, ToolFormat], ...]] = (
     ("<function_calls>", ToolFormat.OLMO3),
     ("<|tool_call_start|>", ToolFormat.LFM2),
     ("<|python_start|>", ToolFormat.LLAMA4_PYTHONIC),
+    ("<|START_ACTION|>", ToolFormat.COHERE),
+    ("<|tools_prefix|>", ToolFormat.APERTUS),
+    ("<longcat_arg_key>", ToolFormat.LONGCAT_TAGS),
+    ("<longcat_tool_call>", ToolFormat.LONGCAT),
+    ("<tool_sep>", ToolFormat.HUNYUAN3),
     ("<tool_calls>", ToolFormat.HUNYUAN),
     ("<|/tool_call|>", ToolFormat.PHI4_MINI),
     ("<|tool_call|>", ToolFormat.GRANITE),

@@ -10,6 +10,7 @@ from typing import Final
 from router.api.generation.output.parts import Arguments, Call, Part
 
 _SPACE: Final = frozenset(" \t\r\n")
+_NAMES: Final = ("name", "tool_name")
 _ARGUMENTS: Final = ("arguments", "parameters")
 
 
@@ -139,7 +140,7 @@ class CallObject:
             if not self._value.done:
                 return state
             self._key = _string(self._word) or ""
-            known = self._key == "name" or self._key in _ARGUMENTS
+            known = self._key in _NAMES or self._key in _ARGUMENTS
             if self._accepts is not None and not known and self._key not in ("type", "id"):
                 return _State.BROKEN
             return _State.COLON
@@ -187,7 +188,7 @@ class CallObject:
         return after if after is _State.BROKEN else self._next(char, parts)
 
     def _value_ends(self) -> _State:
-        if self._key == "name":
+        if self._key in _NAMES:
             self._name = _string(self._word)
             if self._name is None or (self._accepts is not None and not self._accepts(self._name)):
                 return _State.BROKEN

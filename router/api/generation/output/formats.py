@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.api.generation.output import harmony
+from router.api.generation.output.answer_tags import TaggedAnswer
 from router.api.generation.output.call_formats import CALL_FORMATS, ToolFormat, taught_by
 from router.api.generation.output.call_ids import with_numbered_ids, with_short_ids
 from router.api.generation.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
@@ -74,7 +75,7 @@ class OutputFormats:
         elif format := CALL_FORMATS.get(self.tools) if self.tools else None:
             calls = (format.begin, format.end, *format.markers)
         reasoning = TAGS.get(self.reasoning) if self.reasoning else None
-        return (*(calls if use.offered else ()), *(reasoning or ()))
+        return (*(calls if use.offered else ()), *(reasoning.markers if reasoning else ()))
 
     def parser(self, use: ToolUse, prompt: str) -> OutputParser | None:
         """A parser of one answer to `prompt`; None if it needs no parsing. Raises InvalidRequest."""
@@ -104,6 +105,8 @@ class OutputFormats:
         tags = TAGS.get(self.reasoning, THINK) if self.reasoning else THINK
         opened = prompt.rstrip().endswith(tags.opening)  # by the template
         inside = opened or self.reasoning is ReasoningFormat.DEEPSEEK_R1
+        if tags.answer is not None:
+            rest = TaggedAnswer(*tags.answer, rest)
         return ReasoningParser(rest, inside=inside, tags=tags)
 
     def _tool_parser(self, use: ToolUse) -> OutputParser | None:

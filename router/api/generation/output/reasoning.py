@@ -18,6 +18,11 @@ class ReasoningFormat(Enum):
     MISTRAL = "mistral"
     SEED_OSS = "seed-oss"
     GEMMA4 = "gemma4"
+    COHERE = "cohere"
+    APERTUS = "apertus"
+    ERNIE = "ernie45"
+    """The answer is in tags, too."""
+    HUNYUAN = "hunyuan"
     HARMONY = "harmony"
     """Messages of the analysis channel (gpt-oss)."""
 
@@ -25,13 +30,30 @@ class ReasoningFormat(Enum):
 class ReasoningTags(NamedTuple):
     opening: str
     closing: str
+    answer: tuple[str, str] | None = None
+    """Tags around the answer after it."""
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self.opening, self.closing, *(self.answer or ()))
+
+    def taught_by(self, template: str) -> bool:
+        """Whether a chat template has one of the two tags, and those of the answer."""
+        written = self.opening in template or self.closing in template
+        return written and all(tag in template for tag in self.answer or ())
 
 
 THINK: Final = ReasoningTags("<think>", "</think>")
+_ERNIE: Final = THINK._replace(answer=("<response>", "</response>"))
+_HUNYUAN: Final = THINK._replace(answer=("<answer>", "</answer>"))
 TAGS: Final[Mapping[ReasoningFormat, ReasoningTags]] = {
     ReasoningFormat.MISTRAL: ReasoningTags("[THINK]", "[/THINK]"),
     ReasoningFormat.SEED_OSS: ReasoningTags("<seed:think>", "</seed:think>"),
     ReasoningFormat.GEMMA4: ReasoningTags("<|channel>thought", "<channel|>"),
+    ReasoningFormat.COHERE: ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat.APERTUS: ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningFormat.ERNIE: _ERNIE,
+    ReasoningFormat.HUNYUAN: _HUNYUAN,
     ReasoningFormat.THINK: THINK,
     ReasoningFormat.DEEPSEEK_R1: THINK,
 }
@@ -39,8 +61,7 @@ TAGS: Final[Mapping[ReasoningFormat, ReasoningTags]] = {
 
 def reasoning_of(template: str) -> ReasoningFormat | None:
     """The format of reasoning in a chat template; None: it has none."""
-    found = (format for format, tags in TAGS.items() if any(tag in template for tag in tags))
-    return next(found, None)
+    return next((format for format, tags in TAGS.items() if tags.taught_by(template)), None)
 
 
 class _State(Enum):

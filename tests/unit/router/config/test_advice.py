@@ -117,6 +117,8 @@ def test_what_is_no_whole_number_is_refused(text: str) -> None:
         ("llama3", ToolCallParser.LLAMA_JSON),
         ("qwen25", ToolCallParser.HERMES),
         ("openai", ToolCallParser.HARMONY),
+        ("ernie45", ToolCallParser.HERMES),
+        ("hy_v3", ToolCallParser.HUNYUAN3),
     ],
 )
 def test_tool_call_parsers_have_the_names_of_other_servers(given: str, parser: ToolCallParser) -> None:
@@ -136,6 +138,7 @@ def test_a_chat_template_is_that_of_one_model() -> None:
     [
         ("deepseek_r1", ReasoningParserChoice.DEEPSEEK_R1),
         ("qwen3", ReasoningParserChoice.THINK),
+        ("ernie45", ReasoningParserChoice.ERNIE),
         ("openai_gptoss", ReasoningParserChoice.HARMONY),
     ],
 )

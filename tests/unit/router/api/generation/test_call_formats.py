@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.api.generation.output.answer_tags import TaggedAnswer
 from router.api.generation.output.call_formats import CALL_FORMATS, ToolFormat, taught_by
 from router.api.generation.output.formats import OutputFormats
 from router.api.generation.output.parts import Arguments, Call, Content, OutputParser, Part
@@ -107,6 +108,28 @@ PUBLISHED: dict[ToolFormat, str] = {
         '<tool_calls>[{"name": "weather", "arguments": {"city": "Bern", "days": 3}},\n'
         '{"name": "f", "arguments": {}}]</tool_calls>'
     ),
+    ToolFormat.HUNYUAN3: (
+        "<tool_calls>\n<tool_call>weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n"
+        "<tool_call>f<tool_sep>\n</tool_call>\n</tool_calls>"
+    ),
+    ToolFormat.LONGCAT: (
+        '<longcat_tool_call>\n{"name": "weather", "arguments": {"city": "Bern", "days": 3}}\n'
+        '</longcat_tool_call>\n<longcat_tool_call>\n{"name": "f", "arguments": {}}\n</longcat_tool_call>'
+    ),
+    ToolFormat.LONGCAT_TAGS: (
+        "<longcat_tool_call>weather\n<longcat_arg_key>city</longcat_arg_key>\n"
+        "<longcat_arg_value>Bern</longcat_arg_value>\n<longcat_arg_key>days</longcat_arg_key>\n"
+        "<longcat_arg_value>3</longcat_arg_value>\n</longcat_tool_call>\n"
+        "<longcat_tool_call>f\n</longcat_tool_call>"
+    ),
+    ToolFormat.COHERE: (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Bern",'
+        ' "days": 3}},\n    {"tool_call_id": "1", "tool_name": "f", "parameters": {}}\n]<|END_ACTION|>'
+    ),
+    ToolFormat.APERTUS: (
+        '<|tools_prefix|>[{"weather": {"city": "Bern", "days": 3}}, {"f": {}}]<|tools_suffix|>'
+    ),
     ToolFormat.PYTHONIC: '[weather(city="Bern", days=3), f()]',
     ToolFormat.LLAMA4_PYTHONIC: "<|python_start|>[weather(city='Bern', days=3), f()]<|python_end|>",
     ToolFormat.OLMO3: '<function_calls>\nweather(city="Bern", days=3)\nf()\n</function_calls>',
@@ -200,6 +223,14 @@ TAGGED: dict[ToolFormat, tuple[str, str]] = {
     ToolFormat.GLM: (
         "<tool_call>weather<arg_key>{}</arg_key><arg_value>",
         "</arg_value></tool_call>",
+    ),
+    ToolFormat.HUNYUAN3: (
+        "<tool_calls><tool_call>weather<tool_sep><arg_key>{}</arg_key><arg_value>",
+        "</arg_value></tool_call></tool_calls>",
+    ),
+    ToolFormat.LONGCAT_TAGS: (
+        "<longcat_tool_call>weather<longcat_arg_key>{}</longcat_arg_key><longcat_arg_value>",
+        "</longcat_arg_value></longcat_tool_call>",
     ),
     ToolFormat.MINIMAX_M2: (
         '<minimax:tool_call><invoke name="weather"><parameter name="{}">',
@@ -335,6 +366,11 @@ def test_a_call_within_reasoning_is_reasoning() -> None:
         (ReasoningFormat.MISTRAL, "[THINK]hm[/THINK]Yes"),
         (ReasoningFormat.SEED_OSS, "<seed:think>hm</seed:think>Yes"),
         (ReasoningFormat.GEMMA4, "<|channel>thought\nhm<channel|>Yes"),
+        (ReasoningFormat.COHERE, "<|START_THINKING|>hm<|END_THINKING|>Yes"),
+        (ReasoningFormat.APERTUS, "<|inner_prefix|>hm<|inner_suffix|>Yes"),
+        (ReasoningFormat.ERNIE, "<think>\nhm\n</think>\n\n\n<response>\nYes\n</response>\n"),
+        (ReasoningFormat.ERNIE, "<think>hm</think>Yes"),
+        (ReasoningFormat.HUNYUAN, "<think>\nhm\n</think>\n<answer>\nYes\n</answer>"),
         (ReasoningFormat.THINK, "<think>hm</think>Yes"),
     ],
 )
@@ -347,9 +383,44 @@ def test_reasoning_has_the_tags_of_the_model(format: ReasoningFormat, answer: st
     assert formats.markers(ToolUse())
 
 
+ERNIE = "<think>\nIt rains.\n</think>\n\n"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"note": "</response>"}}\n</tool_call>\n'
+
+
+@pytest.mark.parametrize("before", ["", "<response>\nLet me see.\n</response>\n", "Let me see.\n"])
+def test_calls_of_ernie_stand_after_the_response_or_in_its_place(before: str) -> None:
+    formats = OutputFormats.of_template("<tool_call> <think> <response> </response>", takes_tools=True)
+    assert formats == OutputFormats(ToolFormat.HERMES, ReasoningFormat.ERNIE)
+    text = ERNIE + before + CALL
+    found = []
+    for pieces in ([text], [*text], *([text[:cut], text[cut:]] for cut in range(1, len(text)))):
+        reading = formats.parser(ToolUse(TOOLS), "")
+        assert reading is not None
+        found.append(merged([part for piece in pieces for part in reading.feed(piece)] + reading.finish()))
+    assert all(parts == found[0] for parts in found)
+    assert text_of(found[0]).strip() == ("Let me see." if before else "")
+    assert calls(found[0]) == [("f", {"note": "</response>"})]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<resp", " \n<response", "A <response> tag", "<response>cut </respo", "</response>"]
+)
+@pytest.mark.parametrize("size", [1, 2, 50])
+def test_text_that_is_not_in_tags_or_cut_within_them_is_kept(text: str, size: int) -> None:
+    reading = TaggedAnswer("<response>", "</response>")
+    parts = [part for at in range(0, len(text), size) for part in reading.feed(text[at : at + size])]
+    assert text_of(parts + reading.finish()) == text.removeprefix("<response>")
+
+
 @pytest.mark.parametrize(
     ("template", "format"),
     [
+        ("<tool_calls>\n<tool_call>{{ name }}<tool_sep>\n<arg_key>", ToolFormat.HUNYUAN3),
+        ("<tool_calls>[", ToolFormat.HUNYUAN),
+        ('<longcat_tool_call>\n{"name": <function-name>, "arguments": <args-dict>}', ToolFormat.LONGCAT),
+        ("<longcat_tool_call>{name}\n<longcat_arg_key>", ToolFormat.LONGCAT_TAGS),
+        ("<|START_ACTION|>[", ToolFormat.COHERE),
+        ("{{ '<|tools_prefix|>[' }}", ToolFormat.APERTUS),
         ("... <tool_call>\n<function=example> ...", ToolFormat.QWEN3_CODER),
         ("<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key>", ToolFormat.GLM),
         ("<|tool_calls_section_begin|>", ToolFormat.KIMI_K2),

@@ -30,7 +30,10 @@ from tests.unit.router.api.generation.test_output_parsers import merged
 BYTES: Final = LLTokenizer("byte")
 CLOSERS: Final = [
     text.encode()
-    for text in ('"', "}", "]", ")", "\n</parameter>", "</parameter>", "</arg_value>", "<escape>", '<|"|>')
+    for text in (
+        *('"', "}", "]", ")", "\n</parameter>", "</parameter>", "</arg_value>", "</longcat_arg_value>"),
+        *("<escape>", '<|"|>'),
+    )
 ]
 LONG: Final = 400
 """Bytes after which a walk takes every way to the end."""
