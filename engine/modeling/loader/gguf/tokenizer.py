@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from engine.model_config.errors import UnsupportedModel
+from engine.modeling.loader.gguf.deepseek_splits import DEEPSEEK_CODER, DEEPSEEK_LLM
 
 Vocabulary: TypeAlias = dict[str, int]
 Merges: TypeAlias = list[tuple[str, str]]
@@ -87,7 +88,11 @@ _SPLITS: Final = {
     "kimi-k2": _KIMI,
 }
 """Expressions that split a text before merges, by `tokenizer.ggml.pre`."""
-_IN_TURN: Final = dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3)
+_IN_TURN: Final = {
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
+    "deepseek-llm": DEEPSEEK_LLM,
+    "deepseek-coder": DEEPSEEK_CODER,
+}
 """Several expressions, one after the other."""
 _AS_GPT2: Final = frozenset({"gpt-2", "phi-2", "mpt", "olmo", "jais"})
 _DIGITS_APART: Final = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"})

@@ -284,6 +284,16 @@ def joined(tokens: Sequence[str]) -> Iterator[tuple[str, int]]:
     ("pre", "text", "parts"),
     [
         ("deepseek-v3", "a12345中文かな b.C\n\n", ["a", "123", "45", "中文かな", " b", ".C", "\n\n"]),
+        (
+            "deepseek-llm",  # its punctuation has all of ASCII's letters
+            "Straße 12中文かな b.C\n\n x  ",
+            [*("Stra", "ß", "e", " ", "1", "2", "中文かな", " b", ".", "C", "\n", "\n", " x", "  ")],
+        ),
+        (
+            "deepseek-coder",
+            "Straße 12中文かな b.C\n\n x=",
+            [*("Straße", " ", "1", "2", "中文かな", " b", ".", "C", "\n", "\n", " x", "=")],
+        ),
         ("kimi-k2", "a12345中文かなB b.c/\n\n", ["a", "123", "45", "中文", "かな", "B", " b", ".c", "/\n\n"]),
         ("gpt-4o", "a12345中文かなB b.c/\n\n", ["a", "123", "45", "中文かな", "B", " b", ".c", "/\n\n"]),
     ],
