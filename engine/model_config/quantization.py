@@ -44,8 +44,18 @@ class WeightFormat(Enum):
     """8-bit floats (e4m3) with an exponent (e8m0) per 32 input features; activations are not quantized."""
     NVFP4 = "nvfp4"
     """4-bit floats (e2m1) with a scale (e4m3) per 16 input features; activations are not quantized."""
+    BITSANDBYTES = "bitsandbytes"
+    """4-bit codes of floats or 8-bit integers with scales, dequantized as they are read."""
     GGUF = "gguf"
     """Integers of up to 8 bits with a scale and an offset per group; activations are not quantized."""
+
+
+class Mxfp4Names(Enum):
+    """Names of a module's values, and of their exponents."""
+
+    GPT_OSS = ("blocks", "scales")
+    COMPRESSED = ("weight_packed", "weight_scale")
+    QUARK = ("weight", "weight_scale")
 
 
 class Packing(Enum):
@@ -96,6 +106,7 @@ class Quantization:
     """GGUF: whether there are offsets."""
     zero_offset: int = 0
     """Added to the zero points that are stored."""
+    mxfp4: Mxfp4Names = Mxfp4Names.GPT_OSS
     nvfp4: Nvfp4Names = Nvfp4Names.COMPRESSED
     spellings: tuple[tuple[str, str], ...] = ()
     """Other names that the tensors of a module have in some checkpoints, and the names that are read."""
@@ -118,6 +129,8 @@ class Quantization:
                 return 0.5 + 1 / NVFP4_BLOCK
             case WeightFormat.FP8_ROWS | WeightFormat.FP8_BLOCKS:
                 return 1.0
+            case WeightFormat.BITSANDBYTES:
+                return self.bits / 8
             case WeightFormat.MXFP8:
                 return 1.0 + 1 / MX_BLOCK
             case WeightFormat.GGUF:
@@ -129,8 +142,7 @@ class Quantization:
         """Whether GPUs multiply weights as they are stored; if not, weights are dequantized at load."""
         if self.format is WeightFormat.INTEGERS:
             return self.bits == 4
-        dequantized = self.format in (WeightFormat.GGUF, WeightFormat.MXFP8)
-        return not dequantized and not self.weights_only
+        return self.format not in _DEQUANTIZED and not self.weights_only
 
     def read_as(self, name: str) -> str:
         """The name under which the checkpoint's tensor `name` is read."""
@@ -151,6 +163,7 @@ class Quantization:
         return (not self.targets or listed(self.targets)) and not listed(self.left_out)
 
 
+_DEQUANTIZED: Final = (WeightFormat.GGUF, WeightFormat.MXFP8, WeightFormat.BITSANDBYTES)
 ONLINE_FP8: Final = Quantization(format=WeightFormat.FP8_ROWS, online=True)
 
 

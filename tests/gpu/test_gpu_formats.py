@@ -16,12 +16,12 @@ from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,
-    NVFP4_FORMATS,
     rewrite,
 )
+from tests.unit.engine.modeling.loader.quantizing_floats import FP4_FORMATS
 
 CUDA = torch.device("cuda")
-FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
+FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **INT8_FORMATS, **FP4_FORMATS}
 SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 512,
@@ -77,7 +77,7 @@ def answers(folder: Path, name: str, dtype: torch.dtype, work: list[Forced]) -> 
 def test_logits_are_those_of_the_values_that_the_tensors_stand_for(
     format: str, name: str, tmp_path: Path
 ) -> None:
-    if format in (*FP8_FORMATS, *NVFP4_FORMATS) and torch.cuda.get_device_capability() < (8, 9):
+    if format in (*FP8_FORMATS, *FP4_FORMATS) and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("the device does not multiply 8-bit floats")
     source(name).save_pretrained(tmp_path / "source")
     rewrite(tmp_path / "source", tmp_path / "quantized", tmp_path / "dense", FORMATS[format])

@@ -12,6 +12,8 @@ from torch import Tensor
 from common.progress import Progress, silent
 from engine.device.cpu_threads import in_parallel
 from engine.model_config.errors import WeightsError
+from engine.model_config.quantization import WeightFormat
+from engine.modeling.loader.bitsandbytes import dequantized
 from engine.modeling.loader.gguf.blocks import unpacked
 from engine.modeling.loader.places import Place, places_of
 from engine.modeling.loader.safetensors_reader import read_tensors
@@ -91,6 +93,8 @@ def _placed(
     model: CausalLM, files: list[Path], targets: FillTargets, unexpected: list[str], *, values: bool = True
 ) -> Iterator[_Placed]:
     tensors = read_tensors(files, lambda name: model.reads(model.source_name(name)), model.shard)
+    if model.spec.quantization is not None and model.spec.quantization.format is WeightFormat.BITSANDBYTES:
+        tensors = dequantized(tensors, values=values)
     dtype = model.embed.weight.dtype
     for name, stored in (
         part

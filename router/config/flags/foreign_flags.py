@@ -69,12 +69,12 @@ _QUANTIZATIONS: Final = {
         method: UnavailableFlag("the method is read from the checkpoint's config.json; leave it out")
         for method in (
             *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4"),
-            *("mxfp4", "gguf", "w8a8_int8", "w8a8_fp8"),
+            *("mxfp4", "gguf", "w8a8_int8", "w8a8_fp8", "bitsandbytes", "fbgemm_fp8", "quark", "auto-round"),
         )
     },
     **{
         method: UnavailableFlag("use --quantization fp8, or a checkpoint in AWQ, GPTQ or compressed-tensors")
-        for method in ("bitsandbytes", "torchao", "experts_int8", "fbgemm_fp8", "quark", "auto-round")
+        for method in ("torchao", "experts_int8")
     },
 }
 _RENAMED: Final[dict[str, Translation]] = {

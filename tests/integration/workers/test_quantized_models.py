@@ -24,12 +24,12 @@ from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,
-    NVFP4_FORMATS,
     rewrite,
 )
+from tests.unit.engine.modeling.loader.quantizing_floats import BITSANDBYTES_FORMATS, FP4_FORMATS
 from tests.unit.tiny import save_tiny_llama
 
-FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
+FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **INT8_FORMATS, **FP4_FORMATS, **BITSANDBYTES_FORMATS}
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 256,
@@ -41,7 +41,7 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.1,
     "eos_token_id": None,
 }
-ONE_OF_EACH = [next(iter(formats)) for formats in (FP8_FORMATS, INT4_FORMATS, INT8_FORMATS, NVFP4_FORMATS)]
+ONE_OF_EACH = [next(iter(formats)) for formats in (FP8_FORMATS, INT4_FORMATS, INT8_FORMATS, FP4_FORMATS)]
 PROMPTS = [prompt(length, seed=length) for length in (5, 33, 70)]
 COUNT = 12
 

@@ -12,7 +12,7 @@ from engine.modeling.layers.formats.fp4 import Mxfp4, Nvfp4
 from engine.modeling.layers.formats.fp8 import Fp8Blocks, Fp8Rows, Mxfp8
 from engine.modeling.layers.formats.gguf import GgufCodes
 from engine.modeling.layers.formats.integers import IntegerGroups
-from engine.modeling.layers.linear.linear_layer import LinearMethod
+from engine.modeling.layers.linear.linear_layer import PLAIN, LinearMethod
 
 
 def method_of(quantization: Quantization, shares: int = 1, *, rearranged: bool = False) -> LinearMethod:
@@ -43,11 +43,13 @@ def method_of(quantization: Quantization, shares: int = 1, *, rearranged: bool =
                 zero_offset=quantization.zero_offset,
             )
         case WeightFormat.MXFP4:
-            return Mxfp4(dtype)
+            return Mxfp4(dtype, quantization.mxfp4)
         case WeightFormat.MXFP8:
             return Mxfp8(dtype)
         case WeightFormat.NVFP4:
             return Nvfp4(dtype, quantization.nvfp4)
+        case WeightFormat.BITSANDBYTES:
+            return PLAIN
         case WeightFormat.GGUF:
             assert quantization.group is not None
             return GgufCodes(dtype, group=quantization.group, offsets=quantization.zero_points)

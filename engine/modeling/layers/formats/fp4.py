@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 import torch
 from torch import Tensor, nn
 
-from engine.model_config.quantization import MX_BLOCK, NVFP4_BLOCK, Nvfp4Names
+from engine.model_config.quantization import MX_BLOCK, NVFP4_BLOCK, Mxfp4Names, Nvfp4Names
 from engine.modeling.layers.formats.fp8 import EXPONENT_BIAS, FP8, has_kernels
 from engine.modeling.layers.formats.quantized import QuantizedWeight
 from engine.modeling.layers.linear.codes import Codes
@@ -65,9 +65,11 @@ class _Fp4(QuantizedWeight):
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(_Fp4):
-    """As gpt-oss stores its experts: `blocks` [out, in / 32, 16], two values in a byte, and `scales`."""
+    """`blocks` [out, in / 2], two values in a byte, and `scales` [out, in / 32]. gpt-oss stores blocks of its
+    experts as [out, in / 32, 16]."""
 
     NAME: ClassVar[str] = "mxfp4"
+    names: Mxfp4Names = Mxfp4Names.GPT_OSS
 
     def create(
         self, layer: nn.Module, in_features: int, out_features: int, *, stack: tuple[int, ...] = ()
@@ -77,9 +79,10 @@ class Mxfp4(_Fp4):
         layer.scales = weight(*stack, out_features, blocks, dtype=torch.uint8)
 
     def slots(self, layer: nn.Module) -> list[Slot]:
+        blocks, scales = self.names.value
         return [
-            Slot("blocks", layer.get_parameter("blocks"), (1, 2)),
-            Slot("scales", layer.get_parameter("scales"), (1, MX_BLOCK)),
+            Slot(blocks, layer.get_parameter("blocks"), (1, 2)),
+            Slot(scales, layer.get_parameter("scales"), (1, MX_BLOCK)),
         ]
 
     def _scale(self, stored: Mapping[str, Tensor]) -> Tensor:

@@ -10,6 +10,7 @@ from router.api.generation.output.call_formats import ToolFormat
 from tests.unit.engine.modeling.loader.published_accepted import ACCEPTED
 from tests.unit.engine.modeling.loader.published_refused import REFUSED
 from tests.unit.engine.modeling.loader.published_shapes import LLAMA_8B
+from tests.unit.engine.modeling.loader.published_vendors import VENDORS
 
 Config = Mapping[str, Any]
 
@@ -72,7 +73,7 @@ def classes(*names: str) -> tuple[OfClass, ...]:
 
 
 def published(*names: str) -> tuple[OfConfig, ...]:
-    known: dict[str, Config] = {one.name: one.config for one in (*ACCEPTED, *REFUSED)}
+    known: dict[str, Config] = {one.name: one.config for one in (*ACCEPTED, *VENDORS, *REFUSED)}
     return tuple(OfConfig(known[name]) for name in names)
 
 

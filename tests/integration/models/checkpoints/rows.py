@@ -43,7 +43,7 @@ FORMATS: Final = (
     Row(73, "4 bits in groups of 32, asymmetric", published("asymmetric 4 bits with a format in the group")),
     Row(74, "AutoRound", published("Intel/…-int4-AutoRound")),
     Row(75, "bitsandbytes nf4", published("unsloth/Llama-3.1-8B-Instruct-bnb-4bit")),
-    Row(76, "AMD's quark MXFP4", (quantized("quark"),)),
+    Row(76, "AMD's quark MXFP4", published("amd/Llama-3.1-8B-Instruct-MXFP4, as Quark exports it")),
     Row(77, "FBGEMM FP8", published("meta-llama/Llama-3.1-405B-Instruct-FP8")),
     Row(
         78,

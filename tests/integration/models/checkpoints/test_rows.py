@@ -14,7 +14,7 @@ from tests.integration.models.checkpoints.table import lines, result
 
 _DOCUMENT: Final = Path(__file__).resolve().parents[4] / "docs" / "models.md"
 _SUMMARY: Final = re.compile(r"\d+ of 84 load, \d+ of 29 load, \d+ of 29 call tools in their format")
-_REFUSED: Final = {72, 75, 76, 77, 81, 83}
+_REFUSED: Final = {72, 81, 83}
 """Rows of formats and files of which a part is refused."""
 
 

@@ -16,10 +16,11 @@ from engine.modeling.general import describe
 from tests.engine_config import engine_config
 from tests.integration.models.classes.outcome import PROMPT
 from tests.integration.models.test_every_architecture import finish, greedy, new_request
-from tests.unit.engine.modeling.loader.quantizing import FP8_FORMATS, INT4_FORMATS, NVFP4_FORMATS, rewrite
+from tests.unit.engine.modeling.loader.quantizing import FP8_FORMATS, INT4_FORMATS, rewrite
+from tests.unit.engine.modeling.loader.quantizing_floats import FP4_FORMATS
 from tests.unit.engine.modeling.loader.test_quantized_weights import model as quantizable
 
-FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **NVFP4_FORMATS}
+FORMATS = {**FP8_FORMATS, **INT4_FORMATS, **FP4_FORMATS}
 
 
 @pytest.fixture(autouse=True)

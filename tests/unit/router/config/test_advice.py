@@ -89,7 +89,12 @@ def test_a_dotted_flag_is_a_field_of_its_json_object() -> None:
 
 @pytest.mark.parametrize(
     ("method", "advice"),
-    [("awq", "leave it out"), ("gptq_marlin", "leave it out"), ("bitsandbytes", "--quantization fp8")],
+    [
+        ("awq", "leave it out"),
+        ("gptq_marlin", "leave it out"),
+        ("bitsandbytes", "leave it out"),
+        ("torchao", "--quantization fp8"),
+    ],
 )
 def test_quantized_checkpoints_need_no_flag(method: str, advice: str) -> None:
     assert advice in problem(f"--quantization {method}")

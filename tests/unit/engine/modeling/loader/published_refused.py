@@ -32,19 +32,22 @@ class Refused:
 
 REFUSED: Final = [
     Refused(
-        "unsloth/Llama-3.1-8B-Instruct-bnb-4bit",
-        {
-            "bnb_4bit_compute_dtype": "bfloat16",
-            "bnb_4bit_quant_type": "nf4",
-            "load_in_4bit": True,
-            "quant_method": "bitsandbytes",
-        },
-        ("quant_method='bitsandbytes'", "--quantization fp8"),
+        "a method of another library", {"quant_method": "hqq"}, ("quant_method='hqq'", "--quantization fp8")
     ),
     Refused(
-        "meta-llama/Llama-3.1-405B-Instruct-FP8",
-        {"activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"], "quant_method": "fbgemm_fp8"},
-        ("quant_method='fbgemm_fp8'", "compressed-tensors"),
+        "bitsandbytes, packed for FSDP",
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"},
+        ("bnb_4bit_quant_storage='bfloat16'", "'uint8'"),
+    ),
+    Refused(
+        "quark in 4-bit integers",
+        {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "uint4", "group_size": 128}}},
+        ("quark", "dtype='uint4'", "'fp4' or 'fp8_e4m3'"),
+    ),
+    Refused(
+        "quark with formats by module",
+        {"quant_method": "quark", "layer_quant_config": {"*.down_proj": {}}},
+        ("quark", "layer_quant_config", "{}"),
     ),
     Refused("AWQ for single rows", AWQ | {"version": "gemv"}, ("awq", "version='gemv'", "'gemm'")),
     Refused("AWQ without zero points", AWQ | {"zero_point": False}, ("awq", "zero_point=False", "True")),

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-__all__ = ["FP8_FORMATS", "INT4_FORMATS", "INT8_FORMATS", "NVFP4_FORMATS", "Format", "rewrite"]
+__all__ = ["FP8_FORMATS", "INT4_FORMATS", "INT8_FORMATS", "Format", "Split", "rewrite"]
 
 FP8 = torch.float8_e4m3fn
 _LINEAR = re.compile(r"(self_attn|mlp|block_sparse_moe).*\.(\w+_proj|kv_a_proj_with_mqa|w[123])\.weight$")
@@ -64,6 +64,16 @@ def _with_static_scales(split: Split) -> Split:
     def also(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         parts, values = split(weight)
         return parts | {"input_scale": torch.tensor(7.0)}, values
+
+    return also
+
+
+def _clipped(split: Split) -> Split:
+    """And with a bound of activations, of which nothing may depend."""
+
+    def also(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        parts, values = split(weight)
+        return parts | {"input_scale_ub": torch.tensor([7.0])}, values
 
     return also
 
@@ -165,6 +175,10 @@ FP8_FORMATS: Mapping[str, Format] = {
             {"strategy": "block", "block_structure": [128, 128]}, {"strategy": "group", "group_size": 128}
         ),
         _blocks("weight_scale"),
+    ),
+    "fp8 per channel, of FBGEMM": Format(
+        {"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head", "gate", "shared_expert_gate"]},
+        _clipped(_rows),
     ),
     "mxfp8": Format(
         {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", "*.mlp.gate"]},
@@ -305,44 +319,5 @@ INT8_FORMATS: Mapping[str, Format] = {
     "int8 packed with zero points": _compressed_integers(64, symmetric=False, bits=8),
     "int8 per channel": _compressed_integers(
         0, symmetric=True, bits=8, split=_signed, format="int-quantized"
-    ),
-}
-
-_FP4 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-
-
-def _nvfp4(names: tuple[str, str, str], *, divided: bool) -> Split:
-    def split(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        grouped = weight.unflatten(1, (-1, 16))
-        factor = weight.abs().max() / 448 / 6
-        factor = 1 / factor if divided else factor
-        scale = grouped.abs().amax(2, keepdim=True) / 6
-        scale = (scale * factor if divided else scale / factor).to(FP8)
-        exact = scale.float() * (1 / factor if divided else factor)
-        magnitudes = (grouped.abs() / exact).unsqueeze(3)
-        codes = (magnitudes - _FP4).abs().argmin(3)
-        values = torch.where(grouped < 0, -_FP4[codes], _FP4[codes]) * exact
-        codes = (codes + 8 * (grouped < 0)).flatten(1).to(torch.uint8)
-        stored = codes[:, ::2] | codes[:, 1::2] << 4, scale.squeeze(2), factor
-        return dict(zip(names, stored, strict=True)), values.flatten(1)
-
-    return split
-
-
-_NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
-
-NVFP4_FORMATS: Mapping[str, Format] = {
-    "nvfp4, compressed": Format(
-        {
-            "quant_method": "compressed-tensors",
-            "format": "nvfp4-pack-quantized",
-            "ignore": ["lm_head", "re:.*gate$"],
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": _NVFP4}},
-        },
-        _nvfp4(("weight_packed", "weight_scale", "weight_global_scale"), divided=True),
-    ),
-    "nvfp4 of modelopt": Format(
-        {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head", "*.mlp.gate"]},
-        _nvfp4(("weight", "weight_scale", "weight_scale_2"), divided=False),
     ),
 }

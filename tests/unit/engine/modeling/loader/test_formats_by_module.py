@@ -19,14 +19,14 @@ from engine.modeling.loader.model_loader import load_model
 from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
-    NVFP4_FORMATS,
     Format,
 )
+from tests.unit.engine.modeling.loader.quantizing_floats import FP4_FORMATS
 from tests.unit.engine.modeling.loader.test_quantized_weights import logits, model
 
 _LINEAR: Final = re.compile(r".*(self_attn|mlp|block_sparse_moe).*\.(\w+_proj|w[123])\.weight")
 _FP8: Final = FP8_FORMATS["fp8 per tensor with static activations"]
-_NVFP4: Final = NVFP4_FORMATS["nvfp4 of modelopt"]
+_NVFP4: Final = FP4_FORMATS["nvfp4 of modelopt"]
 Choose = Callable[[str], Format | None]
 
 

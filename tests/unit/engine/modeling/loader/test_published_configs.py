@@ -18,6 +18,7 @@ from engine.parallel.communicator import SINGLE_RANK
 from tests.unit.engine.modeling.loader.published_accepted import ACCEPTED, Accepted
 from tests.unit.engine.modeling.loader.published_gemma4 import GEMMA4
 from tests.unit.engine.modeling.loader.published_refused import REFUSED, Refused
+from tests.unit.engine.modeling.loader.published_vendors import VENDORS
 
 TENSORS: Final = {
     "plain": {"weight"},
@@ -33,6 +34,7 @@ TENSORS: Final = {
     "nvfp4 modelopt": {"weight", "weight_scale", "weight_scale_2"},
     "nvfp4": {"weight_packed", "weight_scale", "weight_global_scale"},
     "mxfp4": {"blocks", "scales"},
+    "mxfp4 quark": {"weight", "weight_scale"},
 }
 """Tensors that a module has in a checkpoint."""
 BIASES: Final = {"bias", "e_score_correction_bias"}
@@ -46,7 +48,7 @@ def built(config: dict[str, Any]) -> CausalLM:
         return registry.build(spec, Layers(ops, SINGLE_RANK, spec.quantization))
 
 
-@pytest.mark.parametrize("checkpoint", ACCEPTED + GEMMA4, ids=lambda checkpoint: checkpoint.name)
+@pytest.mark.parametrize("checkpoint", ACCEPTED + GEMMA4 + VENDORS, ids=lambda checkpoint: checkpoint.name)
 def test_a_published_config_asks_for_the_tensors_that_are_published_with_it(checkpoint: Accepted) -> None:
     model = built(checkpoint.config)
     wanted = set(places_of(model))

@@ -41,10 +41,10 @@ from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,
-    NVFP4_FORMATS,
     Format,
     rewrite,
 )
+from tests.unit.engine.modeling.loader.quantizing_floats import BITSANDBYTES_FORMATS, FP4_FORMATS
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -57,8 +57,8 @@ SHAPE: dict[str, Any] = {
     "max_position_embeddings": 128,
     "initializer_range": 0.1,
 }
-CODES = {**INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
-FORMATS = {**FP8_FORMATS, **CODES}
+CODES = {**INT4_FORMATS, **INT8_FORMATS, **FP4_FORMATS}
+FORMATS = {**FP8_FORMATS, **CODES, **BITSANDBYTES_FORMATS}
 IDS = torch.arange(40) * 7 % 97
 Written: TypeAlias = Callable[[str, str], tuple[Path, Path]]
 
@@ -242,6 +242,32 @@ def test_projections_that_are_merged_need_one_order(tmp_path: Path) -> None:
     save_file(tensors | {name: tensors[name].flip(0).contiguous()}, folder / "model.safetensors")
 
     with pytest.raises(WeightsError, match=r"layers\.1\.self_attn\.\w_proj\.g_idx differs .* merged"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("format", "changed", "problem"),
+    [
+        ("nf4", {"weight.quant_map": None}, r"layers\.1\.mlp\.up_proj is quantized .* no quant_map"),
+        ("nf4 with quantized scales", {"weight.nested_absmax": None}, r"up_proj .* has no nested_absmax"),
+        ("int8 of bitsandbytes", {"SCB": None}, r"up_proj .* has no SCB"),
+        ("int8 of bitsandbytes", {"weight_format": torch.tensor(1)}, r"up_proj\.weight_format is 1, but"),
+    ],
+)
+def test_weights_of_bitsandbytes_need_all_their_parts(
+    format: str, changed: dict[str, Tensor | None], problem: str, tmp_path: Path
+) -> None:
+    folder, _ = write("llama", FORMATS[format], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {
+        f"model.layers.1.mlp.up_proj.{name}": value for name, value in changed.items() if value is not None
+    }
+    gone = {f"model.layers.1.mlp.up_proj.{name}" for name, value in changed.items() if value is None}
+    save_file(
+        {name: value for name, value in tensors.items() if name not in gone}, folder / "model.safetensors"
+    )
+
+    with pytest.raises(WeightsError, match=problem):
         load_model(folder)
 
 

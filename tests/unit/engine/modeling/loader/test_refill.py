@@ -32,15 +32,15 @@ from tests.unit.engine.modeling.loader.quantizing import (
     FP8_FORMATS,
     INT4_FORMATS,
     INT8_FORMATS,
-    NVFP4_FORMATS,
     rewrite,
 )
+from tests.unit.engine.modeling.loader.quantizing_floats import FP4_FORMATS
 from tests.unit.engine.modeling.loader.test_mxfp4_checkpoint import save_mxfp4
 from tests.unit.engine.modeling.loader.test_quantized_weights import model as quantizable
 from tests.unit.engine.modeling.models.reference_names import LIKE_OTHERS, NAMES
 from tests.unit.engine.modeling.models.references import reference
 
-CODES = {**INT4_FORMATS, **INT8_FORMATS, **NVFP4_FORMATS}
+CODES = {**INT4_FORMATS, **INT8_FORMATS, **FP4_FORMATS}
 FORMATS = {**FP8_FORMATS, **CODES}
 IDS = torch.arange(40) * 7 % 97
 HAS_KERNELS = cpu_kernels(torch.float32) is not None

@@ -177,7 +177,7 @@ def test_ministral_3_scales_queries_beyond_the_context_before_yarn() -> None:
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"rope_scaling": {"rope_type": "axial", "factor": 4.0}}, "'axial'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5"),
     ],
 )
