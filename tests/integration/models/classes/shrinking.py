@@ -69,11 +69,18 @@ _OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10_000.0}}
     },
+    "chameleon": {"vocabulary_map": {"<image>": 250}},
+    "dbrx": {"attn_config": {"rope_theta": 500_000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "emu3": {"vocabulary_map": {"<image>": 250}},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [3, 3, 2]}
+    },
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
+    "mistral4": {"qk_nope_head_dim": 8, "head_dim": 16},  # half of it is rotated
     "qwen2_5_omni_thinker": {"vision_start_token_id": 250},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 250},
 }
-"""Fields of configs whose shrunk default no class takes."""
+"""Fields of configs, by their type, whose shrunk default no class takes: as published ones have them."""
 
 _KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "lfm2": ("conv", "full_attention", "conv", "full_attention"),
@@ -102,8 +109,7 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
     """The default config of a type, with few and narrow layers of each kind."""
     cls = CONFIG_MAPPING[model_type]
     fields = cls().to_dict()
-    shrunk = _shrunk(fields) | _OTHERS.get(model_type, {})
-    return cls.from_dict(shrunk)
+    return cls.from_dict(_shrunk(fields))
 
 
 def random_model(config: PreTrainedConfig) -> PreTrainedModel:
@@ -133,7 +139,7 @@ def _shrunk(fields: Mapping[str, Any]) -> dict[str, Any]:
     if "qk_rope_head_dim" in small:  # latent attention: as many key heads as query heads
         small["num_key_value_heads"] = _HEADS
         small["head_dim"] = small["qk_rope_head_dim"]
-    return small
+    return small | _OTHERS.get(str(fields.get("model_type")), {})
 
 
 def _small(name: str, value: Any, layers: int) -> Any:

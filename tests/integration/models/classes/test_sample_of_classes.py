@@ -31,6 +31,8 @@ GENERAL = (
     "GemmaForCausalLM",
     "PhiForCausalLM",
     "MiMoV2FlashForCausalLM",
+    "DbrxForCausalLM",
+    "Ernie4_5_VLMoeForConditionalGeneration",
 )
 BOTH = ("LlamaForCausalLM", "Gemma2ForCausalLM", "GptOssForCausalLM", "MixtralForCausalLM")
 REFUSED = {
