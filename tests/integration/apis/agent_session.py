@@ -113,12 +113,13 @@ TODOS = {
 ASK = "Add a check for empty names to greet()."
 
 
-def openai_body() -> dict[str, Any]:
+def openai_body(steps: int = len(STEPS)) -> dict[str, Any]:
+    """The request after so many steps; by default the last one."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": [{"type": "text", "text": ASK}]},
     ]
-    for number, (text, calls) in enumerate(STEPS):
+    for number, (text, calls) in enumerate(STEPS[:steps]):
         messages.append(
             {
                 "role": "assistant",

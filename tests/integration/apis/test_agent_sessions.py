@@ -1,4 +1,4 @@
-"""A session of a coding agent through templates with the rules of Qwen3.5's, GLM's and Kimi's.
+"""A session of a coding agent through templates with the rules of Qwen3.5's, GLM's, Kimi's and DeepSeek's.
 
 The model is scripted, in the template's format; where a call is forced, the grammar must allow the script.
 """
@@ -6,7 +6,7 @@ The model is scripted, in the template's format; where a call is forced, the gra
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,8 @@ class Family(NamedTuple):
     """A call of the session as the template renders it."""
     answer: str
     """The next call as the model writes it."""
+    tool: str = '"name": "{}"'
+    """How the prompt names a tool."""
 
 
 FAMILIES = {
@@ -54,6 +56,13 @@ FAMILIES = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.todo_write:4<|tool_call_argument_begin|>"
         f"{json.dumps(TODOS, ensure_ascii=False)}<|tool_call_end|><|tool_calls_section_end|>",
     ),
+    "deepseek": Family(
+        OutputFormats(ToolFormat.DEEPSEEK_V31, ReasoningFormat.THINK),
+        '<｜tool▁call▁begin｜>edit<｜tool▁sep｜>{"file_path": ',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>todo_write<｜tool▁sep｜>"
+        f"{json.dumps(TODOS, ensure_ascii=False)}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        tool="### {}\n",
+    ),
 }
 
 
@@ -74,16 +83,33 @@ def events_of(answer: httpx.Response) -> Iterator[Any]:
     return map(json.loads, lines)
 
 
-def check_prompt(frontends: Frontends, family: str) -> None:
-    [call] = frontends.dispatcher.calls
-    prompt = frontends.generation.tokenizer.decode(call.prompt)
+def check_prompt(frontends: Frontends, family: str, steps: int = len(STEPS)) -> None:
+    """The prompt of the last request has the tools, and calls and results of the first `steps` in order."""
+    prompt = frontends.generation.tokenizer.decode(frontends.dispatcher.calls[-1].prompt)
     assert "interactive CLI agent" in prompt
     assert ASK in prompt
-    assert all(f'"name": "{name}"' in prompt for name in TOOLS)
-    assert FAMILIES[family].earlier in prompt
-    results = [result.strip() for _, calls in STEPS for _, _, result in calls]
-    places = [prompt.index(result) for result in results]
+    assert all(FAMILIES[family].tool.format(name) in prompt for name in TOOLS)
+    assert (FAMILIES[family].earlier in prompt) == (steps > 1)
+    results = [[result.strip() for _, _, result in calls] for _, calls in STEPS]
+    places = [prompt.index(result) for of_step in results[:steps] for result in of_step]
     assert places == sorted(places)
+    assert not any(result in prompt for of_step in results[steps:] for result in of_step)
+
+
+def called(events: Iterable[Any]) -> list[str]:
+    """Names of the calls in a stream of OpenAI's."""
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
+    return [call["function"]["name"] for call in calls if call["function"].get("name")]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_every_request_of_a_session_has_the_tools_and_the_steps_before_it(family: str) -> None:
+    async with serving(family) as (frontends, http):
+        for steps in range(len(STEPS) + 1):
+            answer = await http.post("/v1/chat/completions", json=openai_body(steps))
+            assert called(events_of(answer)) == ["todo_write"]
+            check_prompt(frontends, family, steps)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -94,11 +120,11 @@ async def test_a_session_over_openais_api_goes_on_with_a_call(family: str) -> No
         check_prompt(frontends, family)
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     calls = [call for delta in deltas for call in delta.get("tool_calls") or ()]
-    assert [call["function"]["name"] for call in calls if call["function"].get("name")] == ["todo_write"]
+    assert called(events) == ["todo_write"]
     assert json.loads("".join(call["function"].get("arguments") or "" for call in calls)) == TODOS
     assert "".join(delta.get("content") or "" for delta in deltas) == ""
     reasoning = "".join(delta.get("reasoning_content") or "" for delta in deltas)
-    assert reasoning == ("" if family == "kimi" else "The list.")
+    assert reasoning == ("The list." if family in ("qwen", "glm") else "")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,13 +143,7 @@ async def test_a_session_over_anthropics_api_goes_on_with_a_call(family: str) ->
 async def test_a_call_that_the_agent_forces_is_one_in_the_models_own_format(family: str) -> None:
     async with serving(family) as (frontends, http):
         answer = await http.post("/v1/chat/completions", json=openai_body() | {"tool_choice": "required"})
-        names = [
-            call["function"]["name"]
-            for event in events_of(answer)
-            for choice in event["choices"]
-            for call in choice["delta"].get("tool_calls") or ()
-            if call["function"].get("name")
-        ]
+        names = called(events_of(answer))
         text = frontends.dispatcher.calls[0].sampling.grammar.text
     assert names == ["todo_write"]
     matcher = LLMatcher(
