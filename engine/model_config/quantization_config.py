@@ -126,11 +126,11 @@ def _awq(fields: Config) -> Quantization:
 def _gptq(fields: Config) -> Quantization:
     """Zero points are stored less 1 in the first format of these checkpoints, as they are in the second."""
     require(fields, "gptq", "bits", 4, 8)
-    require(fields, "gptq", "lm_head", False)
     require(fields, "gptq", "checkpoint_format", "gptq", "gptq_v2")
     require(fields, "gptq", "is_marlin_format", False)
     group = _group(fields)
     act_order = bool(fields.get("desc_act")) and group is not None
+    head = () if fields.get("lm_head") else ("lm_head",)
     return Quantization(
         format=WeightFormat.INTEGERS,
         packing=Packing.GPTQ,
@@ -141,7 +141,7 @@ def _gptq(fields: Config) -> Quantization:
         zero_offset=0 if fields.get("checkpoint_format") == "gptq_v2" else 1,
         unused=() if act_order else ("g_idx",),
         targets=tuple(_flat(fields.get("modules_in_block_to_quantize") or ())),
-        left_out=(*(fields.get("modules_to_not_convert") or ()), *_skipped(fields), "lm_head"),
+        left_out=(*(fields.get("modules_to_not_convert") or ()), *_skipped(fields), *head),
     )
 
 

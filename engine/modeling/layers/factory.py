@@ -32,7 +32,6 @@ class Layers:
     ops: Ops
     communicator: Communicator
     quantization: Quantization | None = None
-    """Quantization of linear layers, except the head."""
     prefix: str = ""
     """Prefix of the checkpoint's module names."""
     live_rows: LiveRows = field(default_factory=LiveRows)
@@ -167,9 +166,12 @@ class Layers:
         """The language-model head: hidden [S, d] -> logits [S, vocab] on rank 0; shares `embed` if tied."""
         vocab, features = embed.weight.shape
         if not tied and self.stores_quantized("lm_head"):
-            raise UnsupportedModel(
-                "a quantized lm_head is not supported; use a checkpoint whose quantization_config ignores it"
-            )
+            if self.communicator.shard.size > 1:
+                raise UnsupportedModel(
+                    "a quantized lm_head cannot be divided among ranks; use one rank, or a checkpoint whose"
+                    " quantization_config ignores it"
+                )
+            return Linear(features, vocab, bias=False, method=self.stored_method("lm_head"))
         if self.communicator.shard.size > 1:
             return VocabularyHead(embed, self.communicator, tied=tied)
         head = Linear(features, vocab, bias=False)

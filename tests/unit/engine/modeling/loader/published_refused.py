@@ -52,7 +52,6 @@ REFUSED: Final = [
     Refused("AWQ for single rows", AWQ | {"version": "gemv"}, ("awq", "version='gemv'", "'gemm'")),
     Refused("AWQ without zero points", AWQ | {"zero_point": False}, ("awq", "zero_point=False", "True")),
     Refused("GPTQ in 3 bits", GPTQ | {"bits": 3}, ("gptq", "bits=3", "4 or 8")),
-    Refused("GPTQ of the head", GPTQ | {"lm_head": True}, ("gptq", "lm_head=True", "False")),
     Refused(
         "GPTQ as Marlin packs it",
         GPTQ | {"checkpoint_format": "marlin"},
@@ -110,11 +109,6 @@ REFUSED: Final = [
         ("packing_format='auto_round:exllamav2'", "'auto_round:auto_gptq' or 'auto_round:auto_awq'"),
     ),
     Refused(
-        "a quantized head",
-        compressed("float-quantized", *FP8_DYNAMIC, ignore=[]),
-        ("lm_head",),
-    ),
-    Refused(
         "KV scales per head",
         compressed("float-quantized", *FP8_DYNAMIC, kv_cache_scheme=KV_FP8 | {"strategy": "attn_head"}),
         ("kv_cache_scheme", "strategy='attn_head'", "'tensor'"),
@@ -123,15 +117,6 @@ REFUSED: Final = [
         "NVIDIA's mixed precision without a list",
         MODELOPT_NVFP4 | {"quant_algo": "MIXED_PRECISION"},
         ("modelopt", "quant_algo='MIXED_PRECISION'", "quantized_layers"),
-    ),
-    Refused(
-        "NVIDIA's mixed precision with a quantized head",
-        {
-            "quant_method": "modelopt",
-            "quant_algo": "MIXED_PRECISION",
-            "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16}},
-        },
-        ("lm_head",),
     ),
     Refused(
         "NVIDIA's mixed precision with an unknown format",

@@ -1,10 +1,11 @@
-"""Checkpoints of FBGEMM, bitsandbytes and AMD's Quark that Baton loads."""
+"""Checkpoints of FBGEMM, bitsandbytes and AMD's Quark, and with quantized heads, that Baton loads."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tests.unit.engine.modeling.loader.published_accepted import LAYER_1, Accepted, dense
+from tests.unit.engine.modeling.loader.published_quantization import FP8_DYNAMIC, GPTQ, compressed
 from tests.unit.engine.modeling.loader.published_shapes import LLAMA_8B
 
 VENDORS: Final = [
@@ -49,5 +50,23 @@ VENDORS: Final = [
             "quant_method": "quark",
         },
         dense("mxfp4 quark"),
+    ),
+    Accepted("GPTQ of the head", LLAMA_8B, GPTQ | {"lm_head": True}, dense("gptq") | {"lm_head": "gptq"}),
+    Accepted(
+        "llm-compressor of the head",
+        LLAMA_8B,
+        compressed("float-quantized", *FP8_DYNAMIC, ignore=[]),
+        dense("fp8") | {"lm_head": "fp8"},
+    ),
+    Accepted(
+        "NVIDIA's mixed precision with a quantized head",
+        LLAMA_8B,
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"lm_head": {"quant_algo": "W4A16_NVFP4", "group_size": 16}},
+        },
+        dense("plain") | {"lm_head": "nvfp4 modelopt"},
+        ("lm_head.input_scale",),
     ),
 ]

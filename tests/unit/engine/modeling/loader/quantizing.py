@@ -27,11 +27,16 @@ class Format:
         self.split = split
 
 
-def rewrite(source: Path, quantized: Path, dense: Path, format: Format) -> None:
-    """Write `source` quantized, and another folder with the same values unquantized."""
+def rewrite(
+    source: Path, quantized: Path, dense: Path, format: Format, linear: re.Pattern[str] = _LINEAR
+) -> None:
+    """Write `source` quantized, and another folder with the same values unquantized.
+
+    `linear`: names of the weights that are quantized.
+    """
     tensors, stored, values = load_file(source / "model.safetensors"), {}, {}
     for name, tensor in tensors.items():
-        if not _LINEAR.search(name):
+        if not linear.search(name):
             stored[name] = values[name] = tensor
             continue
         parts, values[name] = format.split(tensor)

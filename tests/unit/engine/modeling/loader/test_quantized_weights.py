@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -276,6 +277,40 @@ def test_weights_that_are_quantized_already_are_not_quantized_again(tmp_path: Pa
 
     with pytest.raises(UnsupportedModel, match="fp8 in blocks already"):
         load_model(folder, quantization="fp8")
+
+
+def with_head(name: str) -> Format:
+    """The format, of the head too."""
+    format = FORMATS[name]
+    return Format({**format.config, "ignore": ["re:.*gate$"], "lm_head": True}, format.split)
+
+
+@pytest.mark.parametrize("format", ["fp8 per channel", "int4 packed", "gptq", "nvfp4, compressed", "nf4"])
+def test_a_quantized_head_has_its_values(
+    format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codes, "code_panels_win", lambda dtype, four_bits: False)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**SHAPE | {"vocab_size": 104})).save_pretrained(tmp_path / "source")
+    quantized, dense = tmp_path / "quantized", tmp_path / "dense"
+    rewrite(tmp_path / "source", quantized, dense, with_head(format), re.compile(r"(_proj|lm_head)\.weight$"))
+
+    assert torch.equal(logits(load_model(quantized)), logits(load_model(dense)))
+
+
+def test_a_quantized_head_is_not_divided_among_ranks(tmp_path: Path) -> None:
+    model("llama").save_pretrained(tmp_path / "source")
+    folder = tmp_path / "quantized"
+    rewrite(
+        tmp_path / "source",
+        folder,
+        tmp_path / "dense",
+        with_head("fp8 per channel"),
+        re.compile("_proj|lm_head"),
+    )
+
+    with pytest.raises(UnsupportedModel, match="lm_head cannot be divided among ranks"):
+        together(2, lambda ranks: load_model(folder, communicator=ranks))
 
 
 def test_every_format_is_another_identity(tmp_path: Path) -> None:
