@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType, ReaderTensor
 
 from engine.modeling.loader.gguf.metadata import DIVISORS, Metadata
 
+_GEMMA2_27B_LAYERS: Final = 46
 _GEMMA3_27B_LAYERS: Final = 62
 """The one size whose scores are scaled by the width of the model per head; GGUF files do not state it."""
 _FACTORS: Final = "rope_factors_{}.weight"
@@ -60,6 +61,12 @@ _SHARED_EXPERTS: Final = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _DENSE: Final = ATTENTION | MLP
+_GEMMA: Final = {
+    **_DENSE,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 LATENT: Final = {
     **_DENSE,
     **EXPERTS,
@@ -152,13 +159,27 @@ def rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     return found
 
 
-def _gemma3(metadata: Metadata, head_dim: int) -> dict[str, Any]:
-    width_per_head = metadata.need("embedding_length") // metadata.need("attention.head_count")
-    local = {"rope_type": "default", "rope_theta": metadata.model("rope.freq_base_swa") or 10000.0}
-    largest = metadata.need("block_count") == _GEMMA3_27B_LAYERS
+def _query_scalar(metadata: Metadata, head_dim: int, largest: int) -> int:
+    """What scores are divided by the root of. `largest`: layers of the size that differs."""
+    if metadata.need("block_count") != largest:
+        return head_dim
+    return int(metadata.need("embedding_length") // metadata.need("attention.head_count"))
+
+
+def _gemma2(metadata: Metadata, head_dim: int) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": width_per_head if largest else head_dim,
+        "query_pre_attn_scalar": _query_scalar(metadata, head_dim, _GEMMA2_27B_LAYERS),
+        "attn_logit_softcapping": metadata.need("attn_logit_softcapping"),
+        "final_logit_softcapping": metadata.need("final_logit_softcapping"),
+    }
+
+
+def _gemma3(metadata: Metadata, head_dim: int) -> dict[str, Any]:
+    local = {"rope_type": "default", "rope_theta": metadata.model("rope.freq_base_swa") or 10000.0}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": _query_scalar(metadata, head_dim, _GEMMA3_27B_LAYERS),
         "rope_parameters": {"full_attention": rope(metadata, head_dim), "sliding_attention": local},
     }
 
@@ -229,18 +250,8 @@ ARCHITECTURES: Final[Mapping[str, GgufArchitecture]] = {
     "llama": GgufArchitecture("LlamaForCausalLM", "llama", pairs_features=True),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", "qwen3"),
-    "gemma3": GgufArchitecture(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        _DENSE
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_norm": "pre_feedforward_layernorm",
-            "post_ffw_norm": "post_feedforward_layernorm",
-        },
-        _gemma3,
-        whole_norms=True,
-    ),
+    "gemma2": GgufArchitecture("Gemma2ForCausalLM", "gemma2", _GEMMA, _gemma2, whole_norms=True),
+    "gemma3": GgufArchitecture("Gemma3ForCausalLM", "gemma3_text", _GEMMA, _gemma3, whole_norms=True),
     "phi3": GgufArchitecture(
         "Phi3ForCausalLM",
         "phi3",

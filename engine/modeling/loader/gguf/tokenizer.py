@@ -137,7 +137,8 @@ class _Source:
                 f"the GGUF file's tokenizer is of kind {model!r}, and Baton converts gpt2, llama and gemma4;"
                 " use the safetensors"
             )
-        is_gemma = model == _GEMMA4 or (model == "llama" and get("general.architecture") == "gemma3")
+        of_gemma = get("general.architecture") in ("gemma2", "gemma3")
+        is_gemma = model == _GEMMA4 or (model == "llama" and of_gemma)
         tokens, merges = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.merges")
         scores = get("tokenizer.ggml.scores")
         if tokens is None or (merges is None and (model == "gpt2" or scores is None)):

@@ -115,7 +115,7 @@ def test_a_model_in_several_files_is_read_whole_from_any_of_them(tmp_path: Path)
 
 
 def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path / "other.gguf", "gemma2", MODELS["qwen2"]())
+    write(tmp_path / "other.gguf", "starcoder2", MODELS["qwen2"]())
     write(
         tmp_path / "odd.gguf",
         "qwen2",
@@ -123,7 +123,9 @@ def test_other_architectures_and_unknown_tensors_are_refused_by_name(tmp_path: P
         extra=lambda writer: writer.add_tensor("blk.0.odd.weight", np.ones(4, dtype=np.float32)),
     )
 
-    with pytest.raises(UnsupportedModel, match=r"'gemma2' is not supported; .* llama, qwen2, qwen3, gemma3"):
+    with pytest.raises(
+        UnsupportedModel, match=r"'starcoder2' is not supported; .* llama, qwen2, qwen3, gemma2"
+    ):
         converted(tmp_path / "other.gguf")
     with pytest.raises(UnsupportedModel, match=r"blk\.0\.odd\.weight"):
         converted(tmp_path / "odd.gguf")

@@ -248,14 +248,15 @@ def test_a_vocabulary_of_sentencepiece(adds_bos: bool | None, prefixed: bool | N
             assert mine.decode(expected) == text
 
 
-def test_a_vocabulary_of_gemma(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["gemma2", "gemma3"])
+def test_a_vocabulary_of_gemma(architecture: str, tmp_path: Path) -> None:
     marks = (*MARKS, "<start_of_turn>", "<end_of_turn>")
     tokens = [*pieces(marks), "  ", "   ", "    "]
     scores = [0.0 if token in marks else -1000.0 for token in tokens]  # the order is in the ids
     path = tmp_path / "model.gguf"
     ids = {"bos": 1, "eos": 2, "padding": 3, "unknown": 0}
     types = types_of(tokens, marks)
-    write(path, tokens, types, kind="llama", architecture="gemma3", scores=scores, ids=ids)
+    write(path, tokens, types, kind="llama", architecture=architecture, scores=scores, ids=ids)
     assert_equal(path, GemmaTokenizer)
 
 

@@ -11,6 +11,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGUFWriter, TokenType, quantize
 from gguf import GGMLQuantizationType as Kind
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Glm4MoeConfig,
@@ -55,6 +57,7 @@ GEMMA3 = TINY | {
     "tie_word_embeddings": True,
     "pad_token_id": None,
 }
+GEMMA2 = GEMMA3 | {"num_hidden_layers": 3, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 WIDE = TINY | {"hidden_size": 256, "intermediate_size": 512}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GLM4_MOE = TINY | {
@@ -82,6 +85,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**TINY, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**TINY)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**TINY, head_dim=32)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA2)),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
     "phi3": lambda: Phi3ForCausalLM(Phi3Config(**TINY, pad_token_id=None)),
     "qwen2moe": lambda: Qwen2MoeForCausalLM(
@@ -134,6 +138,7 @@ GLM4_MOE_MODULES = {
 }
 PHI3_MODULES = MODULES | {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 MODULES_OF = {
+    "gemma2": GEMMA3_MODULES,
     "gemma3": GEMMA3_MODULES,
     "phi3": PHI3_MODULES,
     "qwen2moe": QWEN_MOE_MODULES,
@@ -152,7 +157,7 @@ def as_llama_cpp_has_it(model: PreTrainedModel, architecture: str) -> Iterator[t
         if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
             value = llama_cpp_order(value, heads)
-        if architecture == "gemma3" and name.endswith("norm.weight"):
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
             value = value + 1.0
         if name.endswith("mlp.experts.gate_up_proj"):
             layer = name.split(".")[2]
@@ -200,8 +205,11 @@ def write(
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if architecture == "gemma3":
+    if architecture.startswith("gemma"):
         writer.add_sliding_window(config.sliding_window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     if architecture.endswith("moe"):
         add_experts(writer, config, architecture)
     writer.add_tokenizer_model(tokenizer)
