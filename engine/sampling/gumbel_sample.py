@@ -264,7 +264,8 @@ class _Rows:
 
     def _deficits(self, i: int) -> _Ints:
         with np.errstate(invalid="ignore"):
-            return (np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)).astype(np.int32)
+            steps: _Floats = np.fmin(self.below[i], _LARGEST) * np.float32(STEPS)
+        return steps.astype(np.int32)
 
     def _few(self, i: int, kept: npt.NDArray[np.int64]) -> _Rows:
         """A row restricted to some columns."""
