@@ -115,9 +115,12 @@ async def test_a_worker_answers_many_adapters_at_once(styles: Styles, engine: di
         assert stats.cache_hit_tokens or "num_pages" in engine
 
 
-async def test_kv_from_tiers_is_that_of_the_adapter(styles: Styles) -> None:
+@pytest.mark.parametrize("lowest", ["host", "disk"])
+async def test_kv_from_tiers_is_that_of_the_adapter(styles: Styles, lowest: str, tmp_path: Path) -> None:
     asked = [prompt for prompt in prompts(2, 40, 97) for _ in range(4)]
     tiers = TierConfig(host_bytes=1 << 24)
+    if lowest == "disk":
+        tiers = TierConfig(host_bytes=1 << 14, disk_dir=tmp_path / "disk", second_tier_bytes=1 << 24)
     async with worker(styles.base, WorkerRole.DECODE, None, lora=_LORA, tiers=tiers, num_pages=48) as link:
         digests = await styles.load(link)
         right = styles.answers(asked)
@@ -125,7 +128,7 @@ async def test_kv_from_tiers_is_that_of_the_adapter(styles: Styles) -> None:
             assert await all_of(jobs(asked, digests), lambda job: run(link, job)) == right
             await link.stub.ManageCache(worker_pb2.ManageCacheRequest(clear=["pool"]))
         stats = await link.stub.GetStats(worker_pb2.GetStatsRequest())
-        assert any(tier.promoted for tier in stats.tiers.tiers)
+        assert [tier.promoted for tier in stats.tiers.tiers if tier.name == lowest] > [0]
 
 
 async def test_kv_is_handed_over_to_the_same_adapter(styles: Styles) -> None:

@@ -1,14 +1,15 @@
 """Hypothesis combines what workers do, with real models: kinds of KV, 8 bits, tiers, drafts, grammars,
-samples and log-probabilities, cached prefixes, preemption, handoffs, migrations and retries, many at a time.
+samples and log-probabilities, adapters, cached prefixes, preemption, handoffs, migrations and retries, many
+at a time.
 
 Every answer is that of an engine which does one request at a time and none of all that; the tokens of such
-engines are compared with transformers elsewhere.
+engines are compared with transformers, and with adapters merged by PEFT, elsewhere.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.config import Policy, SpeculationConfig
+from common.origin import namespace_of
+from engine.adapters.peft_folder import read_adapter
+from engine.config import LoraConfig, Policy, SpeculationConfig
 from engine.core.request import Request
 from engine.loop.engine import Engine
 from engine.model_config.model_spec import ModelSpec
@@ -29,6 +32,7 @@ from tests.eagle_head import HeadShape, TrainableHead
 from tests.faults.support.small_model import _llama, save_small_model
 from tests.integration.models.kinds_of_kv import KINDS
 from tests.integration.tiny_cluster import PATIENCE_S, Link, work, worker
+from tests.unit.engine.adapters.peft_oracle import save_adapter
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS
 from tests.unit.tiny import make_config
 from worker.config import TierConfig, WorkerRole
@@ -37,6 +41,18 @@ from worker.session.convert import request_from_proto
 MODEL_ONLY = frozenset({DrafterKind.MODEL})
 SHAPE: dict[str, Any] = {"max_model_len": 160, "page_size": 4}
 ANSWER = 24
+LORA = LoraConfig(max_loras=1, max_lora_rank=4, max_cpu_loras=2)
+"""Requests of two adapters wait for the one slot."""
+ADAPTED = ["q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "out_proj"]
+"""Layers of attention and of recurrence, of all kinds of models."""
+
+
+@dataclass(frozen=True)
+class Style:
+    """An adapter on disk."""
+
+    path: Path
+    digest: bytes
 
 
 @dataclass(frozen=True)
@@ -46,13 +62,19 @@ class Question:
     """One worker, or two: the prompt is handed over, or the running answer moves."""
     priority: int
     sampling: tuple[tuple[str, Any], ...]
+    style: int | None
+    """Number of its adapter."""
 
-    def work(self, output: list[int] | None = None) -> worker_pb2.Work:
+    def work(self, styles: Sequence[Style], output: list[int] | None = None) -> worker_pb2.Work:
         sampling = dict(self.sampling)
         if (grammar := sampling.get("grammar")) is not None:
             sampling["grammar"] = to_proto(grammar)
         job = work(self.prompt, **{"max_tokens": ANSWER} | sampling)
         job.priority = self.priority
+        if self.style is not None:
+            style = styles[self.style]
+            job.adapter, job.adapter_path, job.adapter_digest = style.path.name, str(style.path), style.digest
+            job.namespace = namespace_of(adapter=style.digest)
         job.output.extend(output or ())
         return job
 
@@ -68,6 +90,7 @@ class Client:
     """Takes events of the workers that answer a question."""
 
     question: Question
+    styles: Sequence[Style]
     tokens: dict[int, int] = field(default_factory=dict)
     logprobs: dict[int, float] = field(default_factory=dict)
     ended: bool = False
@@ -97,12 +120,12 @@ class Client:
         return "tokens"
 
     async def alone(self, link: Link) -> None:
-        job = self.question.work(self.output)
+        job = self.question.work(self.styles, self.output)
         await link.submit(job)
         await self.until(link, job.request_id)
 
     async def handed_over(self, source: Link, target: Link) -> None:
-        job = self.question.work()
+        job = self.question.work(self.styles)
         await source.submit(job, handoff=True)
         await self.until(source, job.request_id, "started")
         # Two full pools must not wait for each other.
@@ -122,12 +145,12 @@ class Client:
         await target.abort(job.request_id)
 
     async def moved(self, source: Link, target: Link) -> None:
-        here = self.question.work()
+        here = self.question.work(self.styles)
         await source.submit(here)
         await self.until(source, here.request_id, tokens=3)
         if self.ended:
             return
-        there = self.question.work(self.output)
+        there = self.question.work(self.styles, self.output)
         peer = (await source.stub.Describe(worker_pb2.DescribeRequest())).peer
         reserve = worker_pb2.Reserve(
             work=there, sender=peer, timeout_s=PATIENCE_S, room_tokens=ANSWER, no_wait=True
@@ -141,7 +164,7 @@ class Client:
         await target.abort(there.request_id)
 
     async def begun_again(self, first: Link, second: Link) -> None:
-        job = self.question.work()
+        job = self.question.work(self.styles)
         await first.submit(job)
         await self.until(first, job.request_id, tokens=4)
         await first.abort(job.request_id)
@@ -170,6 +193,7 @@ class Model:
     def __init__(self, folder: Path, kind: Callable[..., Any]) -> None:
         self.folder = folder / "model"
         save_small_model(self.folder, kind)
+        self.styles = [_style(self.folder, folder / f"style{number}", number) for number in range(2)]
         self.head: Path | None = None
         if kind in (_llama, KINDS[0]):
             self.head = folder / "head"
@@ -196,15 +220,25 @@ class Model:
 
     def _computed(self, question: Question, fp8_kv: bool) -> Answer:
         if fp8_kv not in self._engines:
-            config = make_config(self.folder, **SHAPE, fp8_kv=fp8_kv, radix_cache=False, num_pages=128)
+            config = make_config(
+                self.folder, **SHAPE, fp8_kv=fp8_kv, radix_cache=False, num_pages=128, lora=LORA
+            )
             self._engines[fp8_kv] = Engine(config)
+            for style in self.styles:
+                adapters = self._engines[fp8_kv].adapters
+                adapters.add(adapters.read(style.path.name, style.path))
         engine = self._engines[fp8_kv]
-        request: Request = request_from_proto(question.work(), 0.0)
+        request: Request = request_from_proto(question.work(self.styles), 0.0)
         engine.submit(request)
         logprobs: list[float] = []
         while engine.has_work:
             logprobs += [token.logprobs.logprob for token in engine.step().tokens if token.logprobs]
         return Answer(request.output, logprobs)
+
+
+def _style(base: Path, folder: Path, seed: int) -> Style:
+    save_adapter(base, folder, seed, target_modules=ADAPTED)
+    return Style(folder, read_adapter(folder.name, folder).digest)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +269,8 @@ def questions(draw: st.DrawFn) -> Question:
     if draw(st.integers(0, 4)) == 0:
         sampling = sampling | {"presence_penalty": 0.5, "repetition_penalty": 1.1}
     way = draw(st.sampled_from(["a", "b", "a to b", "b to a", "moved", "again"]))
-    return Question(tuple(prompt), way, draw(st.integers(0, 2)), tuple(sampling.items()))
+    style = draw(st.sampled_from([None, None, 0, 1]))
+    return Question(tuple(prompt), way, draw(st.integers(0, 2)), tuple(sampling.items()), style)
 
 
 @st.composite
@@ -274,6 +309,7 @@ def settings_of(model: Model, dense: Model, drawn: dict[str, Any]) -> dict[str, 
         "overlap": drawn["overlap"],
         "fp8_kv": drawn["fp8_kv"],
         "max_running_requests": 4,
+        "lora": LORA,
         "speculation": speculation(model, dense, drawn["drafter"]),
         "tiers": TierConfig(host_bytes=1 << 20) if drawn["tiers"] else None,
     }
@@ -303,7 +339,7 @@ def test_every_answer_is_that_of_a_plain_engine(
                 for name in "ab"
             ]
             for _ in range(2):  # the second time, prefixes are cached
-                clients = [Client(question) for question in asked]
+                clients = [Client(question, model.styles) for question in asked]
                 await asyncio.gather(*(client.ask(a, b) for client in clients))
                 for client, answer in zip(clients, expected, strict=True):
                     assert client.output == answer.tokens, client.question

@@ -16,9 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 EVERY = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def save_adapter(base: Path, target: Path, seed: int, size: float = 0.3, **options: Any) -> Path:
-    """A random adapter of a model, large enough that it changes what is said."""
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+def save_adapter(
+    base: Path, target: Path, seed: int, size: float = 0.3, kind: Any = AutoModelForCausalLM, **options: Any
+) -> Path:
+    """A random adapter of a model, large enough that it changes what is said. `kind`: class of the model."""
+    model = kind.from_pretrained(base, dtype=torch.float32)
     settings = {"r": 4, "lora_alpha": 8, "target_modules": EVERY, "task_type": "CAUSAL_LM"} | options
     adapted = get_peft_model(model, PeftConfig(**settings))
     generator = torch.Generator().manual_seed(seed)
@@ -29,9 +31,9 @@ def save_adapter(base: Path, target: Path, seed: int, size: float = 0.3, **optio
     return target
 
 
-def merged(base: Path, adapter: Path | None) -> PreTrainedModel:
-    """The model with the adapter in its weights."""
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+def merged(base: Path, adapter: Path | None, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    """The model with the adapter in its weights. `kind`: see `save_adapter`."""
+    model: Any = kind.from_pretrained(base, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter).merge_and_unload()
     whole: PreTrainedModel = model.eval()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from engine.core.request import Request
 from engine.core.sampling_params import PromptLogprobs, SamplingParams
@@ -43,7 +43,7 @@ class Row:
     top: dict[int, float]
 
 
-def expected(oracle: LlamaForCausalLM, prompt: Sequence[int], top: int = TOP) -> list[Row]:
+def expected(oracle: PreTrainedModel, prompt: Sequence[int], top: int = TOP) -> list[Row]:
     with torch.no_grad():
         logprobs = oracle(torch.tensor([list(prompt)])).logits[0].log_softmax(-1)
     rows = []
@@ -66,7 +66,7 @@ def rows_of(parts: Sequence[PromptLogprobs]) -> list[Row]:
     return rows
 
 
-def assert_same(found: list[Row], oracle: list[Row]) -> None:
+def assert_same(found: list[Row], oracle: list[Row], *, atol: float = 2e-5) -> None:
     assert [row.rank for row in found] == [row.rank for row in oracle]
     assert [list(row.top) for row in found] == [list(row.top) for row in oracle]
     values = [[row.logprob, *row.top.values()] for row in found]
@@ -74,7 +74,7 @@ def assert_same(found: list[Row], oracle: list[Row]) -> None:
         torch.tensor(values),
         torch.tensor([[r.logprob, *r.top.values()] for r in oracle]),
         rtol=1e-5,
-        atol=2e-5,
+        atol=atol,
     )
 
 
