@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from baton.lora import LoRARequest
+from baton.lora import LoadedLoras, LoRARequest
 from baton.outputs import CompletionOutput, Logprob
-from common.origin import namespace_of
 from engine.core.events import TokenOut
 from engine.core.read import LabelLogprobs, Read
 from engine.core.request import Request
@@ -20,6 +19,7 @@ from router.api.decisions.reading import common_prefix
 from router.api.generation.completion import Completion, OutputChunk
 from router.api.generation.text.tokenizer import Tokenizer
 from router.api.media.prompt import NO_MEDIA, PromptMedia
+from router.dispatch.adapters.adapted_work import fill_origin
 from router.dispatch.token_stream import Delta
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from worker.session.convert import FINISH_REASONS, logprobs_to_proto, request_from_proto
@@ -52,11 +52,10 @@ class OfflineRunner:
     def run(
         self,
         sequences: Sequence[OfflineSequence],
-        loras: Mapping[LoRARequest, bytes],
+        loras: LoadedLoras,
         on_end: Callable[[OfflineSequence], object],
     ) -> None:
-        """Compute the outputs of the sequences; `on_end` is called with each that has ended. `loras`: digests
-        of their adapters.
+        """Compute the outputs of the sequences; `on_end` is called with each that has ended.
 
         A sequence that fails ends with finish_reason "error"; the others go on. Raises EngineError if the
         engine itself fails. On any end, no request is left in the engine.
@@ -75,18 +74,15 @@ class OfflineRunner:
             while self._engine.has_work:  # a step in flight
                 self._engine.step()
 
-    def _request(self, sequence: OfflineSequence, loras: Mapping[LoRARequest, bytes]) -> Request:
-        lora, digest = sequence.lora, b"" if sequence.lora is None else loras[sequence.lora]
+    def _request(self, sequence: OfflineSequence, loras: LoadedLoras) -> Request:
         work = worker_pb2.Work(
             request_id=next(self._ids),
             prompt=sequence.prompt,
             prompt_keys=sequence.media.keys,
             media=sequence.media.items,
             sampling=sequence.sampling,
-            adapter="" if lora is None else lora.lora_name,
-            adapter_digest=digest,
-            namespace=namespace_of(adapter=digest),
         )
+        fill_origin(work, loras.get(sequence.lora))
         return request_from_proto(work, arrival=0.0)
 
     def read(self, prompts: Sequence[Sequence[int]], labels: Sequence[int]) -> list[dict[int, float]]:

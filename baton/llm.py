@@ -15,13 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton import reads
 from baton.generation import OfflineRunner, OfflineSequence, finish_of
 from baton.images import OfflineImages
-from baton.lora import LoRARequest, Loras, for_each, loaded
+from baton.lora import LoadedLoras, Loras, for_each, loaded
 from baton.outputs import CompletionOutput, RequestOutput
 from baton.pairs import OfflinePairs
 from baton.sampling_params import SamplingParams
 from baton.settings import config_of
 from baton.vectors import vectors
-from common.origin import namespace_of
 from engine.device.current import enter_device
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
@@ -43,6 +42,7 @@ from router.cluster.worker_config.plan_warnings import warnings_of
 from router.cluster.worker_config.this_machine import this_machine
 from router.cluster.worker_config.worker_plan import plan_workers
 from router.config.flags.text_settings import RerankerOverrides
+from router.dispatch.adapters.adapted_work import fill_origin
 from router.errors import InvalidRequest
 from router.request_limits import LOGPROBS_LIMIT
 from rpc.baton.v1 import worker_pb2
@@ -284,27 +284,22 @@ class LLM:
         columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), disable=not progress, transient=True) as bars:
             bar = bars.add_task("", total=len(sequences))
-            digests = loaded(self._engine.adapters, loras)
-            self._runner.run(sequences, digests, lambda _: bars.advance(bar))
+            adapters = loaded(self._engine.adapters, loras)
+            self._runner.run(sequences, adapters, lambda _: bars.advance(bar))
         if detail is not None:
             for sequence in sequences:
-                self._issue(sequence, digests, detail)
+                self._issue(sequence, adapters, detail)
         for answer, first in answers:
             answer.num_cached_tokens = first.completion.cached_tokens
         return [answer for answer, _ in answers]
 
-    def _issue(self, sequence: OfflineSequence, digests: Mapping[LoRARequest, bytes], detail: Detail) -> None:
+    def _issue(self, sequence: OfflineSequence, adapters: LoadedLoras, detail: Detail) -> None:
         """Add the receipt of an answer without an error."""
         lora, output, weights = sequence.lora, sequence.output, self._engine.weights
         if output.error is not None:
             return
-        adapter = b"" if lora is None else digests[lora]
-        work = worker_pb2.Work(
-            prompt=sequence.prompt,
-            sampling=sequence.sampling,
-            adapter_digest=adapter,
-            namespace=namespace_of(adapter=adapter),
-        )
+        work = worker_pb2.Work(prompt=sequence.prompt, sampling=sequence.sampling)
+        fill_origin(work, adapters.get(lora))
         answer = Answer(work, sequence.stops, output.token_ids, finish_of(output), ())
         span = WeightsSpan(first=0, digest=weights.checkpoint, version=weights.version)
         name = self._name if lora is None else lora.lora_name

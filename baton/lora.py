@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from engine.core.adapters import AdapterInfo
 from engine.errors import AdapterRefused
 from engine.loop.adapters import Adapters
 
@@ -24,6 +25,10 @@ Loras: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 """For all prompts, or one for each."""
 
 
+LoadedLoras: TypeAlias = Mapping[LoRARequest | None, AdapterInfo]
+"""The engine's adapters; None has none."""
+
+
 def for_each(loras: Loras, count: int) -> Sequence[LoRARequest | None]:
     """Raises ValueError."""
     if loras is None or isinstance(loras, LoRARequest):
@@ -33,14 +38,14 @@ def for_each(loras: Loras, count: int) -> Sequence[LoRARequest | None]:
     return loras
 
 
-def loaded(adapters: Adapters, loras: Sequence[LoRARequest | None]) -> Mapping[LoRARequest, bytes]:
-    """Digests of these adapters, read anew each time. Raises ValueError for what cannot be served."""
+def loaded(adapters: Adapters, loras: Sequence[LoRARequest | None]) -> LoadedLoras:
+    """The engine's adapters, read anew each time. Raises ValueError for what cannot be served."""
     wanted = list(dict.fromkeys(lora for lora in loras if lora is not None))
     try:
         read = [adapters.read(lora.lora_name, Path(lora.lora_path)) for lora in wanted]
-        digests = [adapters.add(adapter).digest for adapter in read]
+        infos = [adapters.add(adapter) for adapter in read]
     except AdapterRefused as error:
         raise ValueError(str(error)) from None
-    if not all(digest in adapters for digest in digests):
+    if not all(info.digest in adapters for info in infos):
         raise ValueError(f"{len(wanted)} adapters are too many at a time; raise max_cpu_loras.")
-    return dict(zip(wanted, digests, strict=True))
+    return dict(zip(wanted, infos, strict=True))

@@ -40,7 +40,7 @@ FEATURES: Final = {
     "retention": r"retention|retain_s\b|RetainedPrefix",
     "cache_salt": r"cache_?salt",
     "weight_versions": r"weight_versions|weights_begin|WeightsBegin",
-    "adapters": r"adapter_?(digest|path)",
+    "adapters": r"adapter_?(digest|path|start)",
     "priorities": r"\bpriorit(y|ies)\b",
     "deadlines": r"ttft_?deadline",
     "predicted output": r"\bprediction\b|DraftHints",

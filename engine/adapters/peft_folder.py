@@ -28,7 +28,6 @@ _REFUSED: Final[Mapping[str, str]] = {
     "modules_to_save": "modules_to_save",
     "trainable_token_indices": "trainable_token_indices",
     "target_parameters": "target_parameters (experts)",
-    "alora_invocation_tokens": "aLoRA",
     "lora_bias": "lora_bias",
     "use_qalora": "QALoRA",
     "use_bdlora": "BD-LoRA",
@@ -65,6 +64,8 @@ class StoredAdapter:
     """Hash of both files."""
     pairs: Mapping[str, LowRankPair]
     """Pairs by modules of the base model."""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate it (aLoRA); empty: it is used from the first token on."""
 
     @property
     def rank(self) -> int:
@@ -87,10 +88,18 @@ def read_adapter(name: str, path: Path) -> StoredAdapter:
     digest.update(len(described).to_bytes(8, "little") + described + stored)
     try:
         config, tensors = json.loads(described), load(stored)
-        pairs = _pairs(config, tensors)
+        pairs, invocation = _pairs(config, tensors), _invocation(config)
     except (ValueError, SafetensorError) as error:
         raise AdapterRefused(f"the adapter {name} in {path} cannot be served: {error}") from None
-    return StoredAdapter(name, path, digest.digest(), pairs)
+    return StoredAdapter(name, path, digest.digest(), pairs, invocation)
+
+
+def _invocation(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Raises ValueError."""
+    tokens = config.get("alora_invocation_tokens") or []
+    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+        raise ValueError(f"alora_invocation_tokens in {_CONFIG} is no list of token ids")
+    return tuple(tokens)
 
 
 def _pairs(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, LowRankPair]:

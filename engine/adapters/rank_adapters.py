@@ -37,6 +37,7 @@ class RankAdapters:
         """Adapters are added to the layers of `model` from now on, also in graphs captured later."""
         self._config = config
         self._like = model.embed.weight
+        self._vocab_size = model.spec.vocab_size
         self._targets = AdapterTargets(model)
         self.rows = AdapterRows(self._like.device)
         self._held: dict[bytes, HeldAdapter] = {}
@@ -55,6 +56,11 @@ class RankAdapters:
 
     def part(self, adapter: StoredAdapter) -> HeldAdapter:
         """This rank's part. From any thread. Raises AdapterRefused for what the model cannot take."""
+        if max(adapter.invocation, default=0) >= self._vocab_size:
+            raise AdapterRefused(
+                f"the adapter {adapter.name} is activated by token {max(adapter.invocation)}, and the model's"
+                f" vocabulary has {self._vocab_size}"
+            )
         found = self._targets.found(adapter, self._config.max_lora_rank).values()
         parts = [(target, target.part(pair)) for target, pair in found]
         stored = iter(self._stored([half for _, pair in parts for half in (pair.a, pair.b)]))

@@ -22,6 +22,8 @@ class AdapterInfo:
     """Adapters that made room for it."""
     load_s: float = 0.0
     """Seconds to read it."""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate it; empty: it is used from the first token on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from common.origin import NO_NAMESPACE, Namespace, are_keys_of
+from common.origin import NO_NAMESPACE, Namespace, activation_key, are_keys_of
 from common.sidecars import KEPT_ALTERNATIVES
 from common.token_array import token_array
 from engine.core.media import MediaItem, check_media
@@ -86,7 +86,10 @@ class Request:
     adapter: str = ""
     """Name of its adapter, for metrics and logs."""
     adapter_digest: bytes = b""
-    """The adapter, by its whole content; empty: the base model. It is a part of the namespace."""
+    """The adapter, by its whole content; empty: the base model."""
+    adapter_start: int | None = None
+    """Position from which it is computed with an activated adapter, whose digest is a part of the key there.
+    None: from the first one, and the digest is a part of the namespace."""
     prompt_keys: Sequence[int] = ()
     """What KV of the prompt's positions is computed from; see `common.origin`. Unless given, the tokens."""
     media: tuple[MediaItem, ...] = ()
@@ -140,8 +143,7 @@ class Request:
                 raise UnservableRequest(f"token ids must be in [0, {vocab_size})")
         if bool(self.adapter) != bool(self.adapter_digest):
             raise UnservableRequest("a request with an adapter has its name and its digest")
-        if self.adapter_digest and not self.namespace:
-            raise UnservableRequest("the digest of an adapter is a part of the request's namespace")
+        self._check_origin_of_adapter()
         if self.prompt_keys is not self.prompt and not are_keys_of(self.prompt_keys, self.prompt):
             raise UnservableRequest("a key of the prompt is neither its token nor that of a media item")
         check_media(self.media, len(self.prompt), self.prompt_keys)
@@ -151,6 +153,16 @@ class Request:
             self.read.check(vocab_size)
         if self.output and self.num_scored < self.scores_until:
             raise UnservableRequest("the log-probabilities of a prompt come before the first token")
+
+    def _check_origin_of_adapter(self) -> None:
+        digest, start = self.adapter_digest, self.adapter_start
+        if digest and start is None and not self.namespace:
+            raise UnservableRequest("the digest of an adapter is a part of the request's namespace")
+        if start is not None and not (
+            0 <= start < len(self.prompt)
+            and self.prompt_keys[start] == activation_key(digest, self.prompt[start])
+        ):
+            raise UnservableRequest(f"no adapter is activated by the key of position {start}")
 
     @property
     def is_retained(self) -> bool:

@@ -29,7 +29,9 @@ class RunnerAdapters:
     def read(self, name: str, path: Path) -> ReadAdapter:
         stored = read_adapter(name, path)
         size = num_bytes(stored, self._dtype)
-        info = AdapterInfo(name, stored.digest, stored.rank, stored.targets, size)
+        info = AdapterInfo(
+            name, stored.digest, stored.rank, stored.targets, size, invocation=stored.invocation
+        )
         return ReadAdapter(info, path, self._mine.part(stored))
 
     def hold(self, adapter: ReadAdapter) -> None:

@@ -58,6 +58,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     """Why it does not load an adapter, by folder."""
     loaded: set[bytes] = field(default_factory=set)
     """Digests of the adapters that it holds."""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate its adapters."""
     received: list[worker_pb2.Command] = field(default_factory=list)
     live: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     """Requests that hold something here."""
@@ -158,7 +160,7 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             return worker_pb2.AdapterInfo(error=f"{request.path}: No such file or directory")
         digest = digest_of(self.adapters[request.path])
         self.loaded.add(digest)
-        return worker_pb2.AdapterInfo(name=request.name, digest=digest, rank=4)
+        return worker_pb2.AdapterInfo(name=request.name, digest=digest, rank=4, invocation=self.invocation)
 
     async def UnloadAdapter(  # noqa: N802
         self, request: worker_pb2.UnloadAdapterRequest, context: grpc.aio.ServicerContext

@@ -217,7 +217,10 @@ class BatchBuilder:
         slot_mappings = [table[shape.slot_of, block] * self._page_size + offset for table in self._tables]
         adapters = []
         if len(inputs.adapters):
-            adapters = [inputs.adapters if shape.owner is None else inputs.adapters[shape.owner]]
+            slots, begins = np.split(inputs.adapters, 2)
+            if shape.owner is not None:
+                slots, begins = slots[shape.owner], begins[shape.owner]
+            adapters = [np.where(positions >= begins, slots, -1)]
         placed = self._placed([input_ids, positions, *slot_mappings, *adapters], into)
         states, verified = StateBatch.of(inputs.states), None
         if states is not None:
@@ -241,7 +244,7 @@ class BatchBuilder:
             pending_slots=pending_slots,
             states=states,
             verified=verified,
-            adapted=bool((inputs.adapters >= 0).any()),
+            adapted=any((slots >= 0).any() for slots in adapters),
         )
 
     def _placed(self, arrays: Sequence[Ints], into: torch.Tensor | None) -> _Placed:

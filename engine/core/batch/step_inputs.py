@@ -47,7 +47,8 @@ class StepInputs:
     rows of one request that follow one another singly: those of a verify chunk at its first one, 0 at its
     others, 1 elsewhere."""
     adapters: Ints = field(default_factory=lambda: _NONE)
-    """[R], or empty for models that take no adapters: the slot of each chunk's adapter, or -1."""
+    """[2 * R], or empty for models that take no adapters: the slot of each chunk's adapter, or -1; and the
+    positions from which its request is computed with the adapter."""
 
     @property
     def num_chunks(self) -> int:
@@ -166,7 +167,12 @@ class StepWriter:
             states=_NONE
             if requests[0].state is None
             else _ints([number for chunk in chunks for row in states_of(chunk) for number in row]),
-            adapters=layout.of_rows(_ints([request.adapter_slot for request in requests]))
+            adapters=np.concatenate(
+                [
+                    layout.of_rows(_ints([request.adapter_slot for request in requests])),
+                    layout.of_rows(_ints([request.adapter_start or 0 for request in requests])),
+                ]
+            )
             if self._adapters
             else _NONE,
         )

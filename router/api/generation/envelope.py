@@ -10,11 +10,12 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from common.origin import namespace_of
 from engine.config import Policy
 from router.api.generation.tenants import CURRENT_TENANT
 from router.api.media.prompt import NO_MEDIA, PromptMedia
 from router.config.settings import RouterConfig
+from router.dispatch.adapters.adapted_work import fill_origin
+from router.dispatch.adapters.table import Adapter
 from router.errors import InvalidRequest
 from router.request_limits import MAX_CACHE_KEY, MAX_CACHE_SALT, MAX_PRIORITY, MAX_RETENTION_S, RequestLimits
 from rpc.baton.v1 import router_pb2, worker_pb2
@@ -118,8 +119,10 @@ def filled(
     prefixes: Iterable[tuple[int, float]],
     limits: RequestLimits,
     media: PromptMedia = NO_MEDIA,
+    adapter: Adapter | None = None,
 ) -> worker_pb2.Work:
-    """A copy with the prompt, for the current tenant. `prefixes`: see `PreparedPrompt.prefixes`."""
+    """A copy with the prompt, for the current tenant. `prefixes`: see `PreparedPrompt.prefixes`. `adapter`:
+    that the request is admitted with."""
     tenant = CURRENT_TENANT.get().name
     separate = tenant if limits.separate_tenants else ""
     copy = worker_pb2.Work(
@@ -127,9 +130,9 @@ def filled(
         prompt_keys=media.keys,
         media=media.items,
         tenant=tenant,
-        namespace=namespace_of(adapter=work.adapter_digest, tenant=separate, cache_salt=work.cache_salt),
     )
     copy.MergeFrom(work)
+    fill_origin(copy, adapter, tenant=separate, path="" if adapter is None else adapter.path)
     for tokens, seconds in prefixes:
         copy.retention.prefixes.add(tokens=tokens, seconds=seconds)
     if not limits.retention or not (copy.retention.seconds or copy.retention.prefixes):

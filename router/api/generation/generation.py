@@ -77,13 +77,6 @@ class PreparedPrompt:
         return constrained
 
 
-def _adapted(request: GenerationRequest, adapter: Adapter) -> GenerationRequest:
-    """The request with the adapter that it is admitted with."""
-    work = worker_pb2.Work(adapter=adapter.name, adapter_digest=adapter.digest, adapter_path=adapter.path)
-    work.MergeFrom(request.work)
-    return replace(request, work=work)
-
-
 class Generation:
     """Turns requests for text into sequences for the dispatcher, and tokens back into text."""
 
@@ -176,7 +169,7 @@ class Generation:
         try:
             # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
             with CURRENT_TENANT.get().request(len(request.prompts) * request.n):
-                sequences = await self._sequences(request if use is None else _adapted(request, use.adapter))
+                sequences = await self._sequences(request, None if use is None else use.adapter)
         except BaseException:
             if use is not None:
                 use.end()
@@ -185,7 +178,9 @@ class Generation:
             model.name, request, sequences, self._dispatcher, self._running, self._history, use, on_answer
         )
 
-    async def _sequences(self, request: GenerationRequest) -> list[tuple[worker_pb2.Work, Completion]]:
+    async def _sequences(
+        self, request: GenerationRequest, adapter: Adapter | None
+    ) -> list[tuple[worker_pb2.Work, Completion]]:
         model, drafts = self.model, await self._drafts(request)
         sequences: list[tuple[worker_pb2.Work, Completion]] = []
         for prompt in request.prompts:
@@ -196,7 +191,9 @@ class Generation:
                 await self._constraints.check(options.constraint)
             visible = prepared.visible if options.skip_special_tokens else self.tokenizer.special_tokens
             room = model.max_model_len - len(token_ids) + (model.pooling is not None)
-            prototype = filled(request.work, token_ids, prepared.prefixes, self.limits, prepared.media)
+            prototype = filled(
+                request.work, token_ids, prepared.prefixes, self.limits, prepared.media, adapter
+            )
             prototype.routed_experts |= request.routed_by_default and self.limits.routed_experts
             seed = options.seed if options.seed is not None else secrets.randbits(64)
             for k in range(request.n):

@@ -13,7 +13,6 @@ from router.api.generation.audit.receipts import (
     Receipt,
     ReceiptError,
     TokensDigest,
-    page_chain,
 )
 
 _COMPARED: Final = ("weights", "adapter", "media", "numerics", "tokenizer", "template")
@@ -167,7 +166,7 @@ def _first_page(receipt: Receipt, prompt: Sequence[int], tokens: Sequence[int]) 
     """Find the first page whose hash differs, unless the digests of the answers are equal."""
     if TokensDigest.of(tokens) == receipt.output:
         return None
-    chain = page_chain([*prompt, *tokens], bytes.fromhex(receipt.namespace))
+    chain = receipt.chain(prompt, tokens)
     pairs = zip(receipt.pages, chain, strict=False)
     equal = next((page for page, (one, other) in enumerate(pairs) if one != other), None)
     page = min(len(receipt.pages), len(chain)) if equal is None else equal

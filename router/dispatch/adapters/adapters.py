@@ -163,7 +163,7 @@ class ServedAdapters:
             raise
         info, *others = found.values()
         self._release(others)
-        return Adapter(name, path, info.digest, info.rank, int(time.time()))
+        return Adapter(name, path, info.digest, info.rank, int(time.time()), tuple(info.invocation))
 
     async def _stage(self, name: str, path: str, found: dict[str, worker_pb2.AdapterInfo]) -> None:
         """Adds what each worker has loaded to `found`, and claims it."""

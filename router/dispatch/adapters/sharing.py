@@ -10,7 +10,7 @@ from router.dispatch.adapters.table import Adapter, Catalogue, RouterView
 
 def catalogue_to_json(catalogue: Catalogue) -> bytes:
     found = [
-        [adapter.name, adapter.path, adapter.digest.hex(), adapter.rank, adapter.created]
+        [adapter.name, adapter.path, adapter.digest.hex(), adapter.rank, adapter.created, *adapter.invocation]
         for adapter in catalogue.adapters.values()
     ]
     return json.dumps(found).encode()
@@ -19,8 +19,8 @@ def catalogue_to_json(catalogue: Catalogue) -> bytes:
 def catalogue_from_json(revision: int, text: bytes) -> Catalogue:
     found: list[list[Any]] = json.loads(text)
     adapters = (
-        Adapter(name, path, bytes.fromhex(digest), rank, created)
-        for name, path, digest, rank, created in found
+        Adapter(name, path, bytes.fromhex(digest), rank, created, tuple(invocation))
+        for name, path, digest, rank, created, *invocation in found
     )
     return Catalogue(revision, {adapter.name: adapter for adapter in adapters})
 

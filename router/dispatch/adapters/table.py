@@ -34,6 +34,8 @@ class Adapter:
     rank: int = 0
     created: int = 0
     """Unix time in seconds at which it became visible."""
+    invocation: tuple[int, ...] = ()
+    """Tokens that activate it; empty: it is used from the first token on."""
 
 
 class Life(Enum):

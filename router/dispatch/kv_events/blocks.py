@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 from common.block_hash import BlockHash, block_hashes, root_hash
 from common.origin import NO_NAMESPACE, Namespace, namespace_of
 from common.token_array import token_array
+from rpc.baton.v1 import worker_pb2
 
 _UNSTORED_BLOCKS: Final = 100_000
 """Blocks of known tokens that no worker has; of about 300 bytes each with pages of 16 tokens."""
@@ -35,12 +36,15 @@ class NamedBlocks:
     """Keys of the prompt's positions; empty: the tokens."""
     adapter: str = ""
     adapter_digest: bytes = b""
+    adapter_start: int | None = None
+    """Position from which an activated adapter is used; None: from the first one."""
     cache_salt: str = ""
 
     @property
     def _separation(self) -> str:
         """What separates it from requests with the same adapter: a salt, or a digest of all there is."""
-        adapter, salt = self.adapter_digest, self.cache_salt
+        adapter = self.adapter_digest if self.adapter_start is None else b""
+        salt = self.cache_salt
         if self.namespace == namespace_of(adapter=adapter):
             return ""
         salted = namespace_of(adapter=adapter, cache_salt=salt)
@@ -51,11 +55,16 @@ class NamedBlocks:
         keys = token_array(self.keys) + token_array(tokens[len(self.keys) :]) if self.keys else tokens
         return block_hashes(keys, page_size, root_hash(page_size, self.namespace))
 
+    def adapter_until(self, end: int) -> str:
+        """Name of the adapter with which some of the tokens before `end` are computed."""
+        return self.adapter if end > (self.adapter_start or 0) else ""
+
     def extra_keys(self, tokens: Sequence[int], start: int) -> ExtraKeys:
         """Extra keys of a block of `tokens` that begins at position `start`."""
         if not self.namespace and not self.keys:
             return ()
-        extra: list[int | str] = [self.adapter] if self.adapter else []
+        adapter = self.adapter_until(start + len(tokens))
+        extra: list[int | str] = [adapter] if adapter else []
         extra += (key for key, token in zip(self.keys[start:], tokens, strict=False) if key != token)
         if not start and (separation := self._separation):
             extra.append(separation)
@@ -63,6 +72,17 @@ class NamedBlocks:
 
 
 TOKENS_ALONE: Final = NamedBlocks()
+
+
+def named_by(work: worker_pb2.Work) -> NamedBlocks:
+    return NamedBlocks(
+        namespace=work.namespace,
+        keys=work.prompt_keys,
+        adapter=work.adapter,
+        adapter_digest=work.adapter_digest,
+        adapter_start=work.adapter_start if work.HasField("adapter_start") else None,
+        cache_salt=work.cache_salt,
+    )
 
 
 @dataclass(slots=True)
@@ -121,8 +141,9 @@ class CachedBlocks:
         size, parent = self.page_size, None
         for number, block in enumerate(named.hashes(tokens, size)):
             if block not in self._published:
-                part = tokens[number * size : (number + 1) * size]
-                content = _Content(parent, part, named.extra_keys(part, number * size), named.adapter)
+                start, end = number * size, (number + 1) * size
+                part, adapter = tokens[start:end], named.adapter_until(end)
+                content = _Content(parent, part, named.extra_keys(part, start), adapter)
                 if block in self._holders:
                     self._publish(block, content)
                 else:
@@ -166,7 +187,8 @@ class CachedBlocks:
     def _publish(self, block: BlockHash, content: _Content) -> None:
         self._published.add(block)
         last = self._events[-1] if self._events else None
-        if not isinstance(last, BlocksStored) or last.blocks[-1] != content.parent:
+        follows = isinstance(last, BlocksStored) and last.blocks[-1] == content.parent
+        if not isinstance(last, BlocksStored) or not follows or last.adapter != content.adapter:
             last = BlocksStored(content.parent, adapter=content.adapter)
             self._events.append(last)
         last.blocks.append(block)

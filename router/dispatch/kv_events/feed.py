@@ -12,11 +12,10 @@ from common.background import cancelled, repeat, supervised
 from common.block_hash import BlockHash
 from router.config.groups.service import OperationSettings
 from router.dispatch.dispatcher import OnEnd
-from router.dispatch.kv_events.blocks import CachedBlocks, NamedBlocks
+from router.dispatch.kv_events.blocks import CachedBlocks, named_by
 from router.dispatch.sequence import SequenceState
 from router.dispatch.workers.member import Member
 from router.dispatch.workers.session import WorkerSession
-from rpc.baton.v1 import worker_pb2
 
 if TYPE_CHECKING:  # its packages are optional
     from router.dispatch.kv_events.publisher import Publisher
@@ -65,7 +64,7 @@ class KVEventFeed:
 
         def ended(sequence: SequenceState, outcome: str, at: float) -> None:
             if self._blocks is not None:
-                self._blocks.learn([*sequence.prompt, *sequence.output], _named(sequence.prototype))
+                self._blocks.learn([*sequence.prompt, *sequence.output], named_by(sequence.prototype))
             then(sequence, outcome, at)
 
         return ended
@@ -84,16 +83,6 @@ class KVEventFeed:
 
 def _changed(blocks: CachedBlocks, worker_id: str, stored: bool, changed: Sequence[BlockHash]) -> None:
     (blocks.stored if stored else blocks.removed)(worker_id, changed)
-
-
-def _named(work: worker_pb2.Work) -> NamedBlocks:
-    return NamedBlocks(
-        namespace=work.namespace,
-        keys=work.prompt_keys,
-        adapter=work.adapter,
-        adapter_digest=work.adapter_digest,
-        cache_salt=work.cache_salt,
-    )
 
 
 def _ignore(stored: bool, changed: Sequence[BlockHash]) -> None:

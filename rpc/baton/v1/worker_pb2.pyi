@@ -201,7 +201,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "adapter_path", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "adapter_start", "adapter_path", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +219,7 @@ class Work(_message.Message):
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_START_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_PATH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +244,7 @@ class Work(_message.Message):
     adapter: str
     read: Read
     adapter_digest: bytes
+    adapter_start: int
     adapter_path: str
     weights: str
     routed_experts: bool
@@ -250,7 +252,7 @@ class Work(_message.Message):
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
     weight_versions: bool
     media: _containers.RepeatedCompositeFieldContainer[MediaItem]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_path: _Optional[str] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_start: _Optional[int] = ..., adapter_path: _Optional[str] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
 
 class MediaItem(_message.Message):
     __slots__ = ("digest", "offset", "length", "grid", "arrays")
@@ -766,7 +768,7 @@ class UnloadAdapterRequest(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class AdapterInfo(_message.Message):
-    __slots__ = ("name", "digest", "rank", "targets", "host_bytes", "error", "unloaded", "load_s")
+    __slots__ = ("name", "digest", "rank", "targets", "host_bytes", "error", "unloaded", "load_s", "invocation")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -775,6 +777,7 @@ class AdapterInfo(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     UNLOADED_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: bytes
     rank: int
@@ -783,7 +786,8 @@ class AdapterInfo(_message.Message):
     error: str
     unloaded: _containers.RepeatedScalarFieldContainer[bytes]
     load_s: float
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ..., load_s: _Optional[float] = ...) -> None: ...
+    invocation: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., rank: _Optional[int] = ..., targets: _Optional[_Iterable[str]] = ..., host_bytes: _Optional[int] = ..., error: _Optional[str] = ..., unloaded: _Optional[_Iterable[bytes]] = ..., load_s: _Optional[float] = ..., invocation: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class UpdateWeightsRequest(_message.Message):
     __slots__ = ("weights", "timeout_s", "leave_s")

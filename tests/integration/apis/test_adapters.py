@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from common.origin import namespace_of
+from common.origin import activation_key, namespace_of
 from router.api.access import ApiKeys
 from rpc.router_client import CallFailed, RouterClient
 from tests.integration.adapting import adapting, give
@@ -127,6 +127,29 @@ async def test_the_field_of_sglang_and_the_grpc_api(adapted: Frontends, client: 
             async for _ in grpc.generate("hi", max_tokens=3):
                 pass
     assert [call.request.adapter for call in adapted.dispatcher.calls] == ["sql", "sql"]
+
+
+async def test_an_activated_adapter_is_used_from_the_last_place_of_its_invocation(folder: Path) -> None:
+    """KV before it is named as that of the base model."""
+    worker = decode_worker("d")
+    worker.invocation = (7, 8)
+    give([worker], "/sql", "one")
+    async with (
+        service(worker) as served,
+        adapting(served, base="small") as adapters,
+        open_frontends(folder, adapters=adapters) as opened,
+        httpx.AsyncClient(base_url=opened.url, timeout=30) as client,
+    ):
+        await adapters.load("sql", "/sql")
+        for prompt in ([3, 7, 8, 4, 7, 8, 5], [3, 7, 4]):
+            answer = await client.post("/v1/completions", json={"model": "sql", "prompt": prompt})
+            assert (answer.status_code, answer.json()["model"]) == (200, "sql")
+        work, base = (call.request for call in opened.dispatcher.calls)
+        key = activation_key(digest_of("one"), 7)
+        assert (work.adapter_digest, work.adapter_start) == (digest_of("one"), 4)
+        assert (list(work.prompt_keys), work.namespace) == ([3, 7, 8, 4, key, 8, 5], b"")
+        assert (base.adapter, base.adapter_digest, base.namespace) == ("", b"", b"")
+        assert not base.prompt_keys
 
 
 async def test_each_adapter_has_a_card_with_its_folder_and_its_model(client: httpx.AsyncClient) -> None:

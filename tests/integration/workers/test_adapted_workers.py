@@ -13,11 +13,12 @@ import pytest
 
 from common.origin import namespace_of
 from engine.config import Forecast, LoraConfig
+from router.dispatch.adapters.adapted_work import fill_origin
 from rpc.baton.v1 import worker_pb2
 from tests.integration import tiny_cluster
 from tests.integration.tiny_cluster import Link, Pair, slow_down, work, worker
 from tests.integration.workers.test_live_migration import Move
-from tests.unit.engine.adapters.peft_oracle import greedy, merged, prompts, save_adapter
+from tests.unit.engine.adapters.peft_oracle import activated_greedy, greedy, merged, prompts, save_adapter
 from tests.unit.engine.modeling.models.references import reference
 from worker.config import TierConfig, WorkerRole
 
@@ -160,6 +161,44 @@ async def test_a_running_answer_moves_with_its_adapter(styles: Styles) -> None:
             await move.rest(source, job.request_id)
             await move.rest(target, move.there.request_id)
             assert move.complete() == right
+
+
+async def test_an_activated_adapter_is_handed_over_and_moves_as_it_was_activated(
+    styles: Styles, tmp_path: Path
+) -> None:
+    """The prefix before the invocation is that of a request of the base model."""
+    invocation, before = (11, 12), [token for token in prompts(1, 30, 97)[0] if token not in (11, 12)]
+    activated = save_adapter(styles.base, tmp_path / "activated", 7, alora_invocation_tokens=[*invocation])
+    prompt = [*before, *invocation, 40, 41]
+    right = activated_greedy(styles.base, activated, prompt, 40)
+    async with (
+        worker(styles.base, WorkerRole.DECODE, "loopback", "source", lora=_LORA) as source,
+        worker(styles.base, WorkerRole.DECODE, "loopback", "target", lora=_LORA) as target,
+    ):
+        slow_down(source.host, 0.005)
+        load = worker_pb2.LoadAdapterRequest(name="activated", path=str(activated))
+        info = await source.stub.LoadAdapter(load)
+        assert tuple(info.invocation) == invocation
+
+        def job(count: int) -> worker_pb2.Work:
+            found = work(prompt, max_tokens=count)
+            fill_origin(found, info, path=str(activated))
+            return found
+
+        await run(source, work(before, max_tokens=2))
+        assert await Pair(source, target).generate(job(_COUNT)) == right[:_COUNT]
+        stats = await source.stub.GetStats(worker_pb2.GetStatsRequest())
+        assert stats.cache_hit_tokens
+        move = Move(source, target, job(40))
+        await source.submit(move.here)
+        await source.next(move.here.request_id, "started")
+        await move.run(tokens=3)
+        await move.migrate(await move.reserve())
+        await target.next(move.there.request_id, "arrived")
+        await move.rest(source, move.here.request_id)
+        await move.rest(target, move.there.request_id)
+        assert move.complete() == right
+        await Pair(source, target).all_pages_back()
 
 
 async def test_a_worker_loads_what_it_lacks_for_a_request(styles: Styles) -> None:

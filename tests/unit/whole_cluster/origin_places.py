@@ -248,7 +248,7 @@ def in_events(first: Question, second: Question) -> int:
     for question in (first, second):
         blocks, (sequence, _) = CachedBlocks(PAGE), question.sequence()
         blocks.stored("w", sequence.blocks(PAGE))
-        blocks.learn(list(sequence.prompt), feed._named(sequence.prototype))
+        blocks.learn(list(sequence.prompt), feed.named_by(sequence.prototype))
         event = next(iter(blocks.take()), None)
         assert isinstance(event, BlocksStored)
         parts = [event.tokens[at : at + PAGE] for at in range(0, len(event.tokens), PAGE)]

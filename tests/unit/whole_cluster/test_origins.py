@@ -73,7 +73,8 @@ def test_each_place_shares_what_has_the_same_origin_and_nothing_else(
 def of_message(message: Any) -> Any:
     copy = type(message)()
     copy.CopyFrom(message)
-    for name in ("namespace", "keys", "prompt_keys", "cache_salt", "adapter", "adapter_digest"):
+    adapter = ("adapter", "adapter_digest", "adapter_start")
+    for name in ("namespace", "keys", "prompt_keys", "cache_salt", *adapter):
         if name in message.DESCRIPTOR.fields_by_name:
             copy.ClearField(name)
     return copy
@@ -141,7 +142,7 @@ MUTANTS: Final[list[tuple[Any, str]]] = [
     (SequenceState, "blocks"),
     (SequenceState, "work"),
     (Pull, "share"),
-    (feed, "_named"),
+    (feed, "named_by"),
     # Drafts.
     (DraftModel, "_begun"),
     (HeadDrafts, "_mark"),

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from common.block_hash import block_hashes, root_hash
+from common.origin import activation_key
 from common.token_array import token_array
 from router.api.generation.audit.answer import Answer
 from router.api.generation.params.sampling_options import CHANGE_NO_TOKEN
@@ -91,8 +92,9 @@ class Receipt:
     """Name under which the model, or its adapter, is served."""
     weights: tuple[WeightsSpan, ...]
     """More than one if the weights were updated during the answer."""
-    adapter: str
-    """Digest of the adapter's content; empty: the base model."""
+    adapter: Annotated[str, Field(pattern=r"^([0-9a-f]{2})*(@[0-9]{1,9})?$")]
+    """Digest of the adapter's content, for an activated one with `@` and the position from which it was used;
+    empty: the base model."""
     media: tuple[str, ...] = ()
     """Digests of the prompt's media items, in order."""
     numerics: str
@@ -111,6 +113,14 @@ class Receipt:
     """Namespace of the request's KV; see `common.origin`."""
     pages: tuple[str, ...]
     """Hash of each whole page of prompt and answer, over the namespace and all that is before its end."""
+
+    def chain(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[str, ...]:
+        """Hashes of whole pages that a prompt without media and an answer have by it."""
+        keys = [*prompt, *tokens]
+        adapter, _, start = self.adapter.partition("@")
+        if start and int(start) < len(prompt):
+            keys[int(start)] = activation_key(bytes.fromhex(adapter), keys[int(start)])
+        return page_chain(keys, bytes.fromhex(self.namespace))
 
     @property
     def digest(self) -> str:
@@ -131,10 +141,11 @@ def receipt_of(answer: Answer, issuer: Issuer, weights: Sequence[WeightsSpan]) -
     """O(tokens), some nanoseconds each."""
     work, tokens = answer.work, answer.tokens
     keys = token_array(work.prompt_keys if work.prompt_keys else work.prompt)
+    activated = f"@{work.adapter_start}" if work.HasField("adapter_start") else ""
     return Receipt(
         model=issuer.model,
         weights=tuple(weights),
-        adapter=work.adapter_digest.hex(),
+        adapter=work.adapter_digest.hex() + activated,
         media=tuple(item.digest.hex() for item in work.media),
         numerics=issuer.numerics,
         tokenizer=issuer.tokenizer.digest,
@@ -187,7 +198,7 @@ class Presented:
         pairs = (("prompt", self.prompt, self.receipt.prompt), ("output", self.tokens, self.receipt.output))
         changed = [name for name, tokens, of in pairs if tokens is not None and TokensDigest.of(tokens) != of]
         if self.prompt is not None and self.tokens is not None and not self.receipt.media:
-            chain = page_chain([*self.prompt, *self.tokens], bytes.fromhex(self.receipt.namespace))
+            chain = self.receipt.chain(self.prompt, self.tokens)
             changed += ["pages"] * (chain != self.receipt.pages)
         return changed + ["receipt"] * (self.digest != self.receipt.digest)
 

@@ -53,3 +53,15 @@ def greedy(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[in
 def prompts(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
     return [[rng.randrange(2, vocab) for _ in range(length)] for _ in range(count)]
+
+
+@torch.inference_mode()
+def activated_greedy(base: Path, adapter: Path, prompt: Sequence[int], count: int) -> list[int]:
+    """The answer of PEFT with an activated adapter, which cannot be merged."""
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(model, adapter).eval()
+    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "eos_token_id": None}
+    ids = torch.tensor([list(prompt)])
+    found = adapted.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+    tokens: list[int] = found[0, len(prompt) :].tolist()
+    return tokens

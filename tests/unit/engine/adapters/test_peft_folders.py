@@ -63,7 +63,7 @@ def test_the_digest_is_of_the_content_and_not_of_name_or_path(adapter: Path, tmp
         ({"use_dora": True}, "DoRA is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "experts"),
-        ({"alora_invocation_tokens": [5]}, "aLoRA is not supported"),
+        ({"alora_invocation_tokens": "<ask>"}, "alora_invocation_tokens in adapter_config.json is no list"),
         ({"bias": "all"}, "trained biases are not supported"),
         ({"peft_type": "IA3"}, "peft_type IA3 is not supported"),
         ({"init_lora_weights": "pissa"}, "changes the base model"),

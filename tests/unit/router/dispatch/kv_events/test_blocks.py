@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.block_hash import BlockHash, block_hashes
-from common.origin import media_keys, namespace_of
+from common.origin import activation_key, media_keys, namespace_of
 from router.dispatch.kv_events.blocks import (
     BlockEvent,
     BlocksRemoved,
@@ -155,3 +155,19 @@ def test_events_name_salt_adapter_and_media() -> None:
         assert blocks.take() == [BlocksStored(None, hashes, tokens, extra_keys, named.adapter)]
         names += hashes
     assert len(set(names)) == len(names)
+
+
+def test_blocks_before_the_activation_of_an_adapter_are_those_of_the_base_model() -> None:
+    tokens = [1, 2, 3, 4, 5, 6]
+    key = activation_key(b"digest", 4)
+    activated = NamedBlocks(keys=(1, 2, 3, key), adapter="sql", adapter_digest=b"digest", adapter_start=3)
+    hashes = activated.hashes(tokens, PAGE)
+    assert hashes[0] == block_hashes(tokens, PAGE)[0]
+    blocks = CachedBlocks(PAGE)
+    blocks.learn(tokens, activated)
+    blocks.stored("decode-0", hashes)
+    extra = {hashes[1]: ("sql", key), hashes[2]: ("sql",)}
+    assert blocks.take() == [
+        BlocksStored(None, hashes[:1], tokens[:2]),
+        BlocksStored(hashes[0], hashes[1:], tokens[2:], extra, "sql"),
+    ]
