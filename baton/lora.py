@@ -41,6 +41,8 @@ def for_each(loras: Loras, count: int) -> Sequence[LoRARequest | None]:
 def loaded(adapters: Adapters, loras: Sequence[LoRARequest | None]) -> LoadedLoras:
     """The engine's adapters, read anew each time. Raises ValueError for what cannot be served."""
     wanted = list(dict.fromkeys(lora for lora in loras if lora is not None))
+    for lora in wanted:
+        adapters.begin(lora.lora_name, Path(lora.lora_path))
     try:
         read = [adapters.read(lora.lora_name, Path(lora.lora_path)) for lora in wanted]
         infos = [adapters.add(adapter) for adapter in read]

@@ -30,6 +30,10 @@ class AdapterLoading:
         self._metrics: Final = metrics
         self._threads: Final = ThreadPoolExecutor(_THREADS, thread_name_prefix="adapter")
 
+    def begin(self, name: str, path: Path) -> None:
+        """Let all ranks read an adapter; `read` and `add` follow."""
+        self._adapters.begin(name, path)
+
     def read(self, name: str, path: Path) -> ReadAdapter:
         """From any thread. Raises AdapterRefused."""
         return self._adapters.read(name, path)
@@ -51,6 +55,7 @@ class AdapterLoading:
         """
         digest = work.adapter_digest
         if digest and work.adapter_path and self._adapters.expect(digest):
+            self.begin(work.adapter, Path(work.adapter_path))
             reading = self._threads.submit(self.read, work.adapter, Path(work.adapter_path))
             reading.add_done_callback(lambda read: self._inbox.post(self._take, work, on_end, read))
 

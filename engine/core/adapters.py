@@ -49,6 +49,14 @@ class Filling:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadingAhead:
+    """An adapter that all ranks begin to read, beside their steps."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Holding:
     """An adapter that all ranks load."""
 
@@ -77,8 +85,11 @@ class ReadAdapter:
 class AdapterBank(Protocol):
     """The adapters of a runner: in host memory, and in slots on the device."""
 
+    def begin(self, name: str, path: Path) -> None:
+        """Let the other ranks read while rank 0 does, so that `hold` does not wait for their disks."""
+
     def read(self, name: str, path: Path) -> ReadAdapter:
-        """From any thread. Raises AdapterRefused for what the model cannot take."""
+        """On rank 0, from any thread. Raises AdapterRefused for what the model cannot take."""
 
     def hold(self, adapter: ReadAdapter) -> None:
         """Keep it in host memory, on all ranks. Raises AdapterRefused; then no rank has it."""

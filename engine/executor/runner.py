@@ -325,6 +325,8 @@ class ModelRunner:
 
     def close(self) -> None:
         """Free the device's memory. Neither this runner nor those of other ranks can be used afterwards."""
+        if self.adapters is not None:
+            self.adapters.close()
         # Graphs first: NCCL does not release a communicator that a captured graph uses.
         del self._forwards, self._model, self.kv
         self._step_channel.close()

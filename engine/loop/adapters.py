@@ -62,6 +62,11 @@ class Adapters:
             raise AdapterMissing(f"the adapter {request.adapter} is not loaded here")
         self._loaded[digest] = info
 
+    def begin(self, name: str, path: Path) -> None:
+        """Let all ranks read an adapter; `read` and `add` follow."""
+        if self._bank is not None:
+            self._bank.begin(name, path)
+
     def read(self, name: str, path: Path) -> ReadAdapter:
         """Read an adapter, and check that the model can take it. From any thread. Raises AdapterRefused."""
         if self._bank is None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias, get_type_hints
 import numpy as np
 import torch
 
-from engine.core.adapters import Dropping, Filling, Holding
+from engine.core.adapters import Dropping, Filling, Holding, ReadingAhead
 from engine.core.batch.step_inputs import HEADER_INTS, StepInputs
 from engine.core.weights import NewWeights
 from engine.errors import RankLost
@@ -21,11 +21,11 @@ from engine.parallel.communicator import Communicator
 _ORDER: Final = -1
 """In place of a step's number of chunks. The next number is the length of what follows."""
 
-Order: TypeAlias = NewWeights | Holding | Dropping | Filling
+Order: TypeAlias = NewWeights | ReadingAhead | Holding | Dropping | Filling
 """What all ranks do between two steps."""
 
 
-_ORDERS: Final = {kind.__name__: kind for kind in (NewWeights, Holding, Dropping, Filling)}
+_ORDERS: Final = {kind.__name__: kind for kind in (NewWeights, ReadingAhead, Holding, Dropping, Filling)}
 _READ: Final[dict[type, Callable[[Any], Any]]] = {str: str, int: int, Path: Path, bytes: bytes.fromhex}
 """How the values of their fields are read."""
 

@@ -163,11 +163,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.LoadAdapterRequest, context: Context
     ) -> worker_pb2.AdapterInfo:
         """The adapter is read while steps go on, and taken between two of them."""
+        adapters, name, path = self._handler.adapters, request.name, Path(request.path)
+        await self._ask_engine(lambda: adapters.begin(name, path), context)
         try:
-            read = await asyncio.to_thread(self._handler.adapters.read, request.name, Path(request.path))
+            read = await asyncio.to_thread(adapters.read, name, path)
         except AdapterRefused as error:
             return worker_pb2.AdapterInfo(name=request.name, error=str(error))
-        return await self._adapter(lambda: self._handler.adapters.add(read), context)
+        return await self._adapter(lambda: adapters.add(read), context)
 
     async def UnloadAdapter(  # noqa: N802
         self, request: worker_pb2.UnloadAdapterRequest, context: Context

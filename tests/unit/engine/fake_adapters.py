@@ -22,6 +22,9 @@ class FakeAdapters:
     held: set[bytes] = field(default_factory=set)
     slots: dict[int, bytes] = field(default_factory=dict)
 
+    def begin(self, name: str, path: Path) -> None:
+        """There are no other ranks."""
+
     def read(self, name: str, path: Path) -> ReadAdapter:
         return ReadAdapter(AdapterInfo(name, digest_of(path.name), 8, ("q_proj",), 100), path, None)
 
