@@ -7,7 +7,7 @@ does not depend on the others. Programs without rows end at once and write nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 import torch
 import triton
@@ -17,12 +17,53 @@ from engine.kernels.pdl import pdl_wait, supports_pdl
 
 _ROWS: Final = 16
 """Fewest rows of a product on tensor cores."""
-_DEPTH: Final = 128
+DEPTH: Final = 128
+"""Input features that a program multiplies at a time."""
 _FEATURES: Final = 128
 _MOST_SPLITS: Final = 16
 _MOST_PIECES: Final = 3
 _PROGRAMS: Final = 256
 """Programs that keep a large GPU busy."""
+
+
+class FeatureBounds(TypedDict):
+    """First and last output features of each of the merged projections; those that are missing have none."""
+
+    start_0: int
+    start_1: int
+    start_2: int
+    stop_0: int
+    stop_1: int
+    stop_2: int
+
+
+def bounds_of(pieces: Sequence[range]) -> FeatureBounds:
+    assert len(pieces) <= _MOST_PIECES
+    first, second, third = [*pieces, *[range(0)] * (_MOST_PIECES - len(pieces))]
+    return {
+        "start_0": first.start,
+        "start_1": second.start,
+        "start_2": third.start,
+        "stop_0": first.stop,
+        "stop_1": second.stop,
+        "stop_2": third.stop,
+    }
+
+
+def splits_of(depth: int, most: int) -> int:
+    """Parts of `depth` input features that are summed apart: a power of 2, up to `most`."""
+    splits = max(1, min(most, depth // (2 * DEPTH)))
+    return 1 << (splits.bit_length() - 1)
+
+
+def part_of(depth: int, splits: int) -> int:
+    """Input features of a part."""
+    return int(triton.cdiv(triton.cdiv(depth, splits), DEPTH) * DEPTH)
+
+
+def precision_of(x: torch.Tensor) -> str:
+    """Products of float32 would lose 13 bits in the format of tensor cores."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def add_low_rank(
@@ -42,14 +83,10 @@ def add_low_rank(
     if not rows:
         return
     count, rank = a.shape[1:3]
-    assert count <= _MOST_PIECES
     tiles, columns = triton.cdiv(rows, _ROWS), count * rank
     use_pdl = x.is_cuda and supports_pdl(x.device)
-    splits = max(1, min(_MOST_SPLITS, _PROGRAMS // (tiles * count), depth // (2 * _DEPTH)))
-    splits = 1 << (splits.bit_length() - 1)
+    splits = splits_of(depth, min(_MOST_SPLITS, _PROGRAMS // (tiles * count)))
     inner = torch.empty((splits, rows, columns), dtype=torch.float32, device=x.device)
-    # Products of float32 would lose 13 bits in the format of tensor cores.
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
     _shrink[(tiles, count, splits)](
         x,
         a,
@@ -60,14 +97,13 @@ def add_low_rank(
         depth=depth,
         count=count,
         rank=rank,
-        part=triton.cdiv(triton.cdiv(depth, splits), _DEPTH) * _DEPTH,
+        part=part_of(depth, splits),
         tile_rows=_ROWS,
-        tile_depth=_DEPTH,
-        precision=precision,
+        tile_depth=DEPTH,
+        precision=precision_of(x),
         use_pdl=use_pdl,
         launch_pdl=use_pdl,
     )
-    bounds = [*pieces, *[range(0)] * (_MOST_PIECES - count)]
     _expand[(tiles, triton.cdiv(max(map(len, pieces)), _FEATURES), count)](
         inner,
         b,
@@ -76,18 +112,13 @@ def add_low_rank(
         rows,
         product.stride(0),
         features=b.shape[1],
-        start_0=bounds[0].start,
-        start_1=bounds[1].start,
-        start_2=bounds[2].start,
-        stop_0=bounds[0].stop,
-        stop_1=bounds[1].stop,
-        stop_2=bounds[2].stop,
+        **bounds_of(pieces),
         columns=columns,
         rank=rank,
         splits=splits,
         tile_rows=_ROWS,
         tile_features=_FEATURES,
-        precision=precision,
+        precision=precision_of(x),
         use_pdl=use_pdl,
         launch_pdl=use_pdl,
     )

@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from engine.kernels.matmul.adapters import DEPTH, bounds_of, part_of, precision_of, splits_of
+
 _FEWEST_ROWS: Final = 5
 """A step of one row took 5.07 ms with these kernels, and 4.82 with a former grid of the other pair."""
 _MOST_ROWS: Final = 128
@@ -22,14 +24,12 @@ _ROW_TILES: Final = (16, 64, _MOST_ROWS)
 """Rows that the programs of a step have. Few, since each is compiled for each shape of a layer."""
 _PROGRAMS: Final = 264
 """Two for each processor of a large GPU."""
-_DEPTH: Final = 128
 _STAGED: Final = 160 << 10
 """Bytes that a program may keep loads of later turns in."""
 _TILE: Final = 8192
 """Products that a program has registers for."""
 _MOST_SPLITS: Final = 4
 """Parts of the input features. Each is read again by all programs of `expand`; measured."""
-_MOST_PIECES: Final = 3
 
 
 def suits(x: torch.Tensor) -> bool:
@@ -43,9 +43,8 @@ def shrink(x: torch.Tensor, a: torch.Tensor, slots: torch.Tensor) -> torch.Tenso
     """
     rows, depth = x.shape
     num_slots, count, rank = a.shape[:3]
-    splits = max(1, min(_MOST_SPLITS, depth // (2 * _DEPTH)))
-    splits = 1 << (splits.bit_length() - 1)
-    staged = (_tile_rows(rows) + rank) * _DEPTH * x.element_size()
+    splits = splits_of(depth, _MOST_SPLITS)
+    staged = (_tile_rows(rows) + rank) * DEPTH * x.element_size()
     inner = torch.empty((splits, rows, count * rank), dtype=torch.float32, device=x.device)
     _shrink[(min(_PROGRAMS, num_slots * count * splits),)](
         x,
@@ -58,12 +57,12 @@ def shrink(x: torch.Tensor, a: torch.Tensor, slots: torch.Tensor) -> torch.Tenso
         count=count,
         rank=rank,
         splits=splits,
-        part=triton.cdiv(triton.cdiv(depth, splits), _DEPTH) * _DEPTH,
+        part=part_of(depth, splits),
         tile_rows=_tile_rows(rows),
-        tile_depth=_DEPTH,
+        tile_depth=DEPTH,
         num_slots=num_slots,
         padded_slots=triton.next_power_of_2(num_slots),
-        precision=_precision(x),
+        precision=precision_of(x),
         num_stages=max(1, min(4, _STAGED // staged)),
     )
     return inner
@@ -79,11 +78,9 @@ def expand(
     """Add to `product` [T, out] the products of what `shrink` returned with `b` [S, out, r]."""
     splits, rows, columns = inner.shape
     num_slots, features, rank = b.shape
-    assert len(pieces) <= _MOST_PIECES
-    bounds = [*pieces, *[range(0)] * (_MOST_PIECES - len(pieces))]
     most = min(256, _TILE // _tile_rows(rows))
     tile = min(most, max(64, triton.next_power_of_2(features // 96)))
-    tiles = [triton.cdiv(len(piece), tile) for piece in bounds]
+    tiles = [triton.cdiv(len(piece), tile) for piece in pieces]
     _expand[(min(2 * _PROGRAMS, num_slots * sum(tiles)),)](
         inner,
         b,
@@ -92,14 +89,9 @@ def expand(
         rows,
         product.stride(0),
         features=features,
-        start_0=bounds[0].start,
-        start_1=bounds[1].start,
-        start_2=bounds[2].start,
-        stop_0=bounds[0].stop,
-        stop_1=bounds[1].stop,
-        stop_2=bounds[2].stop,
+        **bounds_of(pieces),
         tiles_0=tiles[0],
-        tiles_1=tiles[1],
+        tiles_1=sum(tiles[1:2]),
         tiles=sum(tiles),
         columns=columns,
         rank=rank,
@@ -108,18 +100,13 @@ def expand(
         tile_features=tile,
         num_slots=num_slots,
         padded_slots=triton.next_power_of_2(num_slots),
-        precision=_precision(product),
+        precision=precision_of(product),
         num_stages=1,
     )
 
 
 def _tile_rows(rows: int) -> int:
     return next(tile for tile in _ROW_TILES if rows <= tile)
-
-
-def _precision(x: torch.Tensor) -> str:
-    """Products of float32 would lose 13 bits in the format of tensor cores."""
-    return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 @triton.jit  # type: ignore[untyped-decorator]
