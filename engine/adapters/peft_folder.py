@@ -22,6 +22,8 @@ _CONFIG: Final = "adapter_config.json"
 _WEIGHTS: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
+_OF_VOCABULARY: Final = re.compile(r"\.lora_embedding_[AB]|\.base_layer\.weight$")
+"""Tensors of adapters of embeddings, and the weights of adapted heads and embeddings that PEFT saves too."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "use_dora": "DoRA",
@@ -108,8 +110,13 @@ def _pairs(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
+        if match is None and _OF_VOCABULARY.search(name):
+            raise ValueError(
+                f"it changes embeddings or the head ({name}), which have no slots for adapters: leave them"
+                " out of target_modules"
+            )
         if match is None:
-            raise ValueError(f"{name} is no half of a pair of a linear layer (embeddings, DoRA?)")
+            raise ValueError(f"{name} is no half of a pair of a linear layer")
         halves.setdefault(match["module"].removeprefix(_PREFIX), {})[match["half"]] = tensor
     if not halves:
         raise ValueError("it has no tensors")

@@ -98,7 +98,12 @@ def test_a_slot_that_is_filled_again_forgets_the_adapter_before(tmp_path: Path) 
     ("name", "options", "reason"),
     [
         ("deepseek v3", {"target_modules": ["kv_b_proj"]}, "its matrices are absorbed"),
-        ("llama", {"target_modules": ["lm_head"]}, "lm_head.base_layer.weight is no half of a pair"),
+        ("llama", {"target_modules": ["q_proj", "lm_head"]}, "head .*lm_head.base_layer.* no slots"),
+        (
+            "llama",
+            {"target_modules": ["q_proj", "embed_tokens"]},
+            "embeddings or the head .*: leave them",
+        ),
         ("llama", {"r": 9}, "rank 9; --max-lora-rank is 8"),
         ("mistral", {}, "is of another base model: model.layers.0"),
         ("mixtral", {"target_modules": ["gate"]}, "target_parameters"),
