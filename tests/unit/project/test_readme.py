@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import (
+    adapters,
     busy_cores,
     compare,
     conversations,
@@ -56,7 +57,7 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node, verify, replay_log),
         *(cluster, simulate, compare, conversations, load, modes, offline, replay),
-        *(busy_cores, decisions, router_throughput, speculation, start_up, weight_update),
+        *(adapters, busy_cores, decisions, router_throughput, speculation, start_up, weight_update),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
