@@ -28,7 +28,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
 
 
 @pytest.mark.parametrize("mode", [Mode.MIXED, Mode.DISAGG])
-@pytest.mark.parametrize("client", ["skyrl", "verl"])
+@pytest.mark.parametrize("client", ["skyrl", "trl", "verl"])
 async def test_three_steps_answer_as_transformers_does_with_the_weights_of_each(
     small: SmallModel, client: str, mode: Mode, tmp_path: Path
 ) -> None:

@@ -307,6 +307,7 @@ class WorkerHost:
             chunked_prefill_size=config.engine.scheduler.largest_chunk(engine.max_tokens) or 0,
             max_running_requests=engine.max_running,
             page_bytes=self._parts.runner.kv.page_bytes * config.engine.tensor_parallel_size,
+            ranks=config.engine.tensor_parallel_size,
             most_blocks=engine.kv.needs.of_request.most_blocks,
             windows=[
                 worker_pb2.Window(tokens=tokens, share=share)

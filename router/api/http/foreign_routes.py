@@ -11,7 +11,7 @@ from router.api.fields import Refused
 _ADVICE: Final = {
     "Use POST /v1/completions or /v1/chat/completions.": ("/invocations /api/generate /api/chat /v1/engines"),
     "Use GET /v1/models.": "/get_model_info /model_info /api/tags /models/info",
-    "Use GET /v1/models, /version and /status.": "/get_server_info /server_info /get_internal_state",
+    "Use GET /v1/models, /version and /status.": "/get_server_info /get_internal_state",
     "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",
     "Use POST /reset_prefix_cache.": "/reset_mm_cache /reset_encoder_cache",
     "There is no profiler; ask for `timings` in a request, or use `router explain REQUEST`.": (

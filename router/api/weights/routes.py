@@ -64,6 +64,22 @@ class WeightInfo(Weights):
     workers: dict[str, Weights]
 
 
+class WorldSize(Closed):
+    world_size: int
+    """Ranks of all workers."""
+
+
+class TransferConfig(Closed):
+    weight_transfer_config: None
+    """No process group of a trainer is joined: TRL's client says so before it asks for one."""
+
+
+class ServerInfo(Closed):
+    """The part of vLLM's that trainers read."""
+
+    vllm_config: TransferConfig
+
+
 class Updated(Weights):
     success: Literal[True]
     message: str
@@ -147,6 +163,15 @@ async def _info(backend: Backend, request: Request) -> WeightInfo:
     updates = _updates(backend, request)
     workers = {worker: _described(served) for worker, served in updates.workers().items()}
     return {**_described(updates.served), "workers": workers}
+
+
+async def _world_size(backend: Backend, request: Request) -> WorldSize:
+    return {"world_size": _updates(backend, request).num_ranks()}
+
+
+async def _server_info(backend: Backend, request: Request) -> ServerInfo:
+    _updates(backend, request)
+    return {"vllm_config": {"weight_transfer_config": None}}
 
 
 async def _update(updates: WeightUpdates, body: UpdateWeights) -> Updated | PauseStatus:
@@ -262,6 +287,8 @@ WEIGHTS: Final[Api] = Api(
         _plain("/resume", PauseStatus, _RESUMED, _resume, "POST"),
         _plain("/is_paused", Paused, "Whether the model is paused.", _is_paused, "GET"),
         _plain("/weight_info", WeightInfo, "The weights of the service and its workers.", _info, "GET"),
+        _plain("/get_world_size", WorldSize, "Number of ranks, of all workers.", _world_size, "GET"),
+        _plain("/server_info", ServerInfo, "How weights can be transferred.", _server_info, "GET"),
         _plain("/reset_prefix_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/flush_cache", PauseStatus, _CLEARED, _reset, "POST"),
         _plain("/flush_cache", None, _CLEARED, _reset, "GET"),

@@ -95,6 +95,10 @@ class WeightUpdates:
         """What each worker that is connected has."""
         return {session.worker_id: session.info.served for session in self._registry.sessions()}
 
+    def num_ranks(self) -> int:
+        """Of all connected workers."""
+        return sum(session.info.ranks for session in self._registry.sessions())
+
     async def pause(self, mode: PauseMode) -> None:
         """Returns when no worker has requests to compute."""
         with self._dispatcher.metrics.weight_operation("pause"):

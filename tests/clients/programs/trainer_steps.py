@@ -1,4 +1,4 @@
-"""Three steps of a trainer through a client of SkyRL or verl: `trainer_steps.py CLIENT URL FOLDER`.
+"""Three steps of a trainer through a client of SkyRL, verl or TRL: `trainer_steps.py CLIENT URL FOLDER`.
 
 FOLDER has step-1.safetensors and so on, the weights after each step. Prints the answers before the first
 step and after each, as JSON. What they import to start a server is stood in for;
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import importlib.util
 import json
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -114,6 +116,39 @@ async def verl(url: str, weights: list[bytes]) -> list[list[int]]:
     return await steps(ask, step, weights)
 
 
+async def trl(url: str, weights: list[bytes]) -> list[list[int]]:
+    bare("trl", "trl.generation")
+    present = {"is_requests_available": lambda: True, "is_vllm_available": lambda min_version="0": True}
+    stand_in("trl.import_utils", **present)
+    stand_in("vllm.utils.network_utils", get_ip=None)
+    stand_in("vllm.distributed.weight_transfer.nccl_common", trainer_init=None)
+    stand_in("vllm.distributed.weight_transfer.packed_tensor", packed_nccl_broadcast_producer=None)
+    from trl.generation.vllm_client import VLLMClient
+
+    client = await asyncio.to_thread(VLLMClient, url)
+    assert client.get_world_size() > 0
+    with contextlib.suppress(RuntimeError):  # it has read that there is no engine for process groups
+        client.init_communicator("cpu")
+        raise AssertionError("its process group was joined")
+
+    async def ask() -> list[int]:
+        more = {"ignore_eos": True}
+        answer = await asyncio.to_thread(
+            client.generate, [PROMPT], max_tokens=COUNT, temperature=0.0, logprobs=0, generation_kwargs=more
+        )
+        assert answer["prompt_ids"] == [PROMPT]
+        assert len(answer["logprobs"][0]) == COUNT
+        return list(answer["completion_ids"][0])
+
+    def send(tensors: bytes) -> None:
+        with client.weight_update():
+            part = {"update_info": {"tensors": base64.b64encode(tensors).decode()}}
+            client._post(f"{url}/update_weights", json=part)
+        client.reset_prefix_cache()
+
+    return await steps(ask, partial(asyncio.to_thread, send), weights)
+
+
 async def steps(
     ask: Callable[[], Awaitable[list[int]]], step: Callable[[bytes], Awaitable[None]], weights: list[bytes]
 ) -> list[list[int]]:
@@ -127,4 +162,4 @@ async def steps(
 if __name__ == "__main__":
     client, url, folder = sys.argv[1:]
     files = [Path(folder, f"step-{number}.safetensors").read_bytes() for number in range(1, STEPS + 1)]
-    print(json.dumps(asyncio.run({"skyrl": skyrl, "verl": verl}[client](url, files))))
+    print(json.dumps(asyncio.run({"skyrl": skyrl, "verl": verl, "trl": trl}[client](url, files))))

@@ -69,6 +69,13 @@ async def test_all_requests_after_an_update_are_computed_with_the_new_weights_al
     async with httpx.AsyncClient(base_url=cluster.url, headers=ADMIN) as client:
         info = (await client.get("/weight_info")).json()
     await check_documented(cluster, "/weight_info", info, "get")
+    async with httpx.AsyncClient(base_url=cluster.url, headers=ADMIN) as client:
+        size = (await client.get("/get_world_size")).json()
+        server = (await client.get("/server_info")).json()
+    await check_documented(cluster, "/get_world_size", size, "get")
+    await check_documented(cluster, "/server_info", server, "get")
+    assert size == {"world_size": len(cluster.registry.sessions())}
+    assert server["vllm_config"]["weight_transfer_config"] is None
     digests = {worker["digest"] for worker in info["workers"].values()}
     assert digests == {info["digest"]} == {answer.json()["digest"]}
     assert len(info["workers"]) == len(cluster.registry.members())
