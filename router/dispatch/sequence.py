@@ -156,7 +156,7 @@ class SequenceState:
         """What goes before the first token of an attempt, which has this position."""
         if not self.prototype.weight_versions:
             return []
-        begin = worker_pb2.WeightsBegin(position=position, version=self._version)
+        begin = sampling_pb2.WeightsBegin(position=position, version=self._version)
         return [worker_pb2.Output(weights_begin=begin)]
 
     @property

@@ -204,12 +204,14 @@ def _request(
     request: router_pb2.GenerateRequest, request_id: str, time_remaining: float | None
 ) -> GenerationRequest:
     drafts = request.sampling.drafts
+    work = of_grpc(request, timeout_s=time_remaining or 0.0)
+    work.weight_versions = request.weight_versions
     return GenerationRequest(
         id=request_id,
         prompts=[prompt_of(request)],
         options=_options(request.sampling),
         n=request.n or 1,
-        work=of_grpc(request, timeout_s=time_remaining or 0.0),
+        work=work,
         prediction=drafts.prediction,
         speculative=not drafts.off,
         timings=request.return_timings,

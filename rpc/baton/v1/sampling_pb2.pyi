@@ -157,3 +157,11 @@ class Pooled(_message.Message):
     position: int
     values: bytes
     def __init__(self, position: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class WeightsBegin(_message.Message):
+    __slots__ = ("position", "version")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    version: str
+    def __init__(self, position: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...

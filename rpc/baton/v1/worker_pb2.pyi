@@ -516,16 +516,8 @@ class Output(_message.Message):
     label_logprobs: _sampling_pb2.LabelLogprobs
     pooled: _sampling_pb2.Pooled
     routed_experts: _sampling_pb2.RoutedExperts
-    weights_begin: WeightsBegin
-    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[_sampling_pb2.Pooled, _Mapping]] = ..., routed_experts: _Optional[_Union[_sampling_pb2.RoutedExperts, _Mapping]] = ..., weights_begin: _Optional[_Union[WeightsBegin, _Mapping]] = ...) -> None: ...
-
-class WeightsBegin(_message.Message):
-    __slots__ = ("position", "version")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    position: int
-    version: str
-    def __init__(self, position: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    weights_begin: _sampling_pb2.WeightsBegin
+    def __init__(self, request_id: _Optional[int] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_sampling_pb2.PromptLogprobs, _Mapping]] = ..., label_logprobs: _Optional[_Union[_sampling_pb2.LabelLogprobs, _Mapping]] = ..., pooled: _Optional[_Union[_sampling_pb2.Pooled, _Mapping]] = ..., routed_experts: _Optional[_Union[_sampling_pb2.RoutedExperts, _Mapping]] = ..., weights_begin: _Optional[_Union[_sampling_pb2.WeightsBegin, _Mapping]] = ...) -> None: ...
 
 class Tokens(_message.Message):
     __slots__ = ("ids", "logprobs", "finish", "cached_tokens", "chunks", "stop_token", "position", "drafted", "accepted", "predicted")

@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
 from router.config.choices import Mode, UpdateMode
 from router.dispatch.weights.update_result import UpdateFailed
+from rpc.baton.v1 import router_pb2, router_pb2_grpc, sampling_pb2
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
 from tests.integration.service.changed_weights import (
@@ -103,6 +105,36 @@ async def test_a_kept_stream_says_which_weights_have_computed_which_tokens(
         assert answer.versions[0]["end"] >= 5
         assert answer.versions[-1]["end"] == 900
         assert spans_agree(answer.ids, answer.versions, models, prompt)
+
+
+async def test_weight_versions_over_grpc(fleet: LocalCluster, small: SmallModel, changed: Changed) -> None:
+    request = router_pb2.GenerateRequest(
+        token_ids=router_pb2.TokenIds(ids=PROMPT),
+        sampling=sampling_pb2.SamplingParams(max_tokens=600, temperature=0.0, ignore_eos=True),
+        weight_versions=True,
+    )
+    ids: list[int] = []
+    begins: list[tuple[int, str]] = []
+    updating: asyncio.Task[object] | None = None
+    async with grpc.aio.insecure_channel(fleet.target) as channel:
+        stub = router_pb2_grpc.RouterStub(channel)  # type: ignore[no-untyped-call]
+        async for response in stub.Generate(request):
+            if response.HasField("weights_begin"):
+                begins.append((response.weights_begin.position, response.weights_begin.version))
+            ids += response.token_ids
+            if updating is None and len(ids) >= 5:
+                updating = asyncio.create_task(fleet.weights.update(str(changed.folder), "2"))
+    assert updating is not None
+    await updating
+    spans: list[dict[str, Any]] = []
+    for position, version in begins:
+        if spans and spans[-1]["version"] == version:
+            continue  # it has moved to another worker with the same weights
+        spans.append({"version": version, "start": position})
+    for span, end in zip(spans, [*(span["start"] for span in spans[1:]), len(ids)], strict=True):
+        span["end"] = end
+    assert [span["version"] for span in spans] == ["default", "2"]
+    assert spans_agree(ids, spans, {"default": small.model, "2": changed.model}, PROMPT)
 
 
 async def test_an_answer_leaves_its_worker_once_another_one_has_computed_its_kv(
