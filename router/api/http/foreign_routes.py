@@ -10,6 +10,9 @@ from router.api.fields import Refused
 
 _ADVICE: Final = {
     "Use POST /v1/completions or /v1/chat/completions.": ("/invocations /api/generate /api/chat /v1/engines"),
+    "Use POST /detokenize; answers in tokens have the text with /generate.": (
+        "/v1/chat/completions/derender /v1/completions/derender"
+    ),
     "Use GET /v1/models.": "/get_model_info /model_info /api/tags /models/info",
     "Use GET /v1/models, /version and /status.": "/get_server_info /get_internal_state",
     "Use GET /metrics; GET /status has each worker's load.": "/load /get_load /v1/loads",

@@ -21,6 +21,21 @@ class TokensChoice(Closed, Extras):
     stop_reason: str | int | None
 
 
+class ListedChoice(TokensChoice):
+    """SkyRL's."""
+
+    routed_experts: NotRequired[list[list[list[int]]] | None]  # type: ignore[misc]
+    """With the end of an answer: [tokens - 1, layers, experts of a token]."""
+
+
+class ListedTokens(ScoredPrompt):
+    """SkyRL's."""
+
+    request_id: str
+    choices: list[ListedChoice]
+    usage: NotRequired[Usage]
+
+
 class GeneratedTokens(ScoredPrompt):
     """vLLM's."""
 

@@ -13,9 +13,9 @@ from router.api.generation.params.bounds import ModelName
 from router.api.generation.params.validation import RequestModel
 from router.api.openai.answers.schemas import Closed, Error
 from router.api.openai.errors import error_body
-from router.api.tokens.answers import Generated, GeneratedTokens
+from router.api.tokens.answers import Generated, GeneratedTokens, ListedTokens
 from router.api.tokens.bodies import GenerateBody, RequestId, TokensBody
-from router.api.tokens.writers import GenerateWriter, TokensWriter
+from router.api.tokens.writers import GenerateWriter, ListsWriter, TokensWriter
 
 _MAX_ABORTED: Final = 65_536
 
@@ -70,6 +70,15 @@ TOKENS: Final[Api] = Api(
             answer=GeneratedTokens,
             event=GeneratedTokens,
             summary="Tokens that follow token ids (vLLM's).",
+            id_prefix="generate-tokens",
+        ),
+        generates(
+            "/skyrl/v1/generate",
+            TokensBody,
+            ListsWriter,
+            answer=ListedTokens,
+            event=ListedTokens,
+            summary="The same, with routed experts as lists (SkyRL's).",
             id_prefix="generate-tokens",
         ),
         generates(

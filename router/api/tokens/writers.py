@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from router.api.generation.audit.answer import Extras
@@ -72,7 +73,7 @@ class _Writer(ABC):
     @abstractmethod
     def body(self) -> bytes: ...
 
-    def _routed(self, answer: _Answer, render: Callable[[Experts], str]) -> dict[str, Any]:
+    def _routed(self, answer: _Answer, render: Callable[[Experts], Any]) -> dict[str, Any]:
         """The experts of every token but the last, at the end of an answer that wants them."""
         if not answer.finish or not self._run.work(answer.index).routed_experts:
             return {}
@@ -89,6 +90,8 @@ def _event(content: Any) -> bytes:
 
 class TokensWriter(_Writer):
     """vLLM's; events have the new tokens."""
+
+    shown: Callable[[Experts], Any] = staticmethod(as_npy)
 
     def __init__(self, run: Run, body: TokensBody, model: Generation) -> None:
         super().__init__(run, model)
@@ -132,9 +135,15 @@ class TokensWriter(_Writer):
             "logprobs": logprobs,
             "finish_reason": FINISH_REASONS.get(answer.finish),
             "stop_reason": answer.stop,
-            **self._routed(answer, as_npy),
+            **self._routed(answer, self.shown),
             **(answer.extras or {}),
         }
+
+
+class ListsWriter(TokensWriter):
+    """SkyRL's: vLLM's, with experts as lists."""
+
+    shown = staticmethod(np.ndarray.tolist)
 
 
 class GenerateWriter(_Writer):

@@ -96,7 +96,7 @@ class WeightUpdates:
         return {session.worker_id: session.info.served for session in self._registry.sessions()}
 
     def num_ranks(self) -> int:
-        """Of all connected workers."""
+        """Number of ranks of all connected workers."""
         return sum(session.info.ranks for session in self._registry.sessions())
 
     async def pause(self, mode: PauseMode) -> None:

@@ -116,6 +116,10 @@ async def test_a_replay_with_the_experts_of_an_answer_gives_its_log_probabilitie
             check(experts, prompt, answer["choices"][0])
             cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             assert bool(cached) == (0 < turn < 4)
+        listed = await post(cluster, "/skyrl/v1/generate", asked(prompt, 20, turn))
+        assert listed["choices"][0]["token_ids"] == answer["choices"][0]["token_ids"]
+        written = base64.b64decode(answer["choices"][0]["routed_experts"])
+        assert listed["choices"][0]["routed_experts"] == np.load(BytesIO(written)).tolist()
         longer = prompt + answer["choices"][0]["token_ids"]
         again = await post(cluster, "/inference/v1/generate", asked(longer, 5, 1))
         check(experts, longer, again["choices"][0])

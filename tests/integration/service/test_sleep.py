@@ -129,3 +129,15 @@ async def test_requests_are_refused_by_mode_and_a_pause_outlasts_sleep(small: Sm
         assert await ask(cluster) == continued(small.model, PROMPT, 8)
         for path, param in (("/sleep?level=3", "level"), ("/wake_up?tags=all", "tags")):
             assert (await call(cluster, path, status=400))["error"]["param"] == param
+
+
+async def test_with_several_routers_it_is_refused_by_name(small: SmallModel) -> None:
+    async with local_cluster(small, Mode.MIXED, access=OPEN, names=("router-1", "router-2")) as cluster:
+        other = cluster.others[0].registry.name
+        assert await cluster.registry.wait_until(lambda: bool(cluster.registry.other_routers()), 30.0)
+        for path in ("/sleep", "/sleep?level=2"):
+            error = (await call(cluster, path, status=400))["error"]
+            assert error["code"] == "several_routers"
+            assert other in error["message"]
+        assert not cluster.weights.is_paused
+        assert await ask(cluster) == continued(small.model, PROMPT, 8)
