@@ -93,6 +93,7 @@ class MediaEncoder:
             positions=None if grid is None else self._sent(positions_of_step(plan, grid.merge)),
             deeper=tuple(deeper),
             spans=tuple(span for each in rows for span in runs(each)) if self._spec.bidirectional else (),
+            spans_need_window=self._spec.causal_without_window,
         )
 
     def _sent(self, values: Ints) -> Tensor:

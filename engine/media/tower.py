@@ -26,6 +26,15 @@ _DTYPES: Final = {
     "bool": torch.bool,
 }
 
+_WITHOUT_LAYERS: Final = {
+    "enable_moe_block": False,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+}
+"""Fields of a language model that count its layers, or that make the one that is left large."""
+_OTHERS: Final = frozenset({"audio_config"})
+"""Parts that are neither the vision model nor the language model."""
+
 
 class Tower:
     """Encodes one item at a time, so that equal items have equal rows whatever else a step has."""
@@ -78,9 +87,14 @@ def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
     with _quiet():
         if dummy_seed is None:
             top, report = cls.from_pretrained(
-                folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+                folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # of the language model's layer
             )
-            missing = report["missing_keys"]
+            missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(dummy_seed)
@@ -106,6 +120,9 @@ def _with_short_text(fields: dict[str, Any]) -> dict[str, Any]:
     text = full["text_config"] | {"num_hidden_layers": 1}
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:1]
+    text |= {name: value for name, value in _WITHOUT_LAYERS.items() if name in text}
+    text.pop("per_layer_config", None)
+    full |= dict.fromkeys(_OTHERS & full.keys())
     full.pop("quantization_config", None)
     return full | {"text_config": text}
 

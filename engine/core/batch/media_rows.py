@@ -19,6 +19,8 @@ class MediaRows:
     """[M, d] each: what is added to the output of the first layers."""
     spans: tuple[tuple[int, int], ...] = ()
     """Rows, first and end, whose queries see all keys up to the end of the span."""
+    spans_need_window: bool = False
+    """Whether layers without a window have no spans."""
 
     def placed(self, x: Tensor) -> Tensor:
         """`x` [T, d] with the rows of images."""

@@ -9,9 +9,11 @@ from engine.core.batch.batch import Batch
 from engine.core.batch.step_inputs import Ints
 
 
-def seen_by(rows: slice, batch: Batch, context_len: int) -> Ints | None:
-    """Tokens of the context that each of `rows`, which are its last ones, sees; None: those up to itself."""
-    spans = () if batch.media is None else batch.media.spans
+def seen_by(rows: slice, batch: Batch, context_len: int, window: int | None) -> Ints | None:
+    """Tokens of the context that each of `rows`, which are its last ones, sees in layers with this window;
+    None: those up to itself, as far as the window reaches."""
+    media = batch.media
+    spans = () if media is None or (window is None and media.spans_need_window) else media.spans
     within = [(first, end) for first, end in spans if rows.start <= first < rows.stop]
     if not within:
         return None

@@ -202,19 +202,19 @@ class TorchAttention:
         tables = batch.groups[group].block_tables.table(fill=self._pool.scratch_page)
         n = batch.num_chunks
         heads = self._pool.heads[group]
-        chunks = [self._plan_chunk(batch, tables, context_lens, r, heads) for r in range(n)]
+        chunks = [self._plan_chunk(batch, tables, context_lens, r, heads, window) for r in range(n)]
         first_row = int(batch.query_indptr[n])
         return _Plan(chunks, self._plan_decodes(first_row, tables[n:], context_lens[n:], window, heads))
 
     def _plan_chunk(
-        self, batch: Batch, tables: Ints, context_lens: Ints, request: int, heads: KVHeads
+        self, batch: Batch, tables: Ints, context_lens: Ints, request: int, heads: KVHeads, window: int | None
     ) -> _ChunkPlan:
         rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
         context_len = int(context_lens[request])
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
         gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages], heads)
-        return _ChunkPlan(rows, gather, context_len, seen_by(rows, batch, context_len))
+        return _ChunkPlan(rows, gather, context_len, seen_by(rows, batch, context_len, window))
 
     def _plan_decodes(
         self, first_row: int, tables: Ints, context_lens: Ints, window: int | None, heads: KVHeads

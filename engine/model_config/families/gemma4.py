@@ -70,11 +70,14 @@ def gemma4(config: Config) -> dict[str, Any]:
         "embedding_scale": config["hidden_size"] ** 0.5,
         "logit_soft_cap": config.get("final_logit_softcapping"),
         "wide_mlps": readers if config.get("use_double_wide_mlp") else frozenset(),
-        "per_layer": PerLayerSpec(features=features, vocab_size=config["vocab_size_per_layer_input"])
-        if features
-        else None,
+        "per_layer": _per_layer(config, features) if features else None,
         "experts": _experts(config) if config.get("enable_moe_block") else None,
     }
+
+
+def _per_layer(config: Config, features: int) -> PerLayerSpec:
+    vocab_size, padding = config["vocab_size_per_layer_input"], config.get("pad_token_id", 0)
+    return PerLayerSpec(features=features, vocab_size=vocab_size, of_images=padding)
 
 
 def _kinds(config: Config) -> list[str]:

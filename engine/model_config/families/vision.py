@@ -31,6 +31,15 @@ def _gemma3(config: Config) -> VisionSpec:
     return VisionSpec(placeholder=_placeholder(config, 262_144), arrays=_PIXELS, bidirectional=True)
 
 
+def _gemma4(config: Config) -> VisionSpec:
+    return VisionSpec(
+        placeholder=_placeholder(config, 258_880),
+        arrays=_PIXELS | {"image_position_ids"},
+        bidirectional=of_the_text(config).get("use_bidirectional_attention") == "vision",
+        causal_without_window=True,
+    )
+
+
 def _mistral3(config: Config) -> VisionSpec:
     return VisionSpec(placeholder=_placeholder(config, 10), arrays=_PIXELS | {"image_sizes"})
 
@@ -80,6 +89,7 @@ def _sections(config: Config, default: tuple[int, int, int]) -> tuple[int, int, 
 _PIXELS: Final = frozenset({"pixel_values"})
 _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "idefics3": _tiles,
     "internvl": _internvl,
     "llava": _llava,

@@ -12,6 +12,8 @@ class PerLayerSpec:
     features: int
     """For each layer."""
     vocab_size: int
+    of_images: int = 0
+    """Token whose embeddings rows of images get."""
 
     @property
     def embedding(self) -> int:

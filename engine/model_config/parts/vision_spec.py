@@ -27,5 +27,7 @@ class VisionSpec:
     """None: rows of images have the positions of their tokens."""
     bidirectional: bool = False
     """Whether the tokens of an image attend to those after them in it: a chunk has all of them or none."""
+    causal_without_window: bool = False
+    """Whether only layers with a window are bidirectional."""
     deepstack: int = 0
     """First layers to whose outputs further rows of an image are added."""

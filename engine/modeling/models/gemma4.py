@@ -56,6 +56,8 @@ class Gemma4Model(StackedExpertsModel):
     def layer_inputs(self, input_ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
         if self.per_layer is None:
             return super().layer_inputs(input_ids, x)
+        if self.media is not None:
+            input_ids = input_ids.index_fill(0, self.media.rows, self.per_layer.of_images)
         inputs: Tensor = self.per_layer(input_ids, x)
         return [(of_layer,) for of_layer in inputs.unbind(1)]
 
@@ -117,6 +119,7 @@ class PerLayerInputs(nn.Module):
         )
         self.norm = RMSNorm(per_layer.features, spec.norm_eps, layers.ops)
         self._shape = (spec.num_layers, per_layer.features)
+        self.of_images = per_layer.of_images
 
     def forward(self, ids: Tensor, x: Tensor) -> Tensor:
         of_tokens = self.embed(ids).unflatten(1, self._shape) * self._shape[1] ** 0.5

@@ -50,7 +50,7 @@ class Model:
         return Engine(config, hooks=hooks)
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "gemma3", "qwen2.5-vl", "qwen3-vl"])
+@pytest.fixture(scope="module", params=["smolvlm", "gemma3", "gemma4", "qwen2.5-vl", "qwen3-vl"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model(request.param, tmp_path_factory.mktemp("model"))
 

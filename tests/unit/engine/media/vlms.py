@@ -14,6 +14,8 @@ from torch import Tensor
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     InternVLConfig,
@@ -200,6 +202,42 @@ def _gemma3() -> PreTrainedModel:
     return model
 
 
+def _gemma4(**language: Any) -> Callable[[], PreTrainedModel]:
+    """Heads of two sizes, and a last layer that reads the keys and values of the one before it."""
+    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 8}
+    eye |= {"num_attention_heads": 2, "num_key_value_heads": 2, "patch_size": 2, "pooling_kernel_size": 2}
+    text = TEXT | {"head_dim": 8, "global_head_dim": 16, "sliding_window": 7, "pad_token_id": 1}
+    text |= {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+    text |= {"num_kv_shared_layers": 1, "vocab_size_per_layer_input": VOCAB, "tie_word_embeddings": False}
+    config = {
+        "text_config": text | {"hidden_size_per_layer_input": 8} | language,
+        "vision_config": eye | {"position_embedding_size": 32, "initializer_range": 0.3},
+        "audio_config": None,
+        "initializer_range": 0.3,
+        "image_token_id": PLACEHOLDER,
+        "tie_word_embeddings": False,
+    }
+    return lambda: Gemma4ForConditionalGeneration(Gemma4Config(**config))
+
+
+_NO_SHARES: Final = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+
+
+def _padded_patches(generator: torch.Generator) -> Image:
+    """Three lines of three pooled patches, padded to sixteen, between two tokens."""
+    y, x = torch.meshgrid(torch.arange(6), torch.arange(6), indexing="ij")
+    places = torch.full((1, 64, 2), -1)
+    places[0, :36] = torch.stack([x, y], dim=-1).reshape(-1, 2)
+    pixels = torch.rand(1, 64, 12, generator=generator) * (places[..., :1] >= 0)
+    arrays = {"pixel_values": pixels, "image_position_ids": places}
+    return Image((PLACEHOLDER,) * 9, arrays, before=(91,), after=(92,))
+
+
+def _placed(images: Sequence[Image]) -> dict[str, Tensor]:
+    places = torch.cat([image.arrays["image_position_ids"] for image in images])
+    return _along(0)(images) | {"image_position_ids": places}
+
+
 def _qwen2_5_vl() -> PreTrainedModel:
     eye = {"hidden_size": 16, "intermediate_size": 16, "depth": 2, "num_heads": 2, "out_hidden_size": 48}
     sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2]}
@@ -300,25 +338,44 @@ def _internvl() -> PreTrainedModel:
     return InternVLForConditionalGeneration(config)
 
 
-def _llava() -> PreTrainedModel:
-    eye = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
-    config = LlavaConfig(
-        text_config=TEXT | {"model_type": "llama"},
-        vision_config=eye | {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8},
-        image_token_index=PLACEHOLDER,
-        tie_word_embeddings=False,
-    )
-    return LlavaForConditionalGeneration(config)
+def _llava(text: str, eye: str, **changes: Any) -> Callable[[], PreTrainedModel]:
+    eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = {
+        "text_config": TEXT | {"model_type": text},
+        "vision_config": eyes | {"model_type": eye, "image_size": 32, "patch_size": 8},
+        "image_token_index": PLACEHOLDER,
+        "tie_word_embeddings": False,
+    }
+    return lambda: LlavaForConditionalGeneration(LlavaConfig(**config | changes))
+
+
+def _pixtral_lines(generator: torch.Generator) -> Image:
+    """Two lines of three patches."""
+    arrays = {"pixel_values": _noise(generator, 1, 3, 16, 24), "image_sizes": torch.tensor([[16, 24]])}
+    return Image((*[PLACEHOLDER] * 3, 93, *[PLACEHOLDER] * 3, 94), arrays)
 
 
 FAMILIES: Final = {
     "smolvlm": Family(_tiled(SmolVLMConfig, SmolVLMForConditionalGeneration), _tiles, _along(1)),
     "idefics3": Family(_tiled(Idefics3Config, Idefics3ForConditionalGeneration), _tiles, _along(1)),
     "gemma3": Family(_gemma3, _square(9, 48, 1), _along(0), "token_type_ids", least=9),
+    "gemma4": Family(_gemma4(), _padded_patches, _placed, "mm_token_type_ids"),
+    "gemma4 with whole images": Family(
+        _gemma4(use_bidirectional_attention="vision", **_NO_SHARES),
+        _padded_patches,
+        _placed,
+        "mm_token_type_ids",
+        least=9,
+    ),
     "qwen2.5-vl": Family(_qwen2_5_vl, _patches, _grids, "mm_token_type_ids"),
     "qwen3-vl": Family(_qwen3_vl, _patches, _grids, "mm_token_type_ids"),
     "qwen3.5": Family(_qwen3_5, _patches, _grids, "mm_token_type_ids"),
     "mistral3": Family(_mistral3, _lines, _sizes),
     "internvl": Family(_internvl, _square(8, 32, 2), _along(0)),
-    "llava": Family(_llava, _square(16, 32, 1), _along(0)),
+    "llava": Family(_llava("llama", "clip_vision_model"), _square(16, 32, 1), _along(0)),
+    "pixtral": Family(
+        _llava("mistral", "pixtral", vision_feature_layer=-1, vision_feature_select_strategy="full"),
+        _pixtral_lines,
+        _sizes,
+    ),
 }
