@@ -68,6 +68,7 @@ def _card(generation: Generation) -> schemas.Model:
         "owned_by": "baton",
         "max_model_len": generation.model.max_model_len,
         "model_impl": generation.model.impl.value,
+        "no_images": generation.model.no_images,
         "default_sampling_params": generation.model.sampling_defaults.of_its_own(),
     }
 

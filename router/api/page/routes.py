@@ -20,6 +20,7 @@ _FILES: Final = {
     "/page/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/page/chat.js": ("chat.js", "text/javascript; charset=utf-8"),
+    "/page/images.js": ("images.js", "text/javascript; charset=utf-8"),
     "/page/draw.js": ("draw.js", "text/javascript; charset=utf-8"),
     "/page/icon.svg": ("icon.svg", "image/svg+xml"),
 }
@@ -27,7 +28,7 @@ PAGE_PATHS: Final = frozenset(_FILES)
 """Open without a key: they are the same for every installation and contain no data."""
 _HEADERS: Final = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",

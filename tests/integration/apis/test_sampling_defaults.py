@@ -31,6 +31,7 @@ async def test_what_a_request_does_not_say_is_the_models(frontends: Frontends) -
         async with httpx.AsyncClient(base_url=frontends.url, timeout=10) as http:
             [card] = (await http.get("/v1/models")).json()["data"]
             assert card["model_impl"] == "transformers"
+            assert card["no_images"] == "it is served as a model of text"
             assert card["default_sampling_params"] == {"temperature": 0.5, "top_k": 7, "max_tokens": 9}
             bodies: dict[str, dict[str, Any]] = {
                 "/v1/completions": {"prompt": "hi", "max_tokens": 9},

@@ -168,6 +168,8 @@ class Model(Closed):
     max_model_len: int
     model_impl: str
     """Whose modules run it: baton or transformers."""
+    no_images: str
+    """Why images are refused; empty: they are taken."""
     default_sampling_params: dict[str, Any]
     """Defaults of sampling parameters that differ from OpenAI's."""
     root: NotRequired[str]

@@ -1,6 +1,7 @@
 // The chat, over the same API as any other client; and the keys that both halves of the page send.
 
 import { element, seconds, waterfall } from "./draw.js";
+import { attachImages, contentOf, picture } from "./images.js";
 
 const byId = (id) => document.getElementById(id);
 const listeners = [];
@@ -38,10 +39,10 @@ function add(role, text) {
   return { message, body };
 }
 
-async function send(text) {
+async function send(text, images) {
   if (!history.length) byId("messages").replaceChildren();
-  history.push({ role: "user", content: text });
-  add("user", text);
+  history.push({ role: "user", content: contentOf(text, images) });
+  add("user", text).body.append(...images.map(picture));
   const { message, body } = add("assistant", "…");
   running = new AbortController();
   byId("send").textContent = "Stop";
@@ -95,11 +96,14 @@ async function stream(body, signal) {
 }
 
 async function modelName() {
-  const chosen = byId("models").value;
-  if (chosen) return chosen;
+  return byId("models").value || (await modelCard()).id;
+}
+
+async function modelCard() {
   const response = await fetch("v1/models", { headers: headers("api-key") });
   if (!response.ok) throw new Error((await problem(response)).message);
-  return (await response.json()).data[0].id;
+  const cards = (await response.json()).data;
+  return cards.find((card) => card.id === byId("models").value) ?? cards[0];
 }
 
 async function problem(response) {
@@ -137,6 +141,7 @@ function below({ timings, usage }) {
   return [element("p", "rate", text), waterfall(timings)];
 }
 
+const attached = attachImages(byId("chat"), byId("attached"), async () => (await modelCard()).no_images);
 byId("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   if (running) {
@@ -144,9 +149,10 @@ byId("ask").addEventListener("submit", (event) => {
     return;
   }
   const text = byId("prompt").value.trim();
-  if (!text) return;
+  const images = attached.taken();
+  if (!text && !images.length) return;
   byId("prompt").value = "";
-  send(text);
+  send(text, images);
 });
 byId("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -157,5 +163,6 @@ byId("prompt").addEventListener("keydown", (event) => {
 byId("clear").addEventListener("click", () => {
   history.length = 0;
   byId("messages").replaceChildren();
+  attached.taken();
 });
 manageKeys();
