@@ -36,6 +36,13 @@ GEMMA: Final = (
     "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
     "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
+GEMMA4: Final = (
+    "{{ bos_token }}{% for message in messages %}<|turn>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for item in message['content'] %}{% if item['type'] == 'image' %}{{ '<|image|>' }}"
+    "{% elif item['type'] == 'text' %}{{ item['text'] | trim }}{% endif %}{% endfor %}{% endif %}"
+    "<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 _ROWS: Final = tuple(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7))
 _IDEFICS: Final = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_ROWS)
 _NORMAL: Final = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_normalize": True, "do_rescale": True}
@@ -102,6 +109,14 @@ _QWEN_IMAGES: Final = _NORMAL | {
     "temporal_patch_size": 2,
     "merge_size": 2,
 }
+_GEMMA4: Final = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
 PROCESSORS: Final[Mapping[str, TinyProcessor]] = {
     "idefics3": TinyProcessor(
         "Idefics3Processor",
@@ -131,6 +146,19 @@ PROCESSORS: Final[Mapping[str, TinyProcessor]] = {
             "eoi_token": "<end_of_image>",
         },
         image_seq_length=4,
+    ),
+    "gemma4": TinyProcessor(
+        "Gemma4Processor",
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+        ("<|turn>", "<turn|>", *_GEMMA4.values()),
+        GEMMA4,
+        image_token="<|image|>",
+        named=_GEMMA4,
     ),
     "qwen2_5_vl": TinyProcessor(
         "Qwen2_5_VLProcessor",

@@ -11,7 +11,7 @@ from typing import Any
 
 from common.background import in_background
 from common.metric_export import MetricSource, exported
-from engine.config import LoraConfig, SpeculationConfig
+from engine.config import Forecast, LoraConfig, SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.pooling_spec import PoolingSpec
 from router.api.access import OPEN_ACCESS, Access
@@ -140,6 +140,7 @@ async def local_cluster(
     identify_weights: bool = True,
     names: Sequence[str] = ("",),
     attention_backend: str = "auto",
+    forecast: Forecast = Forecast.PEAK,
 ) -> AsyncIterator[LocalCluster]:
     """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in.
     `names`: of its routers."""
@@ -153,6 +154,7 @@ async def local_cluster(
         speculation=speculation,
         lora=lora,
         attention_backend=attention_backend,
+        forecast=forecast,
         pooling=pooling,
         return_routed_experts=return_routed_experts,
         **_WHOLE_PROMPTS if _encodes(small) else {"chunk_budget": 128},
@@ -255,6 +257,7 @@ def _open_frontends(
         has_states=hasattr(small.model.config, "linear_num_key_heads"),
         pooling=pooling,
         pairs=pairs or PairForm(),
+        **({} if images is None else {"no_images": ""}),
     )
     drainer = WorkerDrainer(registry, dispatcher.migrate_from, needs_roles=mode is Mode.DISAGG)
     in_background(stack, drainer.follow(), "drains")
