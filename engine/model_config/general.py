@@ -17,6 +17,7 @@ from typing import Any, Final
 from engine.model_config.config_fields import Config
 from engine.model_config.config_file import of_the_text
 from engine.model_config.errors import UnsupportedModel
+from engine.model_config.families.vision import vision_of
 from engine.model_config.parts.general_spec import GeneralLayer, GeneralSpec
 from engine.model_config.quantization_config import read_quantization
 
@@ -25,6 +26,8 @@ _DESCRIBER: Final = "engine.modeling.general.describe"
 _TIMEOUT: Final = 300.0
 _KERNEL_SIZES: Final = (64, 128, 256)
 """Features of a head that GPU kernels have. Others up to 256 are stored with zeros."""
+_IMAGES_IN_LAYERS: Final = frozenset({"gemma4", "qwen3_vl", "qwen3_vl_moe"})
+"""Models whose images enter further layers than the first: transformers' modules serve them as text."""
 _CONTEXT_FIELDS: Final = (
     "max_position_embeddings",
     "n_positions",
@@ -51,7 +54,8 @@ def general_fields(config: Config) -> dict[str, Any]:
             "quantized experts are not supported with transformers' modules, which have all of a layer in one"
             " tensor; use an unquantized checkpoint"
         )
-    return fields_of(answer) | {"quantization": quantization}
+    vision = None if config["model_type"] in _IMAGES_IN_LAYERS else vision_of(config)
+    return fields_of(answer) | {"quantization": quantization, "vision": vision}
 
 
 @lru_cache(maxsize=64)

@@ -52,6 +52,18 @@ def _llava(config: Config) -> VisionSpec:
     return VisionSpec(placeholder=_placeholder(config, 32_000), arrays=_PIXELS | {"image_sizes"})
 
 
+def _command(config: Config) -> VisionSpec:
+    return VisionSpec(placeholder=_placeholder(config, 255_036), arrays=_PIXELS)
+
+
+def _qwen2_vl(config: Config) -> VisionSpec:
+    return _by_grid(config, 151_655, ())
+
+
+def _glm4v(config: Config) -> VisionSpec:
+    return _by_grid(config, 151_343, ())
+
+
 def _qwen2_5_vl(config: Config) -> VisionSpec:
     frames, rows, columns = _sections(config, (16, 24, 24))
     return _by_grid(config, 151_655, (0,) * frames + (1,) * rows + (2,) * columns)
@@ -88,13 +100,17 @@ def _sections(config: Config, default: tuple[int, int, int]) -> tuple[int, int, 
 
 _PIXELS: Final = frozenset({"pixel_values"})
 _FAMILIES: Final[Mapping[str, Callable[[Config], VisionSpec]]] = {
+    "aya_vision": _command,
+    "cohere2_vision": _command,
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "glm4v": _glm4v,
     "idefics3": _tiles,
     "internvl": _internvl,
     "llava": _llava,
     "mistral3": _mistral3,
     "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": _qwen2_vl,
     "qwen3_5": _qwen3_5,
     "qwen3_5_moe": _qwen3_5,
     "qwen3_vl": _qwen3_vl,

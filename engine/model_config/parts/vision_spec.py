@@ -10,7 +10,8 @@ class GridPositions:
     """M-RoPE: the positions of an image's rows are those of its patches, in frames, rows and columns."""
 
     axes: tuple[int, ...]
-    """For each frequency, fastest first: 0 if frames turn it, 1 for rows, 2 for columns."""
+    """For each frequency, fastest first: 0 if frames turn it, 1 for rows, 2 for columns; empty where the
+    modules of transformers know."""
     merge: int
     """Patches along each side of what becomes one row of the embedding."""
 

@@ -65,7 +65,7 @@ class Halves(nn.Module):
         setattr(top.get_submodule(parent), name, self._body)
 
     def hidden(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T] and [T] to [T, d]: each token is a sequence of its own."""
+        """[T] and [T], or [3, T] along the axes of images, to [T, d]: each token is a sequence of its own."""
         try:
             self._call(input_ids, positions)
         except _Returned as returned:
@@ -84,7 +84,7 @@ class Halves(nn.Module):
 
     def _call(self, input_ids: Tensor, positions: Tensor) -> Any:
         return self.top(
-            input_ids=input_ids[:, None], position_ids=positions[:, None], use_cache=False, return_dict=True
+            input_ids=input_ids[:, None], position_ids=positions[..., None], use_cache=False, return_dict=True
         )
 
     def stored_name(self, path: str) -> str:

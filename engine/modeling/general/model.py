@@ -7,12 +7,14 @@ and all between is what transformers has.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from engine.core.batch.media_rows import MediaRows
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.general_spec import GeneralSpec
@@ -54,7 +56,8 @@ class GeneralModel(CausalLM):
         self._heads = [PooledHeads.of(layer, spec) for layer in self._general.layers]
 
     def forward(self, input_ids: Tensor, positions: Tensor, attn: Attention) -> Tensor:
-        with running(PagedPass(attn, self._heads)):
+        table = classes.table_of(self.halves.top)
+        with running(PagedPass(attn, self._heads)), _placing(self.media, table):
             return self.halves.hidden(input_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -135,6 +138,19 @@ class GeneralModel(CausalLM):
         if not tied and head.bias is not None:
             self.head.bias = weight(len(head.bias))
         _replace(top, self._paths.head, _Head(self.head, head.bias if tied else None))
+
+
+@contextmanager
+def _placing(media: MediaRows | None, table: nn.Embedding) -> Iterator[None]:
+    """Let rows of images take the place of embeddings, [T, 1, d]."""
+    if media is None:
+        yield
+        return
+    hook = table.register_forward_hook(lambda _, ids, x: media.placed(x[:, 0])[:, None])
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _general(spec: ModelSpec) -> GeneralSpec:
