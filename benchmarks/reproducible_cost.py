@@ -68,7 +68,8 @@ def main() -> None:
     for turn in range(options.rounds + 1):
         for name, engine in engines.items():
             rounds[name].append(measure(engine, options, Random(turn), ids))
-    results = {what: _row(*(rounds[name][1:] for name in _BACKENDS), what) for what in rounds["default"][0]}
+    default, uniform = (rounds[name][1:] for name in _BACKENDS)
+    results = {what: _row(default, uniform, what) for what in default[0]}
     for what, row in results.items():
         print(f"{what}: {row}")
     print(describe_machine())
