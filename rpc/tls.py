@@ -81,6 +81,10 @@ class Identity:
             [(self.key, self.certificate)], root_certificates=client, require_client_auth=True
         )
 
+    def serve_all(self) -> grpc.ServerCredentials:
+        """Credentials of a server that accepts every client: what it serves needs a permission of its own."""
+        return grpc.ssl_server_credentials([(self.key, self.certificate)])
+
     def call(self, server: bytes) -> grpc.ChannelCredentials:
         """Credentials of a channel that accepts only the holder of the certificate `server` (PEM)."""
         return grpc.ssl_channel_credentials(

@@ -19,6 +19,7 @@ PRODUCT: Final = (
     "baton",
     "common",
     "decode_worker",
+    "encode_worker",
     "engine",
     "kv_transfer",
     "prefill_worker",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import TypeAlias
 
@@ -19,6 +20,7 @@ from prefill_worker.shared_prefixes import SharedPrefixes
 from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
+from worker.images import WorkerImages
 from worker.kv_pool_access import (
     REOPENABLE,
     digester_of,
@@ -50,16 +52,25 @@ def assemble(parts: Parts) -> RequestHandler:
     parts.metrics.watch_experts(lambda: parts.runner.expert_load.imbalance)
     if parts.config.engine.device == "cpu":
         parts.metrics.watch_threads(lambda: compute_threads().threads)
+    images = WorkerImages(parts, answers)
+    build = partial(
+        RequestHandler,
+        parts.engine,
+        answers,
+        parts.clock,
+        grammars,
+        adapters,
+        images=images,
+    )
     if parts.config.transport is None:
-        identified = parts.config.identify_weights
-        return RequestHandler(parts.engine, answers, parts.clock, grammars, adapters, identified=identified)
+        return build(identified=parts.config.identify_weights)
 
     def on_event(event: EndpointEvent) -> None:
         parts.inbox.post(handler.on_transfer, event)
 
     transfer = TransferThread(KVEndpoint(open_port(parts)), on_event, on_fatal=parts.inbox.fail)
     handoffs = _handoffs(parts, answers, transfer)
-    handler = RequestHandler(parts.engine, answers, parts.clock, grammars, adapters, handoffs)
+    handler = build(handoffs)
     return handler
 
 

@@ -16,6 +16,7 @@ from engine.device.sizes_by_memory import SizesByMemory
 class WorkerRole(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
+    ENCODE = "encode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,8 +39,11 @@ class JobStarter:
         grammars: GrammarLoading,
         weights: WorkerWeights,
         load_adapter: Callable[[worker_pb2.Work], None],
+        fetch_rows: Callable[[Job, worker_pb2.Work], None] | None = None,
     ) -> None:
-        """`load_adapter`: begins to load the adapter of a request, if it is not here."""
+        """`load_adapter`: begins to load the adapter of a request, if it is not here. `fetch_rows`: see
+        `WorkerImages.fetch`."""
+        self._fetch_rows = fetch_rows
         self._load_adapter = load_adapter
         self._engine = engine
         self._answers = answers
@@ -55,7 +58,7 @@ class JobStarter:
         begin: Callable[[Job], None],
     ) -> None:
         """Make a job of `work`, and start it by `begin` once its grammar is compiled."""
-        if (refusal := self._weights.refusal(work)) is not None:
+        if (refusal := self._weights.refusal(work.weights)) is not None:
             code = worker_pb2.FAILURE_CODE_WEIGHTS
             self._answers.outbox.failed(session, work.request_id, code, refusal)
             return
@@ -78,6 +81,8 @@ class JobStarter:
             traceparent=work.traceparent,
         )
         self._load_adapter(work)
+        if self._fetch_rows is not None:
+            self._fetch_rows(job, work)
         grammar = job.request.sampling.grammar
         if grammar is not None:
             job.request.matcher = self._grammars.matcher(grammar)

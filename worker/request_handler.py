@@ -27,6 +27,7 @@ from rpc.baton.v1 import worker_pb2
 from worker.adapter_loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
+from worker.images import WorkerImages
 from worker.job_starter import JobStarter
 from worker.session.answers import Answers, code_of
 from worker.session.cached import manage_cache
@@ -61,6 +62,7 @@ class RequestHandler:
         adapters: AdapterLoading,
         handoffs: Handoffs | None = None,
         *,
+        images: WorkerImages | None = None,
         identified: bool = False,
     ) -> None:
         """`handoffs`: None without a KV transport; every request is then computed here to its end.
@@ -73,7 +75,9 @@ class RequestHandler:
         self.adapters: Final = adapters
         self._weights = WorkerWeights(engine, identified=identified or handoffs is not None)
         load_adapter = partial(adapters.want, on_end=self._on_adapter)
-        self._starting = JobStarter(engine, answers, grammars, self._weights, load_adapter)
+        self.images: Final = images
+        fetch_rows = None if images is None else images.fetch
+        self._starting = JobStarter(engine, answers, grammars, self._weights, load_adapter, fetch_rows)
         self._handoffs = handoffs
         self._step_began = 0.0
         self._drained_until = math.inf
@@ -113,6 +117,9 @@ class RequestHandler:
             case "reserve":
                 reserve = command.reserve
                 self._starting.begin(session, reserve.work, arrived, lambda job: self._reserve(job, reserve))
+            case "encode":
+                if self.images is not None:
+                    self.images.order(session, command.encode, arrived, self._weights.refusal)
             case "abort":
                 self.abort(command.abort.request_id)
             case "attach":
@@ -140,6 +147,8 @@ class RequestHandler:
         if job is not None:
             self._answers.end(job, RequestOutcome.ABORTED)
             self._drop(job)
+        elif self.images is not None and self.images.end(request_id):
+            return
         elif self._handoffs is not None:
             self._handoffs.migrations.cancel(request_id)
 
@@ -168,7 +177,7 @@ class RequestHandler:
         for request, encoding in output.encoded:
             self._answers.metrics.encode_seconds.observe(encoding.seconds)
             if (job := self._answers.jobs.get(request.id)) is not None:
-                self._answers.outbox.encoded(job, encoding)
+                self._answers.outbox.encoded(job.session, job.id, job.arrival, encoding)
         # First tokens first: the router forwards tokens one by one, and TTFT matters most.
         for job, token in sorted(tokens, key=lambda pair: pair[0].reported_cached):
             # Another worker continues an answer whose KV is being sent: it ends there.
@@ -202,6 +211,8 @@ class RequestHandler:
     def tick(self, now: float) -> None:
         """Handle expired deadlines. Runs before every step, and at `next_wakeup` when idle."""
         self._step_began = now
+        if self.images is not None and self.images.turn(now):
+            self._engine.laps.lap(Cause.ENCODE)
         if now >= self._drained_until:
             self._drained_until = math.inf
         for job in self._answers.jobs.overdue(now):
@@ -217,6 +228,8 @@ class RequestHandler:
         deadline = min(
             self._answers.jobs.next_deadline(), self._engine.scheduler.promotions_until, self._drained_until
         )
+        if self.images is not None:
+            deadline = min(deadline, self.images.next_wakeup)
         if self._handoffs is None:
             return deadline
         return min(deadline, self._handoffs.next_wakeup())
@@ -226,7 +239,8 @@ class RequestHandler:
         """Whether there are no jobs and no outgoing pages. Pages in quarantine do not count: the page check
         accounts for them."""
         handoffs = self._handoffs
-        return not self._answers.jobs and not (handoffs and handoffs.are_sending)
+        encodes = self.images is not None and self.images.waiting_tokens
+        return not self._answers.jobs and not encodes and not (handoffs and handoffs.are_sending)
 
     def cache_changes(self) -> list[CacheChange]:
         """Since the last call."""
@@ -235,6 +249,7 @@ class RequestHandler:
     def load(self) -> worker_pb2.Load:
         load = load_to_proto(self._engine.stats())
         load.routers.extend(router_loads(self._answers.outbox.sessions, self._answers.jobs))
+        load.encode_tokens = 0 if self.images is None else self.images.waiting_tokens
         load.draining = self._drained_until < math.inf
         load.updating = load.draining and self._is_updating
         if self._handoffs is not None:
@@ -306,7 +321,7 @@ class RequestHandler:
         if upto > len(request.prompt) or (job := self._answers.jobs.get(request.id)) is None:
             return
         if not (job.reported_cached or request.pinned):
-            self._add_chunk(job, upto)
+            job.add_chunk(upto, self._step_began, self._clock())
         if upto < len(request.prompt):
             self._answers.outbox.progress(job, upto)
 
@@ -318,19 +333,6 @@ class RequestHandler:
         )
 
     # ------------------------------------------------------------------------------ inside
-
-    def _add_chunk(self, job: Job, upto: int) -> None:
-        last = job.chunks[-1] if job.chunks else None
-        known = max(job.received, job.request.num_cached or 0)
-        first = last.first_token + last.num_tokens if last else known
-        job.chunks.append(
-            worker_pb2.Span(
-                begin_s=self._step_began - job.arrival,
-                end_s=self._clock() - job.arrival,
-                first_token=first,
-                num_tokens=max(upto - first, 0),
-            )
-        )
 
     def _submit(self, job: Job) -> None:
         """Raises QueueFull or InvalidRequest."""

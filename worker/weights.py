@@ -35,12 +35,12 @@ class WorkerWeights:
         """See `Job.weights`."""
         return str(self._engine.weights) if self._identified else ""
 
-    def refusal(self, work: worker_pb2.Work) -> str | None:
-        """Why a request cannot be computed with these weights; None: it can."""
+    def refusal(self, tag: str) -> str | None:
+        """Why what asks for the weights `tag` cannot be computed; None: it can."""
         if self._served is None:
             return "the weights are incomplete: an update failed"
-        if work.weights != self._served.tag:
-            return f"this worker has the weights {self._served.tag!r}; the request asks for {work.weights!r}"
+        if tag != self._served.tag:
+            return f"this worker has the weights {self._served.tag!r}; the request asks for {tag!r}"
         return None
 
     def let_go(self) -> None:

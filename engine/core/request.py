@@ -95,6 +95,9 @@ class Request:
     media: tuple[MediaItem, ...] = ()
     """Images of the prompt, in its order."""
 
+    awaits: set[bytes] = field(default_factory=set)
+    """Digests of those images whose rows come from another worker, and are not here yet."""
+
     num_computed: int = 0
     """Tokens whose KV is in the pool, counting those of the step in flight."""
     num_scored: int = 0
@@ -177,6 +180,15 @@ class Request:
     def num_pending(self) -> int:
         """1 while decoding; more during prefill."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def num_ready(self) -> int:
+        """`num_pending` without the tokens from the first image on whose rows are awaited."""
+        if not self.awaits:
+            return self.num_pending
+        start = self.num_computed
+        ends = (item.offset for item in self.media if item.digest in self.awaits and item.end > start)
+        return max(min(ends, default=self.num_tokens) - start, 0)
 
     @property
     def scores_until(self) -> int:

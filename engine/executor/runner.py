@@ -123,7 +123,8 @@ class ModelRunner:
         if config.lora is not None:
             with only_panels(config.reproducible):
                 self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
-        self._media = self._open_media(config.model_path, config.load_format)
+        self.media = self._open_media(config.model_path, config.load_format)
+        """Encodes images; None: they are refused."""
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
         if companion is not None:
@@ -210,12 +211,12 @@ class ModelRunner:
         if self._threads is not None:
             self._threads.adapt()
         try:
-            media = None if self._media is None else self._open_media(new.checkpoint, "auto")
+            media = None if self.media is None else self._open_media(new.checkpoint, "auto")
         except WeightsError as error:
             raise RefillRefused(str(error)) from error
         with only_panels(self._config.reproducible):
             self._weights.refill(self._model, new)
-        self._media = media
+        self.media = media
 
     @property
     def model(self) -> CausalLM:
@@ -232,7 +233,7 @@ class ModelRunner:
             self._hidden_states.planned(plan)
         if plan.fillings and self.adapters is not None:
             self.adapters.fill(plan.fillings)
-        media = NO_MEDIA if self._media is None else self._media.of(plan)
+        media = NO_MEDIA if self.media is None else self.media.of(plan)
         inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
         self._step_channel.send(inputs)
         scored = Scored.of(plan.chunks, self._sum_size)
@@ -379,7 +380,7 @@ class ModelRunner:
             raise EngineError("num_pages must be given: the pool sizes itself on a GPU only")
         pool = self._pool(config, 0)
         attention = self._attention_over(pool, config)
-        blocks = profile.pages_that_fit(config, pool, attention, self._media, self._companion)
+        blocks = profile.pages_that_fit(config, pool, attention, self.media, self._companion)
         return share_out(blocks, pool.slot_blocks, wanted_slots) if wanted_slots else (blocks, 0)
 
     @advising("CUDA graphs", "lower --kv-memory-fraction, --cuda-graph-max-bs or --cuda-graph-max-tokens")
@@ -388,7 +389,7 @@ class ModelRunner:
         self, attention: AttentionBackend, config: EngineConfig, progress: Progress
     ) -> list[Forward]:
         captured = captured_forwards(self._model, attention, config, self.kv, self.communicator, progress)
-        vision = None if self._media is None else self.spec.vision
+        vision = None if self.media is None else self.spec.vision
         masked = vision is not None and vision.bidirectional
         return [
             *captured,

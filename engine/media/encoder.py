@@ -28,6 +28,9 @@ _WORKSPACE: Final = 1 << 30
 """Bytes set aside on a GPU for the activations of one image."""
 
 
+_NO_ROWS: Final = np.empty(0, np.int64)
+
+
 class VisionModel(Protocol):
     def rows(self, item: MediaItem) -> Tensor:
         """Rows of the item, [n, (1 + deepstack) * d]: those of the embedding first."""
@@ -46,8 +49,16 @@ class _Use:
 
 
 class MediaEncoder:
-    def __init__(self, tower: VisionModel, spec: VisionSpec, cache_bytes: int, device: torch.device) -> None:
-        """`cache_bytes`: of rows kept for later steps; the least recently used go first."""
+    def __init__(
+        self,
+        tower: VisionModel,
+        spec: VisionSpec,
+        cache_bytes: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`cache_bytes`: of rows kept for later steps; the least recently used go first. `dtype`: of rows."""
+        self.dtype = dtype
         self._tower = tower
         self._spec = spec
         self._device = device
@@ -60,6 +71,27 @@ class MediaEncoder:
     def reserved_bytes(self) -> int:
         """Memory that it may take beside the weights of the vision model."""
         return self._cache_bytes + _WORKSPACE
+
+    def has(self, digest: bytes) -> bool:
+        """Whether the rows of an item are kept."""
+        return digest in self._cache
+
+    def keep(self, digest: bytes, rows: Tensor) -> None:
+        """Keep the rows of an item that another worker has encoded."""
+        if digest not in self._cache:
+            rows = self._cache[digest] = rows.to(self._device)
+            self._cached_bytes += rows.nbytes
+            self._evict()
+
+    def encode(self, item: MediaItem) -> tuple[Tensor, MediaUse]:
+        """Rows of an item for another worker, encoded unless they are kept; waits for the device.
+
+        Raises MediaMissing, or UnservableRequest.
+        """
+        use = _Use()
+        rows = self._rows(MediaPart(0, item, 0, 0, is_first=True, rows=_NO_ROWS), use).cpu()
+        self._evict()
+        return rows, use.known()
 
     def of(self, plan: StepPlan) -> StepMedia:
         """Encode what is missing of a step's rows. O(chunks), and the time of the vision model."""

@@ -27,4 +27,4 @@ def open_encoder(
 
     seed = config.seed if config.load_format == "dummy" else None
     tower = Tower(config.model_path, spec.vision, device=device, dtype=dtype, dummy_seed=seed)
-    return MediaEncoder(tower, spec.vision, config.image_cache_bytes, device)
+    return MediaEncoder(tower, spec.vision, config.image_cache_bytes, device, dtype)

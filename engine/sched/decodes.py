@@ -74,6 +74,7 @@ class RunningDecodes:
                 and not request.paused
                 and least <= produced < request.sampling.max_tokens
                 and num_tokens < context
+                and not (request.awaits and not request.num_ready)
             ):
                 found.append(request)
         return found

@@ -57,7 +57,7 @@ class Prompts:
         prompts: list[Request] = []
         planned = PrefixesInFlight(self._kv.page_size, self._kv.locks.of)
         for request in self._admission.in_turn():
-            if request.num_computed >= request.capacity:
+            if request.num_computed >= request.capacity or not request.num_ready:
                 continue
             # If two requests would compute the same page, the second waits for a step and finds it in the
             # cache.
@@ -68,7 +68,7 @@ class Prompts:
                     continue
                 planned.add(request, start)
             prompts.append(request)
-        progress = [Progress(r.num_computed, min(r.num_tokens, r.capacity) - r.num_computed) for r in prompts]
+        progress = [Progress(r.num_computed, min(r.num_ready, r.capacity - r.num_computed)) for r in prompts]
         lengths = self._chunks.lengths(progress, num_decodes)
         if self._whole_images:
             lengths = with_whole_images(prompts, lengths, self._chunks.largest - num_decodes)

@@ -220,4 +220,5 @@ def _last_line(error: RayError) -> str:
 _ROLES: Final = {
     WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
     WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+    WorkerRole.ENCODE: worker_pb2.ROLE_ENCODE,
 }

@@ -174,7 +174,7 @@ class ModelStart:
             name=name,
             path=checkpoint.path,
             mode=config.mode.value,
-            max_model_len=min(session.info.max_model_len for session in registry.sessions()),
+            max_model_len=min(session.info.max_model_len for session in registry.computing()),
             vocab_size=spec.vocab_size,
             impl=spec.impl,
             eos_token_ids=spec.eos_token_ids,

@@ -102,6 +102,9 @@ class RouterConfig:
         least=1,
         aliases=("--disaggregation-decode-dp", "--dp-size", "--dp", "-dp", "--data-parallel-size"),
     )
+    encode_workers: int = _workers(
+        0, "number of workers that encode images for the others, with a model that takes images", "N", least=0
+    )
     tensor_parallel_size: int = _workers(
         1,
         "tensor-parallel ranks of each worker: processes on one node, one GPU each on cuda",
@@ -375,4 +378,4 @@ class RouterConfig:
     def num_ranks(self) -> int:
         """Ranks of all workers: the number of processes, and on cuda of GPUs."""
         prefill, decode = self.ranks(prefill=True), self.ranks(prefill=False)
-        return self.num_prefill_workers * prefill + self.decode_workers * decode
+        return self.num_prefill_workers * prefill + self.decode_workers * decode + self.encode_workers

@@ -19,6 +19,7 @@ from router.dispatch.admission.prefill_queue import PrefillQueue, overloaded
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.attempts.mixed_attempt import MixedAttempt
+from router.dispatch.encodes.encode_pool import EncodePool
 from router.dispatch.failures import (
     AttemptFailed,
     RetryState,
@@ -86,6 +87,7 @@ class ClusterDispatcher:
         self.poison_requests: Final = PoisonRequests()
         self.gate: Final = PauseGate()
         self._admission = AdmissionGate(self.selector.check, self._retry_window)
+        self._encodes = EncodePool(registry)
         self.answers: Final = RunningAttempts(self.selector.migration_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)
@@ -224,7 +226,8 @@ class ClusterDispatcher:
         A reader that is slow has until the deadline. Raises RouterError.
         """
         try:
-            finish = await self._with_retries(sequence)
+            with self._encodes.encoding(sequence):
+                finish = await self._with_retries(sequence)
         except RouterError:
             await sequence.stream.drained(sequence.deadline)
             raise

@@ -6,7 +6,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import count
@@ -123,6 +123,8 @@ class SequenceState:
     """Tokens received from workers, in order; a retry continues after them."""
     rows: RowOrder = field(default_factory=RowOrder)
     """Rows received from workers; a retry continues after them."""
+    row_sources: Mapping[bytes, worker_pb2.RowsSource] = field(default_factory=dict)
+    """Where workers fetch the rows of images that an encode worker encodes, by digest."""
     status: Callable[[], RequestStatus] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
@@ -175,7 +177,11 @@ class SequenceState:
 
     @property
     def images(self) -> ImageSpans:
-        return [(item.offset, item.offset + item.length) for item in self.prototype.media]
+        """Images that the worker of the prompt encodes."""
+        media = self.prototype.media
+        return [
+            (item.offset, item.offset + item.length) for item in media if item.digest not in self.row_sources
+        ]
 
     @property
     def sampling(self) -> sampling_pb2.SamplingParams:
@@ -257,6 +263,10 @@ class SequenceState:
             traceparent=self.traceparent,
         )
         work.MergeFrom(self.prototype)
+        for item in work.media:
+            source = self.row_sources.get(item.digest)
+            if source is not None and source.weights == self.weights:
+                item.rows.CopyFrom(source)
         work.timeout_s = 0.0 if left == math.inf else max(left, 1e-3)
         work.ttft_deadline_s = self._seconds_to_first_token()
         return work
@@ -266,6 +276,7 @@ class SequenceState:
         work = self.work(request_id)
         for item in work.media:
             item.ClearField("arrays")
+            item.ClearField("rows")
         return work
 
     def _seconds_to_first_token(self) -> float:

@@ -67,6 +67,10 @@ class Waterfall:
     """Cached prompt tokens that came from a KV tier, by its name."""
     adapter_loads: dict[str, float] = field(default_factory=dict)
     """Seconds that workers took to load its adapter, by their names."""
+    encode_worker: str = ""
+    """The worker that encodes its images for the prefill worker; empty: none does."""
+    _encodes_elsewhere: list[router_pb2.TimingSpan] = field(default_factory=list)
+    _row_transfers: list[router_pb2.TimingSpan] = field(default_factory=list)
     _moves: list[router_pb2.TimingMove] = field(default_factory=list)
     _preemptions: list[router_pb2.TimingPreemption] = field(default_factory=list)
     _pauses: list[router_pb2.TimingPause] = field(default_factory=list)
@@ -93,7 +97,8 @@ class Waterfall:
             self._interrupted = at, Interruption.RETRY
         if self._records_spans:
             self.submitted, self.started, self.reserved = at, None, None
-            self._chunks, self._chunks_elsewhere, self._pushes, self._encodes = [], [], [], []
+            self._chunks, self._chunks_elsewhere, self._pushes = [], [], []
+            self._encodes, self._row_transfers = [], []
 
     def placed(self, prefill_worker: str, decode_worker: str | None, why: str) -> None:
         """The workers of the latest attempt. `decode_worker`: None if the same, or not chosen yet."""
@@ -202,10 +207,16 @@ class Waterfall:
         if self._records_spans:
             self._chunks = [_shifted(span, sent_at - self.arrival) for span in chunks]
 
-    def encoded(self, images: Iterable[worker_pb2.Span], sent_at: float) -> None:
-        """A worker, which was sent the request at `sent_at`, has encoded these images."""
+    def encoded(self, event: worker_pb2.Encoded, sent_at: float) -> None:
+        """A worker, which was sent the request at `sent_at`, has encoded images, or their rows came to it."""
         if self._records_spans:
-            self._encodes += [_shifted(span, sent_at - self.arrival) for span in images]
+            self._encodes += [_shifted(span, sent_at - self.arrival) for span in event.items]
+            self._row_transfers += [_shifted(span, sent_at - self.arrival) for span in event.fetched]
+
+    def encoded_elsewhere(self, images: Iterable[worker_pb2.Span], sent_at: float) -> None:
+        """The encode worker, which got its images at `sent_at`, has encoded some, or had their rows."""
+        offset = sent_at - self.arrival
+        self._encodes_elsewhere += [_shifted(span, offset) for span in images if span.end_s > span.begin_s]
 
     def timings(self, at: float) -> router_pb2.Timings:
         """The timings as of `at`; stages that were not reached are 0."""
@@ -213,6 +224,7 @@ class Waterfall:
         started = self.started or (first if self.first_token is None else self.submitted or first)
         reserved = max(self.reserved or first, first)
         arrived = max(self.arrived or reserved, reserved)
+        encodes = [*self._encodes_elsewhere, *self._encodes]
         return router_pb2.Timings(
             queue_s=started - self.arrival,
             prefill_s=max(first - started, 0.0),
@@ -223,8 +235,10 @@ class Waterfall:
             e2e_s=at - self.arrival,
             chunks=[*self._chunks_elsewhere, *self._chunks],
             pushes=self._pushes,
-            encode_s=busy_seconds((span.begin_s, span.end_s) for span in self._encodes),
-            encodes=self._encodes,
+            encode_s=busy_seconds((span.begin_s, span.end_s) for span in encodes),
+            encodes=encodes,
+            encode_worker=self.encode_worker,
+            row_transfers=self._row_transfers,
             prefill_worker=self.prefill_worker,
             decode_worker=self.decode_worker,
             placement=self.why,
@@ -243,7 +257,7 @@ def without_workers(timings: router_pb2.Timings) -> router_pb2.Timings:
     """A copy for clients that may not learn the names of workers and the load that placed the request."""
     public = router_pb2.Timings()
     public.CopyFrom(timings)
-    for name in ("prefill_worker", "decode_worker", "placement", "adapter_loads"):
+    for name in ("prefill_worker", "decode_worker", "encode_worker", "placement", "adapter_loads"):
         public.ClearField(name)
     for change in (*public.moves, *public.preemptions, *public.pauses):
         change.ClearField("worker")

@@ -27,6 +27,7 @@ from common.metric_export import MetricSource, exported
 from common.ports import bind_within
 from common.progress import Progress, silent
 from common.version import build
+from encode_worker.rows_service import register as register_rows
 from engine.device.memory import total_bytes
 from engine.executor.build import build_runner
 from engine.kernels.compilations import COMPILATIONS
@@ -57,6 +58,7 @@ from worker.tensor_parallel.rank_processes import RankProcesses
 log = logging.getLogger(__name__)
 
 _SERVICE = "baton.v1.Worker"
+_ROWS = "baton.v1.Rows"
 _SCRAPE_PATIENCE_S = 2.0
 _IDLE_S = 0.1
 """Interval of looking whether a drained worker has requests."""
@@ -100,6 +102,7 @@ class WorkerHost:
             is_reachable or _is_not_reachable,
         )
         self._ports = None if config.ports is None else config.ports.halves()[0]
+        self._rows_server: GrpcServer | None = None
         self._running = ExitStack()
         """Cleanup of `start`, in reverse order."""
 
@@ -150,6 +153,8 @@ class WorkerHost:
     async def stop(self) -> None:
         """Close all sessions and stop all threads. Remaining requests are aborted."""
         await self._server.stop()
+        if self._rows_server is not None:
+            await self._rows_server.stop()
         self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
 
@@ -173,6 +178,8 @@ class WorkerHost:
         handler = engine.hooks = self._assemble(parts)
         self._running.callback(handler.grammars.stop)
         self._running.callback(handler.adapters.stop)
+        if handler.images is not None:
+            self._running.callback(handler.images.stop)
         # Not before: until the handler is assembled, other ranks wait for their KV ports and not for steps.
         self._progress("Warming up", 0, 0)
         warm_up(runner, config.engine, warmup_plan_for(config.engine), drafts)
@@ -259,12 +266,25 @@ class WorkerHost:
             self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch
         )
         self._server = GrpcServer(_SERVICE, partial(_register, self._service))
+        await self._serve_rows(info)
         credentials = self._credentials()
         port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
         await self._server.start()
         self.address = f"{self.config.host}:{port}"
         self._server.set_serving(True)
         self._router_watch.start()
+
+    async def _serve_rows(self, info: worker_pb2.WorkerInfo) -> None:
+        """Let other workers fetch rows of images, if this one may encode them."""
+        images = self._handler.images
+        if self.config.role is not WorkerRole.ENCODE or images is None or images.handouts is None:
+            return
+        server = self._rows_server = GrpcServer(_ROWS, partial(register_rows, images.handouts))
+        credentials = None if self._identity is None else self._identity.serve_all()
+        port = bind_within(self._ports, lambda port: server.bind(self.config.host, port, credentials))
+        await server.start()
+        server.set_serving(True)
+        info.rows_address, info.certificate = f"{self.config.host}:{port}", self.certificate or b""
 
     def _credentials(self) -> grpc.ServerCredentials | None:
         router = self.config.router_certificate
@@ -356,4 +376,5 @@ def _register(service: WorkerService, server: grpc.aio.Server) -> None:
 _ROLES = {
     WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
     WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+    WorkerRole.ENCODE: worker_pb2.ROLE_ENCODE,
 }

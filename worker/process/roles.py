@@ -1,4 +1,4 @@
-"""The Ray actors of both roles: `ray.remote(ACTORS[role]).options(...).remote(config)`."""
+"""The Ray actors of all roles: `ray.remote(ACTORS[role]).options(...).remote(config)`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from decode_worker.role import DecodeWorker
+from encode_worker.role import EncodeWorker
 from prefill_worker.role import PrefillWorker
 from worker.config import WorkerRole
 from worker.process.actor import WorkerActor
@@ -19,4 +20,5 @@ def _actor(role: type) -> type[WorkerActor]:
 ACTORS: Final[Mapping[WorkerRole, type[WorkerActor]]] = {
     WorkerRole.PREFILL: _actor(PrefillWorker),
     WorkerRole.DECODE: _actor(DecodeWorker),
+    WorkerRole.ENCODE: _actor(EncodeWorker),
 }

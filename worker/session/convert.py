@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from common.token_array import token_array
 from engine.core.adapters import AdapterInfo
 from engine.core.events import StepMeasured
+from engine.core.media import MediaItem
 from engine.core.output import Output
 from engine.core.request import Request, RequestId
 from engine.core.sampling_params import FinishReason, SamplingParams, TokenLogprobs
@@ -85,6 +86,12 @@ def request_from_proto(work: worker_pb2.Work, arrival: float) -> Request:
     given = _given(work, _OF_WORK)
     special = {"prompt": work.prompt, "sampling": sampling_from_proto(work.sampling)}
     return Request(id=work.request_id, arrival=arrival, hints=_hints(work.sampling), **given | special)
+
+
+def media_item_from_proto(message: worker_pb2.MediaItem) -> MediaItem:
+    """With its arrays."""
+    item: MediaItem = _converted(MediaItem, message)
+    return item
 
 
 def prompt_from_proto(message: worker_pb2.Share) -> Request:

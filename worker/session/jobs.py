@@ -57,6 +57,20 @@ class Job:
         """For logs."""
         return f"{self.name or self.id} ({self.traceparent or 'no trace'})"
 
+    def add_chunk(self, upto: int, began: float, ended: float) -> None:
+        """Prompt tokens [0, upto) are computed since a step that ran from `began` to `ended`."""
+        last = self.chunks[-1] if self.chunks else None
+        known = max(self.received, self.request.num_cached or 0)
+        first = last.first_token + last.num_tokens if last else known
+        self.chunks.append(
+            worker_pb2.Span(
+                begin_s=began - self.arrival,
+                end_s=ended - self.arrival,
+                first_token=first,
+                num_tokens=max(upto - first, 0),
+            )
+        )
+
     def digest(self, num_tokens: int) -> int:
         """Digest of the first `num_tokens` tokens with their origin, the weights and the sampling parameters.
 

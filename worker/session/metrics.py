@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.core.events import StepOutput
+from engine.core.media import MediaUse
 from engine.grammar.compiler import GrammarCompiler
 from engine.kernels.compilations import CompilationPhase, Compilations
 from engine.loop.pauses.causes import Cause
@@ -82,6 +83,18 @@ class WorkerMetrics:
         self.encode_seconds = self._histogram(
             "baton_encode_seconds", "Time in which the vision model encodes one image", _STEP_BUCKETS
         )
+        for_others = self._counter(
+            "baton_images_for_others",
+            "Images that routers had encoded for other workers",
+            "outcome",
+        )
+        self._for_others = {outcome: for_others.labels(outcome) for outcome in ("encoded", "hit")}
+        self._rows = self._counter(
+            "baton_image_rows",
+            "Images whose rows were to come from an encode worker: fetched, or why they were encoded here",
+            "outcome",
+        )
+        self.rows_bytes = self._counter("baton_image_rows_bytes", "Rows of images from encode workers")
         self.adapter_load_seconds = self._histogram(
             "baton_adapter_load_seconds", "Time to read an adapter and check it", _WAIT_BUCKETS
         )
@@ -101,6 +114,17 @@ class WorkerMetrics:
     def pulled(self, outcome: str) -> None:
         """A prefix was asked for from another worker's cache."""
         self._pulls.labels(outcome).inc()
+
+    def encoded_for_others(self, use: MediaUse) -> None:
+        """An image was looked up for another worker, and perhaps encoded."""
+        for _, encoding in use.encoded:
+            self.encode_seconds.observe(encoding.seconds)
+        self._for_others["hit" if use.hits else "encoded"].inc()
+
+    def rows_fetched(self, outcome: str, num_bytes: int = 0) -> None:
+        """Rows of an image came from another worker, or the image is encoded here: `outcome` says why."""
+        self._rows.labels(outcome).inc()
+        self.rows_bytes.inc(num_bytes)
 
     def ended(self, outcome: RequestOutcome) -> None:
         self._requests[outcome].inc()

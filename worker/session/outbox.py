@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.core.events import TokenOut
-from engine.core.media import Encoding
+from engine.core.media import Encoding, MediaItem
 from engine.core.output import Output
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
@@ -165,15 +165,22 @@ class Outbox:
             adapter_load_s=job.adapter_load_s,
         )
 
-    def encoded(self, job: Job, encoding: Encoding) -> None:
-        """Report an image that was encoded for a request."""
-        item, begin = encoding.item, encoding.begin - job.arrival
-        reports = self._batch(job.session).encoded
-        if not reports or reports[-1].request_id != job.id:
-            reports.add(request_id=job.id)
+    def encoded(
+        self, session: RouterSession, request_id: RequestId, arrival: float, encoding: Encoding
+    ) -> None:
+        """Report an image that was encoded for a request, which came at `arrival`."""
+        item, begin = encoding.item, encoding.begin - arrival
+        reports = self._batch(session).encoded
+        if not reports or reports[-1].request_id != request_id:
+            reports.add(request_id=request_id)
         reports[-1].items.add(
             begin_s=begin, end_s=begin + encoding.seconds, first_token=item.offset, num_tokens=item.length
         )
+
+    def fetched(self, job: Job, item: MediaItem, seconds: float, num_bytes: int) -> None:
+        """Report that the rows of an image came from another worker, `seconds` after the request."""
+        report = self._batch(job.session).encoded.add(request_id=job.id)
+        report.fetched.add(end_s=seconds, first_token=item.offset, num_tokens=item.length, bytes=num_bytes)
 
     def progress(self, job: Job, num_computed: int) -> None:
         self._batch(job.session).progress.add(request_id=job.id, num_computed=num_computed)

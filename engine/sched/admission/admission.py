@@ -119,7 +119,7 @@ class Admission:
         if not queues.has_slot and not self._preempts:
             return WaitReason.SLOTS
         room = self._chunks.room(num_decodes, len(queues.prefilling) + len(queues.waiting))
-        before = deque(self.in_turn())
+        before = deque(request for request in self.in_turn() if request.num_ready)
         forecast, usable = self._forecaster.forecast(queues.running), self._kv.num_usable
         passed: WaitReason | None = None
         for key, request in queues.waiting.in_order():
@@ -171,7 +171,7 @@ class Admission:
             queues.start(request)
             forecast.admitted(request)
             admitted.append(request)
-            if queues.is_prompt(request):
+            if queues.is_prompt(request) and request.num_ready:
                 room.grant(_progress(request))
         return passed
 
@@ -241,4 +241,4 @@ class _HeldBack:
 
 
 def _progress(request: Request) -> Progress:
-    return Progress(request.num_computed, request.num_pending)
+    return Progress(request.num_computed, request.num_ready)

@@ -6,7 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from common.log_format import data
 from router.dispatch.request_status import RequestStatus
@@ -14,6 +14,9 @@ from rpc.as_json import as_json
 from rpc.baton.v1 import router_pb2
 
 _log = logging.getLogger(__name__)
+
+_SPANS: Final = ("chunks", "pushes", "encodes", "row_transfers")
+"""Fields of `Timings` with begins and ends."""
 
 
 @dataclass(slots=True)
@@ -78,7 +81,7 @@ class History:
             line = record.as_json()
             line["error"] = line.pop("message")  # a log line's message is its text
             for completion in line["completions"]:
-                for spans in ("chunks", "pushes", "encodes"):
+                for spans in _SPANS:
                     completion.pop(spans, None)
             _log.info("%s", _summary(record), extra=data(event="request", **line))
 
@@ -125,7 +128,7 @@ def _completion(record: CompletionRecord) -> dict[str, Any]:
     timings = record.timings
     if timings is None:
         return known
-    spans = {name: _spans(getattr(timings, name)) for name in ("chunks", "pushes", "encodes")}
+    spans = {name: _spans(getattr(timings, name)) for name in _SPANS}
     return known | as_json(timings) | spans
 
 

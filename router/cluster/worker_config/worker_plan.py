@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from common.ports import PortRange
+from encode_worker.role import EncodeWorker
 from engine.config import UNIFORM, EngineConfig, SchedulerConfig
 from engine.device.defaults import defaults_for
 from engine.device.sizes_by_memory import SizesByMemory, chunk_of, whole_pages
+from engine.media.support import image_refusal
 from engine.model_config.balanced_context import balanced_context
 from engine.model_config.draft_heads import drafts_as_head, mtp_head
 from engine.model_config.errors import UnsupportedModel
@@ -60,29 +62,37 @@ class WorkerPlan:
 
 
 def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> list[WorkerPlan]:
-    """One plan per worker, prefill workers first. Raises PlanError, UnsupportedModel."""
-    roles = [WorkerRole.PREFILL] * config.num_prefill_workers + [WorkerRole.DECODE] * config.decode_workers
+    """One plan per worker: prefill workers first, encode workers last. Raises PlanError, UnsupportedModel."""
+    roles = [
+        *[WorkerRole.PREFILL] * config.num_prefill_workers,
+        *[WorkerRole.DECODE] * config.decode_workers,
+        *[WorkerRole.ENCODE] * config.encode_workers,
+    ]
     engines = {role: _engine(config, checkpoint, machine, role) for role in set(roles)}
     _require_equal_ranks(config, _spec(config, checkpoint))
     if config.mode is Mode.DISAGG:
         engines[WorkerRole.PREFILL] = PrefillWorker.engine(engines[WorkerRole.PREFILL])
+    if WorkerRole.ENCODE in engines:
+        engines[WorkerRole.ENCODE] = _encode_engine(engines[WorkerRole.ENCODE], checkpoint)
     ports = config.cluster.worker_ports
     counts = dict.fromkeys(WorkerRole, 0)
     plans = []
     for role in roles:
+        encodes = role is WorkerRole.ENCODE
+        has_kv = config.has_transport and not encodes
         worker = WorkerConfig(
             worker_id=f"{role.value}-{counts[role]}",
             role=role,
             model=config.served_model_name or checkpoint.name,
             source=config.model,
             engine=engines[role],
-            sizes=_sizes(config, engines[role], role),
+            sizes=SizesByMemory() if encodes else _sizes(config, engines[role], role),
             mode=config.mode.value,
             metric_names=config.operation.metrics_names,
-            tiers=_tiers(config),
-            transport=config.kv_transport.value if config.has_transport else None,
-            identify_weights=config.operation.identify_weights,
-            kv_by_ranks=config.has_transport and config.num_ranks > len(roles),
+            tiers=None if encodes else _tiers(config),
+            transport=config.kv_transport.value if has_kv else None,
+            identify_weights=config.operation.identify_weights or config.has_transport,
+            kv_by_ranks=has_kv and config.num_ranks > len(roles),
             host=machine.host,
             network=config.cluster.worker_network,
             ports=None if ports is None else PortRange.parse(ports),
@@ -101,6 +111,13 @@ def plan_workers(config: RouterConfig, checkpoint: Checkpoint, machine: Machine)
             raise PlanError(f"{flag} {accelerator} needs GPUs, but the workers run on the CPU")
         plans.append(WorkerPlan(worker, cpus=machine.cpus, gpus=int(on_gpu), accelerator=accelerator))
     return plans
+
+
+def _encode_engine(engine: EngineConfig, checkpoint: Checkpoint) -> EngineConfig:
+    """Raises PlanError if there would be nothing to encode."""
+    if reason := image_refusal(engine, checkpoint.spec()):
+        raise PlanError(f"--encode-workers: {checkpoint.name} takes no images: {reason}; leave it out")
+    return EncodeWorker.engine(engine)
 
 
 def estimate_pool(config: RouterConfig, checkpoint: Checkpoint, machine: Machine) -> PoolSize:

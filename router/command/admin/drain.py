@@ -235,12 +235,17 @@ class WorkerDrainer:
 
     def _require_others(self, member: Member, force: bool) -> None:
         """Raises LastWorker if the requests of a worker in service would have no other one of any role."""
-        if not (force or self._others(member)) and member.usable:
+        needs_another = member.usable and member.role != worker_pb2.ROLE_ENCODE
+        if needs_another and not (force or self._others(member)):
             raise LastWorker(
                 f"no other worker can take over from {member.handle.worker_id}, so requests would wait or"
                 " fail; --force overrides this"
             )
 
     def _others(self, member: Member) -> list[Member]:
-        """The ready workers that can take over from this one: those of any role."""
-        return [other for other in self._registry.members() if other is not member and other.usable]
+        """The ready workers that can take over from this one: those of any role that computes tokens."""
+        return [
+            other
+            for other in self._registry.members()
+            if other is not member and other.usable and other.role != worker_pb2.ROLE_ENCODE
+        ]

@@ -133,7 +133,11 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
     yield f"prefill {_s(completion['prefill_s'])}{_chunks(completion['chunks'])}"
     if encodes := completion.get("encodes"):
-        yield f"encode {_s(completion['encode_s'])} of it, images of {_lengths(encodes)} tokens"
+        by = completion.get("encode_worker") or prefill
+        yield f"encode {_s(completion['encode_s'])} by {by}, images of {_lengths(encodes)} tokens"
+    if rows := completion.get("row_transfers"):
+        last = max(span["end_s"] for span in rows)
+        yield f"rows of {len(rows)} images came from there, the last {_s(last)} after the request"
     if prefill != decode:
         yield f"reserve {_s(completion['reserve_s'])} more for pages of {decode}"
         yield f"transfer {_s(completion['transfer_s'])} more, in {len(completion['pushes'])} pushes"

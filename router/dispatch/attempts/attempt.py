@@ -221,7 +221,7 @@ class Attempt(ABC):
                     if self._pull is not None:
                         self._pull.share(wanted.ticket, self.sequence.prototype)
                 case worker_pb2.Encoded() as encoded:
-                    self._waterfall.encoded(encoded.items, assignment.sent_at)
+                    self._waterfall.encoded(encoded, assignment.sent_at)
                 case worker_pb2.Preempted() as preempted:
                     self._preempt(assignment, preempted, at)
                 case worker_pb2.Resumed() as resumed:

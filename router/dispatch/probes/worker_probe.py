@@ -108,7 +108,9 @@ class WorkerProbe:
         assert session is not None, "only connected workers are probed"
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
-            return session if role == session.role else self._companion(role, session)
+            if session.role in (role, worker_pb2.ROLE_ENCODE):  # an encode worker computes both parts
+                return session
+            return self._companion(role, session)
 
         sequence = SequenceState(
             worker_pb2.Work(prompt=_PROMPT, sampling=_SAMPLING), Waterfall(time.monotonic())

@@ -99,12 +99,12 @@ class Selector:
     @cached_property
     def policy(self) -> PlacementPolicy:
         """Needs a connected worker."""
-        return self._make_policy(self._registry.sessions()[0].info.device)
+        return self._make_policy(self._registry.computing()[0].info.device)
 
     @cached_property
     def cluster(self) -> ClusterModel:
         """Needs a connected worker."""
-        info = self._registry.sessions()[0].info
+        info = self._registry.computing()[0].info
         sent = info.peer.page_bytes * request_pages(info).of(_TYPICAL_TOKENS)
         return ClusterModel(kv_bytes_per_token=sent // _TYPICAL_TOKENS, link=_LINK)
 
@@ -212,7 +212,7 @@ class Selector:
 
     def able(self, role: worker_pb2.Role) -> list[WorkerSession]:
         """Connected workers that a health probe may use for this role, also those that are not ready."""
-        sessions = self._registry.sessions()
+        sessions = self._registry.computing()
         if sessions and self.policy.handoffs is HandoffRule.ANY_WAY:
             return sessions
         return [session for session in sessions if session.role == role]

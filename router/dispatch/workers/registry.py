@@ -124,6 +124,10 @@ class Registry:
     def sessions(self) -> list[WorkerSession]:
         return [member.session for member in self._members if member.session is not None]
 
+    def computing(self) -> list[WorkerSession]:
+        """Sessions to the workers that compute tokens: to all but encode workers."""
+        return [session for session in self.sessions() if session.role != worker_pb2.ROLE_ENCODE]
+
     def all_ready(self) -> bool:
         """Whether all are that were not drained."""
         return all(member.usable or member.is_stopped for member in self._members)
@@ -311,7 +315,8 @@ class Registry:
                     f"its weights {mine} differ from those of {other.worker_id}, {theirs};"
                     " all workers must run one revision of the checkpoint"
                 )
-            if other.info.layout_hash != session.info.layout_hash:
+            both_compute = worker_pb2.ROLE_ENCODE not in (session.info.role, other.info.role)
+            if both_compute and other.info.layout_hash != session.info.layout_hash:
                 return (
                     f"its KV layout {session.info.layout_hash} differs from that of {other.worker_id},"
                     f" {other.info.layout_hash}; all workers must run the same model,"

@@ -302,6 +302,11 @@ class WorkerLoad:
         return self._reported.waits_for
 
     @property
+    def encode_tokens(self) -> int:
+        """Prompt tokens of images that wait to be encoded for other workers, as last reported."""
+        return self._reported.encode_tokens
+
+    @property
     def available_pages(self) -> int | None:
         """Free or evictable pages, as last reported; None before the first report."""
         return self._reported.free_pages if self._reported.total_pages else None

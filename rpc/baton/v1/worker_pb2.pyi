@@ -13,6 +13,7 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_PREFILL: _ClassVar[Role]
     ROLE_DECODE: _ClassVar[Role]
+    ROLE_ENCODE: _ClassVar[Role]
 
 class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -29,6 +30,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
+ROLE_ENCODE: Role
 FAILURE_CODE_UNSPECIFIED: FailureCode
 FAILURE_CODE_INVALID: FailureCode
 FAILURE_CODE_OVERLOADED: FailureCode
@@ -45,7 +47,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "max_loras", "max_lora_rank", "max_cpu_loras", "served", "ranks")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "max_loras", "max_lora_rank", "max_cpu_loras", "served", "ranks", "rows_address", "certificate")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +83,8 @@ class WorkerInfo(_message.Message):
     MAX_CPU_LORAS_FIELD_NUMBER: _ClassVar[int]
     SERVED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -116,7 +120,9 @@ class WorkerInfo(_message.Message):
     max_cpu_loras: int
     served: ServedWeights
     ranks: int
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ..., ranks: _Optional[int] = ...) -> None: ...
+    rows_address: str
+    certificate: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ..., ranks: _Optional[int] = ..., rows_address: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class ServedWeights(_message.Message):
     __slots__ = ("tag", "folder", "version", "digest")
@@ -159,7 +165,7 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share", "release")
+    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share", "release", "encode")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +176,7 @@ class Command(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     reserve: Reserve
@@ -180,7 +187,66 @@ class Command(_message.Message):
     drain: Drain
     share: Share
     release: Release
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ...) -> None: ...
+    encode: Encode
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., encode: _Optional[_Union[Encode, _Mapping]] = ...) -> None: ...
+
+class Encode(_message.Message):
+    __slots__ = ("request_id", "weights", "timeout_s", "items")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    weights: str
+    timeout_s: float
+    items: _containers.RepeatedCompositeFieldContainer[EncodeItem]
+    def __init__(self, request_id: _Optional[int] = ..., weights: _Optional[str] = ..., timeout_s: _Optional[float] = ..., items: _Optional[_Iterable[_Union[EncodeItem, _Mapping]]] = ...) -> None: ...
+
+class EncodeItem(_message.Message):
+    __slots__ = ("item", "ticket")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    item: MediaItem
+    ticket: bytes
+    def __init__(self, item: _Optional[_Union[MediaItem, _Mapping]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class RowsSource(_message.Message):
+    __slots__ = ("address", "certificate", "ticket", "timeout_s", "weights")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    certificate: bytes
+    ticket: bytes
+    timeout_s: float
+    weights: str
+    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., ticket: _Optional[bytes] = ..., timeout_s: _Optional[float] = ..., weights: _Optional[str] = ...) -> None: ...
+
+class FetchRows(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
+class RowsPart(_message.Message):
+    __slots__ = ("item", "rows", "width", "dtype", "weights", "digest", "data")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    item: bytes
+    rows: int
+    width: int
+    dtype: str
+    weights: str
+    digest: bytes
+    data: bytes
+    def __init__(self, item: _Optional[bytes] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[str] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("seconds",)
@@ -257,18 +323,20 @@ class Work(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_start: _Optional[int] = ..., adapter_path: _Optional[str] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
 
 class MediaItem(_message.Message):
-    __slots__ = ("digest", "offset", "length", "grid", "arrays")
+    __slots__ = ("digest", "offset", "length", "grid", "arrays", "rows")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
     GRID_FIELD_NUMBER: _ClassVar[int]
     ARRAYS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
     offset: int
     length: int
     grid: _containers.RepeatedScalarFieldContainer[int]
     arrays: _containers.RepeatedCompositeFieldContainer[MediaArray]
-    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., arrays: _Optional[_Iterable[_Union[MediaArray, _Mapping]]] = ...) -> None: ...
+    rows: RowsSource
+    def __init__(self, digest: _Optional[bytes] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., arrays: _Optional[_Iterable[_Union[MediaArray, _Mapping]]] = ..., rows: _Optional[_Union[RowsSource, _Mapping]] = ...) -> None: ...
 
 class MediaArray(_message.Message):
     __slots__ = ("name", "dtype", "shape", "data")
@@ -457,12 +525,14 @@ class EventBatch(_message.Message):
     def __init__(self, step: _Optional[int] = ..., outputs: _Optional[_Iterable[_Union[Output, _Mapping]]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., reserved: _Optional[_Iterable[_Union[Reserved, _Mapping]]] = ..., handed_off: _Optional[_Iterable[_Union[HandedOff, _Mapping]]] = ..., arrived: _Optional[_Iterable[_Union[Arrived, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[Failed, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., commands: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., step_work: _Optional[_Union[StepWork, _Mapping]] = ..., cache: _Optional[_Iterable[_Union[CacheChange, _Mapping]]] = ..., preempted: _Optional[_Iterable[_Union[Preempted, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[Resumed, _Mapping]]] = ..., wanted: _Optional[_Iterable[_Union[Wanted, _Mapping]]] = ..., slow_step: _Optional[_Union[SlowStep, _Mapping]] = ..., sent_s: _Optional[float] = ..., written_s: _Optional[float] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ..., encoded: _Optional[_Iterable[_Union[Encoded, _Mapping]]] = ...) -> None: ...
 
 class Encoded(_message.Message):
-    __slots__ = ("request_id", "items")
+    __slots__ = ("request_id", "items", "fetched")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     items: _containers.RepeatedCompositeFieldContainer[Span]
-    def __init__(self, request_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+    fetched: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, request_id: _Optional[int] = ..., items: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., fetched: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
 
 class SlowStep(_message.Message):
     __slots__ = ("cause", "seconds", "expected_s", "parts")
@@ -678,7 +748,7 @@ class Failed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., code: _Optional[_Union[FailureCode, str]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "quarantined_pages", "waits_for", "routers", "draining", "updating", "adapters")
+    __slots__ = ("waiting", "running", "waiting_tokens", "free_pages", "total_pages", "incoming", "queued_handoffs", "queued_pages", "starved", "quarantined_pages", "waits_for", "routers", "draining", "updating", "adapters", "encode_tokens")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -694,6 +764,7 @@ class Load(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     UPDATING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     waiting: int
     running: int
     waiting_tokens: int
@@ -709,7 +780,8 @@ class Load(_message.Message):
     draining: bool
     updating: bool
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterUse]
-    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., updating: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ...) -> None: ...
+    encode_tokens: int
+    def __init__(self, waiting: _Optional[int] = ..., running: _Optional[int] = ..., waiting_tokens: _Optional[int] = ..., free_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., incoming: _Optional[int] = ..., queued_handoffs: _Optional[int] = ..., queued_pages: _Optional[int] = ..., starved: _Optional[int] = ..., quarantined_pages: _Optional[int] = ..., waits_for: _Optional[str] = ..., routers: _Optional[_Iterable[_Union[RouterLoad, _Mapping]]] = ..., draining: _Optional[bool] = ..., updating: _Optional[bool] = ..., adapters: _Optional[_Iterable[_Union[AdapterUse, _Mapping]]] = ..., encode_tokens: _Optional[int] = ...) -> None: ...
 
 class RouterLoad(_message.Message):
     __slots__ = ("router", "requests", "tokens", "queued_tokens", "decodes", "context_tokens", "without_ray")

@@ -46,7 +46,11 @@ from worker.config import WorkerConfig, WorkerRole
 from worker.process.engine_loop import EngineDied
 from worker.process.host import WorkerHost
 
-_ROLES = {WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL, WorkerRole.DECODE: worker_pb2.ROLE_DECODE}
+_ROLES = {
+    WorkerRole.PREFILL: worker_pb2.ROLE_PREFILL,
+    WorkerRole.DECODE: worker_pb2.ROLE_DECODE,
+    WorkerRole.ENCODE: worker_pb2.ROLE_ENCODE,
+}
 _PATIENCE_S = 20.0
 _WHOLE_PROMPTS: dict[str, Any] = {
     "chunk_budget": None,
@@ -136,13 +140,15 @@ async def local_cluster(
     update_mode: UpdateMode = UpdateMode.ROLLING,
     pairs: PairForm | None = None,
     images: Images | None = None,
+    encoders: int = 0,
     return_routed_experts: bool = False,
     identify_weights: bool = True,
     names: Sequence[str] = ("",),
     attention_backend: str = "auto",
     forecast: Forecast = Forecast.PEAK,
 ) -> AsyncIterator[LocalCluster]:
-    """`each`: workers of a role; mixed, there is one role. `assemble` is where a test gets its hand in.
+    """`each`: workers of a role; mixed, there is one role. `encoders`: encode workers beside them.
+    `assemble` is where a test gets its hand in.
     `names`: of its routers."""
     roles = [WorkerRole.DECODE] if mode is Mode.MIXED else [WorkerRole.PREFILL, WorkerRole.DECODE]
     deaths: list[EngineDied] = []
@@ -161,13 +167,14 @@ async def local_cluster(
     )
     async with AsyncExitStack() as stack:
         handles = []
-        for role, number in product(roles, range(each)):
+        encode_workers = [(WorkerRole.ENCODE, number) for number in range(encoders)]
+        for role, number in [*product(roles, range(each)), *encode_workers]:
             config = WorkerConfig(
                 worker_id=f"{role.value}-{number}",
                 role=role,
                 model="small",
                 engine=engine,
-                transport=transport if mode is not Mode.MIXED else None,
+                transport=transport if mode is not Mode.MIXED and role is not WorkerRole.ENCODE else None,
                 identify_weights=identify_weights,
             )
             host = WorkerHost(config, assemble, on_death=deaths.append)

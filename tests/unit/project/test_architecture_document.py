@@ -11,7 +11,11 @@ ROOT = Path(__file__).resolve().parents[3]
 SECTIONS = {
     "`router/`": ("router",),
     "`worker/`": ("worker",),
-    "`prefill_worker/`, `decode_worker/`": ("prefill_worker", "decode_worker"),
+    "`prefill_worker/`, `decode_worker/`, `encode_worker/`": (
+        "prefill_worker",
+        "decode_worker",
+        "encode_worker",
+    ),
     "`engine/`": ("engine",),
     "`kv_transfer/`": ("kv_transfer",),
     "Others": ("simulator", "rpc", "baton", "common"),

@@ -11,6 +11,7 @@ PACKAGES = (
     "baton",
     "common",
     "decode_worker",
+    "encode_worker",
     "engine",
     "kv_transfer",
     "prefill_worker",

@@ -15,6 +15,7 @@ PACKAGES = (
     "benchmarks",
     "common",
     "decode_worker",
+    "encode_worker",
     "engine",
     "examples",
     "kv_transfer",

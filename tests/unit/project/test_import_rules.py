@@ -16,6 +16,7 @@ PRODUCT = (
     "benchmarks",
     "common",
     "decode_worker",
+    "encode_worker",
     "engine",
     "kv_transfer",
     "prefill_worker",
@@ -32,9 +33,21 @@ ALLOWED: Mapping[str, frozenset[str]] = {
     "kv_transfer": frozenset({"common"}),
     "prefill_worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
     "decode_worker": frozenset({"common", "engine", "kv_transfer", "rpc"}),
-    "worker": frozenset({"common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc"}),
+    "encode_worker": frozenset({"common", "engine", "rpc"}),
+    "worker": frozenset(
+        {"common", "decode_worker", "encode_worker", "engine", "kv_transfer", "prefill_worker", "rpc"}
+    ),
     "router": frozenset(
-        {"common", "decode_worker", "engine", "kv_transfer", "prefill_worker", "rpc", "worker"}
+        {
+            "common",
+            "decode_worker",
+            "encode_worker",
+            "engine",
+            "kv_transfer",
+            "prefill_worker",
+            "rpc",
+            "worker",
+        }
     ),
     "simulator": frozenset({"common", "engine", "router", "rpc"}),
     "baton": frozenset({"common", "engine", "router", "rpc", "worker"}),

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PRODUCT = ("rpc", "kv_transfer", "worker", "prefill_worker", "decode_worker", "router", "engine")
+PRODUCT = (
+    "rpc",
+    "kv_transfer",
+    "worker",
+    "prefill_worker",
+    "decode_worker",
+    "encode_worker",
+    "router",
+    "engine",
+)
 UNSAFE_MODULES = {
     "pickle",
     "cloudpickle",

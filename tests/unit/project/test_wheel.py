@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OWN = {
-    *("baton", "common", "decode_worker", "engine", "kv_transfer", "prefill_worker"),
+    *("baton", "common", "decode_worker", "encode_worker", "engine", "kv_transfer", "prefill_worker"),
     *("router", "rpc", "simulator", "worker"),
 }
 OPTIONAL = {

@@ -75,6 +75,7 @@ export function waterfall(timings) {
     const spans = (list, kind) => list.map((span, i) => [span.begin_s, span.end_s, kind, i % 2 === 1]);
     if (timings.chunks.length) row("chunks", spans(timings.chunks, "prefill"), `${timings.chunks.length}`, true);
     if (timings.encodes.length) row("encode", spans(timings.encodes, "encode"), seconds(timings.encode_s), true);
+    if (timings.row_transfers.length) row("image rows", spans(timings.row_transfers, "transfer"), "", true);
     if (timings.pushes.length) {
       const sent = timings.pushes.reduce((sum, push) => sum + push.bytes, 0);
       row("KV pushes", spans(timings.pushes, "transfer"), bytes(sent), true);

@@ -106,8 +106,8 @@ function showWorkers({ model, workers, links }) {
   const split = model.mode !== "mixed";
   byId("graph").classList.toggle("mixed", !split);
   const cards = new Map(workers.map((worker) => [worker.id, card(worker)]));
-  const column = (role) => workers.filter((w) => !split || w.role === role).map((w) => cards.get(w.id));
-  byId("prefill-column").replaceChildren(...(split ? column("prefill") : []));
+  const column = (...roles) => workers.filter((w) => !split || roles.includes(w.role)).map((w) => cards.get(w.id));
+  byId("prefill-column").replaceChildren(...(split ? column("encode", "prefill") : []));
   byId("decode-column").replaceChildren(...column("decode"));
   drawLinks(split ? pairs(model.mode, workers, links) : [], cards);
 }

@@ -165,7 +165,11 @@ async def test_explain_shows_the_images_that_were_encoded() -> None:
     assert found is not None
     spans = [{"begin_s": 0.5, "end_s": 0.6, "first_token": 3, "tokens": tokens} for tokens in (64, 256)]
     found["completions"][0] |= {"encodes": spans, "encode_s": 0.1}
-    assert "  encode 100.0 ms of it, images of 64, 256 tokens" in list(explained(found))
+    assert "  encode 100.0 ms by prefill-0, images of 64, 256 tokens" in list(explained(found))
+    found["completions"][0] |= {"encode_worker": "encode-1", "row_transfers": spans}
+    lines = list(explained(found))
+    assert "  encode 100.0 ms by encode-1, images of 64, 256 tokens" in lines
+    assert "  rows of 2 images came from there, the last 600.0 ms after the request" in lines
 
 
 def test_explain_shows_that_a_request_did_not_finish() -> None:

@@ -1,0 +1,1 @@
+"""The encode worker, and rows of images from worker to worker."""

@@ -1,0 +1,282 @@
+"""Images that an encode worker encodes: answers are transformers', whatever happens to the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from threading import Event
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from PIL import Image
+
+from engine.core.media import MediaItem
+from router.api.media.images import Images, ImageSettings
+from router.config.choices import Mode
+from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.faults.support.small_model import SmallModel
+from tests.integration.service.test_images import BLUE, RED, Service, small
+from tests.tiny_vision import picture
+
+__all__ = ["small"]
+
+_PATIENCE_S = 60.0
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+class Encoders(Service):
+    """A cluster with one encode worker."""
+
+    @property
+    def encoder(self) -> Any:
+        return next(worker for worker in self.cluster.workers if worker.worker_id == "encode-0")
+
+    @property
+    def handouts(self) -> Any:
+        return self.encoder.host._handler.images.handouts
+
+    async def outcomes(self) -> dict[str, int]:
+        """Images whose rows were to come from the encode worker, by what became of them."""
+        counts: dict[str, int] = {}
+        for session in self.cluster.registry.computing():
+            text = (await self._client.get(f"http://{session.info.metrics_address}/metrics")).text
+            for outcome, count in re.findall(
+                r'^baton_image_rows_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.M
+            ):
+                counts[outcome] = counts.get(outcome, 0) + int(float(count))
+        return counts
+
+    async def grown(self, before: dict[str, int]) -> dict[str, int]:
+        now = await self.outcomes()
+        return {name: now[name] - before.get(name, 0) for name in now if now[name] > before.get(name, 0)}
+
+    async def images_encoded(self, *, by_encoder: bool) -> int:
+        stats = {s.worker_id: await s.stats() for s in self.cluster.registry.sessions()}
+        return sum(one.images_encoded for name, one in stats.items() if (name == "encode-0") is by_encoder)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[Mode.MIXED, Mode.DISAGG])
+async def service(request: pytest.FixtureRequest, small: SmallModel) -> AsyncIterator[Encoders]:
+    async with AsyncExitStack() as stack:
+        images = Images(small.folder, ImageSettings(processes=1))
+        stack.push_async_callback(images.close)
+        await images.start()
+        cluster: LocalCluster = await stack.enter_async_context(
+            local_cluster(small, request.param, images=images, encoders=1)
+        )
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.url, timeout=120))
+        yield Encoders(client, small, cluster)
+        await cluster.all_pages_back()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["What is this? ", picture(1)],
+        [picture(2, (64, 64)), picture(3, (10, 70)), " and ", picture(2, (64, 64)), "?" * 200],
+        ["Which? ", RED, BLUE, "first?"],
+        ["Which? ", BLUE, RED, "first?"],
+    ],
+    ids=["one", "one of them twice", "two", "the other way round"],
+)
+async def test_an_answer_is_transformers_with_rows_of_the_encode_worker(
+    service: Encoders, parts: list[Any]
+) -> None:
+    before, encoded = await service.outcomes(), await service.images_encoded(by_encoder=False)
+    await service.check(parts)
+    grown = await service.grown(before)
+    assert set(grown) <= {"fetched"}
+    assert await service.images_encoded(by_encoder=False) == encoded
+
+
+async def test_an_image_is_encoded_once_and_its_rows_are_kept_on_both_sides(service: Encoders) -> None:
+    image, before = picture(300, (33, 60)), await service.outcomes()
+    await service.check(["a ", image])
+    await service.check(["another ", image, " here"])
+    assert await service.grown(before) == {"fetched": 1}
+
+
+async def test_a_prefix_that_ends_within_an_image_is_used(service: Encoders) -> None:
+    first, second = picture(301, (64, 64)), picture(302, (64, 64))
+    await service.check(["x ", first, "first"])
+    assert await service.check(["x ", first, second, "second"]) > 16
+
+
+async def test_the_timeline_has_the_encode_and_the_way_of_the_rows(service: Encoders) -> None:
+    found = (await service.answer(["When? ", picture(303), " or ", picture(304)], timings=True))["timings"]
+    assert found["encode_worker"] == "encode-0"
+    assert len(found["encodes"]) == len(found["row_transfers"]) == 2
+    assert found["encode_s"] > 0
+    for encode, came in zip(found["encodes"], found["row_transfers"], strict=True):
+        assert 0 < encode["begin_s"] < encode["end_s"] <= came["end_s"] <= found["ttft_s"]
+
+
+async def test_the_text_before_an_image_is_computed_while_the_image_is_encoded(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = _hold(service, monkeypatch)
+    parts = ["word " * 60, picture(305)]
+    prompt = service.expected(parts).prompt
+    row = service._small.model.config.image_token_id
+    cached = 64  # at most, of the beginning of all chats
+    before = await _computed_tokens(service)
+    asking = asyncio.create_task(service.check(parts))
+    try:
+        await _until(held.is_set)
+        async with asyncio.timeout(_PATIENCE_S):
+            while await _computed_tokens(service) - before < prompt.index(row) - cached:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert not asking.done()
+        assert await _computed_tokens(service) - before <= prompt.index(row)
+    finally:
+        released.set()
+    await asking
+
+
+async def test_other_requests_are_computed_while_one_waits_for_its_image(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = _hold(service, monkeypatch)
+    asking = asyncio.create_task(service.check([picture(306), " waits"]))
+    try:
+        await _until(held.is_set)
+        answer = await service.answer(["no image", "z" * 300])
+        assert answer["usage"]["completion_tokens"]
+        assert not asking.done()
+    finally:
+        released.set()
+    await asking
+
+
+async def test_rows_that_were_changed_on_the_way_are_not_used(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from encode_worker import rows_service
+
+    parts_of = rows_service.parts_of
+
+    def tampered(*given: Any) -> Any:
+        for part in parts_of(*given):
+            if part.data:
+                part.data = part.data[:8] + bytes([part.data[8] ^ 1]) + part.data[9:]
+            yield part
+
+    monkeypatch.setattr(rows_service, "parts_of", tampered)
+    before = await service.outcomes()
+    await service.check(["changed ", picture(307)])
+    assert await service.grown(before) == {"digest": 1}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (lambda e: e._replace(item=bytes(32)), "item"),
+        (lambda e: e._replace(rows=e.rows[:-1]), "shape"),
+        (lambda e: e._replace(rows=e.rows.double()[:, ::2].float()), "shape"),
+        (lambda e: e._replace(weights="others"), "weights"),
+    ],
+    ids=["another image", "too few", "too narrow", "other weights"],
+)
+async def test_rows_of_something_else_are_not_used(
+    service: Encoders,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: Callable[[Any], Any],
+    reason: str,
+) -> None:
+    handouts = service.handouts
+    give = handouts.give
+    monkeypatch.setattr(handouts, "give", lambda ticket, encoded: give(ticket, changed(encoded)))
+    before = await service.outcomes()
+    await service.check([f"not these {reason} ", picture(310 + len(reason), (21, 30 + len(reason)))])
+    assert await service.grown(before) == {reason: 1}
+
+
+async def test_rows_that_are_refused_are_computed_where_the_prompt_is(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.errors import UnservableRequest
+
+    def refused(_item: MediaItem) -> None:
+        raise UnservableRequest("not today")
+
+    monkeypatch.setattr(_encoder_of(service)._tower, "rows", refused)
+    before = await service.outcomes()
+    await service.check(["refused ", picture(320)])
+    assert await service.grown(before) == {"refused": 1}
+
+
+async def test_an_image_is_encoded_where_the_prompt_is_if_its_rows_do_not_come_in_time(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = _hold(service, monkeypatch, patience_s=0.5)
+    before = await service.outcomes()
+    try:
+        await service.check(["late ", picture(321)])
+        assert held.is_set()
+    finally:
+        released.set()
+    assert await service.grown(before) == {"timeout": 1}
+
+
+async def test_an_encode_worker_that_ends_within_an_encode_costs_no_answer(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = _hold(service, monkeypatch)
+    before = await service.outcomes()
+    asking = asyncio.create_task(service.check(["lost ", picture(322), picture(323)]))
+    await _until(held.is_set)
+    released_later = asyncio.get_running_loop().call_later(1.0, released.set)  # the engine thread is joined
+    await service.encoder.host._rows_server.stop()
+    await service.encoder.restart()
+    released_later.cancel()
+    released.set()
+    await asking
+    assert await service.grown(before) == {"lost": 2}
+    async with asyncio.timeout(_PATIENCE_S):
+        while not service.cluster.registry.all_ready():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    before = await service.outcomes()
+    await service.check(["back ", picture(324)])
+    assert await service.grown(before) == {"fetched": 1}
+
+
+def _encoder_of(service: Encoders) -> Any:
+    return service.encoder.host._parts.runner.media
+
+
+def _hold(
+    service: Encoders, monkeypatch: pytest.MonkeyPatch, *, patience_s: float = 2 * _PATIENCE_S
+) -> tuple[Event, Event]:
+    """Set when the encode worker begins an image; to be set to let it go on. `patience_s`: for rows."""
+    monkeypatch.setattr("router.dispatch.encodes.encode_pool._LEAST_S", patience_s)
+    held, released = Event(), Event()
+    tower = _encoder_of(service)._tower
+    rows = tower.rows
+
+    def late(item: MediaItem) -> Any:
+        held.set()
+        assert released.wait(4 * _PATIENCE_S)
+        return rows(item)
+
+    monkeypatch.setattr(tower, "rows", late)
+    return held, released
+
+
+async def _computed_tokens(service: Encoders) -> int:
+    return sum([(await s.stats()).prompt_tokens for s in service.cluster.registry.computing()])
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(_PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def test_images_of_tests_differ() -> None:
+    images: list[Image.Image] = [picture(number) for number in range(300, 325)]
+    assert len({image.tobytes() for image in images}) == len(images)
