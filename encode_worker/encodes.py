@@ -95,7 +95,8 @@ class Encodes:
         return use
 
     def _fail(self, order: EncodeOrder, reason: str) -> None:
+        """Refuse what is left of an order. It stays, since its fetches may come later."""
         for _, ticket in order.items:
             self.handouts.refuse(ticket, reason)
-        self.end(order.id)
+        self._waiting = deque(one for one in self._waiting if one[0] is not order)
         order.fail(reason)

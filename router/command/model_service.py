@@ -119,6 +119,8 @@ class ModelService:
         workers = f"{config.decode_workers} decode"
         if config.uses_handoffs:
             workers = f"{config.num_prefill_workers} prefill + {workers}"
+        if config.encode_workers:
+            workers += f" + {config.encode_workers} encode"
         modules = ""
         if self.generation.model.impl is ModelImpl.TRANSFORMERS:
             modules = ", served by transformers' modules"
