@@ -116,11 +116,9 @@ class ModelService:
 
     def summary(self) -> str:
         config = self.config
-        workers = f"{config.decode_workers} decode"
-        if config.uses_handoffs:
-            workers = f"{config.num_prefill_workers} prefill + {workers}"
-        if config.encode_workers:
-            workers += f" + {config.encode_workers} encode"
+        counts = config.num_prefill_workers, config.decode_workers, config.encode_workers
+        roles = zip(counts, ("prefill", "decode", "encode"), strict=True)
+        workers = " + ".join(f"{count} {role}" for count, role in roles if count)
         modules = ""
         if self.generation.model.impl is ModelImpl.TRANSFORMERS:
             modules = ", served by transformers' modules"
