@@ -43,7 +43,7 @@ class Encodes:
         self._encoder = encoder
         self._clock = clock
         self._orders: dict[RequestId, EncodeOrder] = {}
-        """Those whose rows may be fetched."""
+        """Orders whose rows may be fetched."""
         self._waiting: deque[tuple[EncodeOrder, MediaItem, bytes]] = deque()
 
     @property

@@ -35,7 +35,7 @@ class Handouts:
         self._known: dict[bytes, Future[Encoded]] = {}
         """Tickets of Encodes that were executed."""
         self._asked: dict[bytes, Future[Encoded]] = {}
-        """Those that were asked for, and are not known yet."""
+        """Tickets that were asked for, and are not known yet."""
 
     def expect(self, tickets: Iterable[bytes]) -> None:
         """Rows will be there for these tickets."""

@@ -68,7 +68,7 @@ class RemoteRows:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rows")
         self._channels: dict[tuple[str, bytes], grpc.Channel] = {}
         self._fetches: dict[bytes, _Fetch] = {}
-        """By digest of the item."""
+        """Fetches by digest of the item."""
 
     def begin(self, request: Request, work: worker_pb2.Work, cached: int) -> None:
         """Fetch the rows of images that have a source; `cached`: tokens of the prompt that need none."""
