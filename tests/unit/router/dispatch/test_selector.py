@@ -76,6 +76,8 @@ class Workers:
     def sessions(self) -> list[FakeSession]:
         return self.all
 
+    computing = sessions
+
     def complaints(self) -> list[str]:
         return []
 
