@@ -138,7 +138,8 @@ def test_every_answer_is_what_it_is_without_drafts(
     assert drafted == plain
     speculator = engine.scheduler.speculator
     assert speculator is not None
-    if drafter == "right" and any(len(found) > 3 for found in tokens.values()) and not config["overlap"]:
+    must_draft = not config["overlap"] and not speculation.adaptive  # which may measure that drafts cost more
+    if must_draft and drafter == "right" and any(len(found) > 3 for found in tokens.values()):
         assert speculator.counts.accepted
     engine.close()
 

@@ -155,6 +155,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         adapter="sql",
         adapter_digest=b"0123456789abcdef",
         adapter_path="/sql",
+        adapter_start=1,
         weights="tag",
         weight_versions=True,
         routed_experts=True,

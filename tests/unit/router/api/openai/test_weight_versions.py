@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from router.api.openai.answers.weight_versions import weight_versions
-from rpc.baton.v1 import worker_pb2
+from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 
 def spans(begins: list[tuple[int, str]], num_tokens: int) -> list[tuple[Any, ...]]:
     outputs = [worker_pb2.Output(prompt_logprobs={})]
     for position, version in begins:
-        begin = worker_pb2.WeightsBegin(position=position, version=version)
+        begin = sampling_pb2.WeightsBegin(position=position, version=version)
         outputs.append(worker_pb2.Output(weights_begin=begin))
     return [tuple(span.values()) for span in weight_versions(outputs, num_tokens)]
 
