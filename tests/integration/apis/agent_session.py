@@ -114,7 +114,7 @@ ASK = "Add a check for empty names to greet()."
 
 
 def openai_body(steps: int = len(STEPS)) -> dict[str, Any]:
-    """The request after so many steps; by default the last one."""
+    """The request after this number of steps; by default the last one."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": [{"type": "text", "text": ASK}]},
