@@ -64,6 +64,7 @@ def test_graphs_and_overlap_change_no_token_in_bfloat16(
     assert answers(tmp_path, prompts_of(name), chunk_budget=64, **config) == plain
 
 
+@pytest.mark.alone
 def test_the_memory_of_images_is_set_aside_before_the_pool_is_sized(tmp_path: Path) -> None:
     FAMILIES["qwen2.5-vl"].save(tmp_path)
     pages = []

@@ -78,7 +78,7 @@ def test_decodes_attend_to_their_contexts(
     """Planned for a step, and for a graph in which the batch leaves three rows empty."""
     from engine.kernels.attention.decode_attention import DecodeWorkspace
     from engine.mixers.attention.decode_planner import DecodePlanner
-    from engine.mixers.attention.paged_decodes import DecodeAttention, PagedDecodes
+    from engine.mixers.attention.paged_decodes import DecodeAttention
 
     used = [-(-context // page_size) for context in contexts]
     pages = torch.randperm(sum(used) + 1)
@@ -103,7 +103,7 @@ def test_decodes_attend_to_their_contexts(
     parts = planner.most_parts(len(q))
     workspace = DecodeWorkspace(parts, len(q), heads, kv_heads, 128, pool.device)
     rule = LayerAttention(scale=128**-0.5)
-    kernel = DecodeAttention(planner, PagedDecodes(workspace, rule), pool.device)
+    kernel = DecodeAttention(planner, workspace, rule, pool.device)
     out = torch.full_like(q, torch.nan)
     kernel.plan([decodes])
     kernel.run(0, q[: len(contexts)], pool, out[: len(contexts)], None)
