@@ -69,6 +69,10 @@ class Level:
     def __iter__(self) -> Iterator[PageKey]:
         return (key for key in self._copies if key in self)
 
+    def held(self) -> list[PageKey]:
+        """Copies that are here, and those that will be when they are written."""
+        return [key for key, copy in self._copies.items() if not copy.revoked]
+
     def get(self, key: PageKey) -> LevelCopy | None:
         copy = self._copies.get(key)
         return None if copy is None or copy.digest is _FILLING or copy.revoked else copy

@@ -137,12 +137,12 @@ class KVTiers:
     def clear(self, tier: Tier, blocks: Collection[BlockHash] | None) -> int:
         """Remove the copies of these blocks from a tier, or all (None); returns how many there were.
 
-        O(copies). A block that the cache still has may go down again.
+        O(copies). Copies under way to it end unused; a block that the cache still has may go down again.
         """
         if tier not in (Tier.HOST, self.limits.below):
             return 0
         level = self.host if tier is Tier.HOST else self.disk
-        keys = [key for key in level if blocks is None or level.hash_of(key) in blocks]
+        keys = [key for key in level.held() if blocks is None or level.hash_of(key) in blocks]
         for key in keys:
             level.revoke(key)
         self.version += 1

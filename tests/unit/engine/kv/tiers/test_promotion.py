@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import SpeculationConfig
 from engine.kv.cache.journal import CacheChange
-from engine.kv.tiers.jobs import Load
+from engine.kv.tiers.jobs import Demote, Load
 from engine.kv.tiers.stats import Fault, Tier
 from router.placement.account.cached_prefixes import CachedPrefixes
 from rpc.baton.v1 import worker_pb2
@@ -174,6 +174,22 @@ def test_a_tier_that_is_cleared_during_a_late_read_stays_cleared() -> None:
         tiered.engine.step()
         tiered.copy_all()
     assert again.output == reference(again.prompt, 2)
+
+
+def test_copies_on_their_way_to_a_tier_that_is_cleared_end_unused() -> None:
+    tiered = Tiered()
+    tiered.engine.submit(make_request(1, FIRST, 2))
+    while tiered.engine.has_work:
+        tiered.engine.step()
+    tiered.engine.poll_tiers()
+    assert any(isinstance(job, Demote) for job in tiered.copier.device_jobs)
+    assert tiered.engine.kv.clear(None)
+    assert tiered.tiers.clear(Tier.HOST, None)
+    tiered.copy_all()
+    assert not list(tiered.tiers.host)
+    again = make_request(2, [*FIRST, 90], 2)
+    tiered.answer(again)
+    assert again.num_cached == 0
 
 
 def test_conversations_lose_nothing_to_evictions_while_copies_keep_up() -> None:
