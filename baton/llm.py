@@ -28,9 +28,10 @@ from engine.loop.engine import Engine
 from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.model_config.pooling_spec import PoolingSpec
 from engine.modeling.loader.checkpoint import resolve
+from engine.modeling.loader.weights_identity import served_shape
 from router.api.embeddings.pooled import TextPair, Vectors, embeddings, scores
-from router.api.generation.audit.answer import Answer
-from router.api.generation.audit.receipts import Detail, Issuer, WeightsSpan, issued, receipt_of
+from router.api.generation.audit.answer import Answer, Detail, Issuer
+from router.api.generation.audit.receipts import WeightsSpan, issued, receipt_of
 from router.api.generation.completion import Completion
 from router.api.generation.params.bounds import ServedBounds
 from router.api.generation.params.sampling_options import SamplingOptions, derive_seed
@@ -92,6 +93,7 @@ class LLM:
         form = PairForm.load(checkpoint.path, self._tokenizer, override, template)
         self._pairs = OfflinePairs(self._engine, self._runner, self._tokenizer, form)
         self._name = config.served_model_name or checkpoint.name
+        self._shape = served_shape(engine_config, spec)
         self._vocab_size = spec.vocab_size
         self._defaults = sampling_defaults(config.frontend.generation_config, checkpoint.path)
         self._bounds = ServedBounds(
@@ -298,12 +300,15 @@ class LLM:
         lora, output, weights = sequence.lora, sequence.output, self._engine.weights
         if output.error is not None:
             return
-        work = worker_pb2.Work(prompt=sequence.prompt, sampling=sequence.sampling)
+        media = sequence.media
+        work = worker_pb2.Work(
+            prompt=sequence.prompt, sampling=sequence.sampling, prompt_keys=media.keys, media=media.items
+        )
         fill_origin(work, adapters.get(lora))
         answer = Answer(work, sequence.stops, output.token_ids, finish_of(output), ())
         span = WeightsSpan(first=0, digest=weights.checkpoint, version=weights.version)
         name = self._name if lora is None else lora.lora_name
-        issuer = Issuer(name, self._engine.config.numerics, self._tokenizer)
+        issuer = Issuer(name, self._shape, self._engine.config.numerics, self._tokenizer)
         output.receipt = issued(receipt_of(answer, issuer, [span]), answer, detail)
 
     def _sequences(self, prompt: list[int], params: SamplingParams) -> list[OfflineSequence]:

@@ -14,7 +14,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.kv_scales import kv_scales
 from engine.modeling.loader.model_loader import as_loaded
 from engine.modeling.loader.refill import Refill
-from engine.modeling.loader.weights_identity import FilledCheckpoint, shape_identity
+from engine.modeling.loader.weights_identity import FilledCheckpoint, served_shape
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import Communicator
 
@@ -44,9 +44,7 @@ class RankWeights:
 
     def shape(self, spec: ModelSpec) -> str:
         """See `shape_identity`."""
-        config, rope = self._config, spec.rope
-        long_angles = rope is not None and rope.is_for_long_contexts
-        return shape_identity(config.model_path, config.quantization, long_angles=long_angles)
+        return served_shape(self._config, spec)
 
     def fp8_kv(self, spec: ModelSpec) -> Fp8KV | None:
         """Scales of 8-bit KV, which stay when weights are replaced; None without 8-bit KV."""

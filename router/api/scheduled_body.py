@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from router.api.cache_hints import CacheHints
-from router.api.generation.audit.receipts import Detail
+from router.api.generation.audit.answer import Detail
 from router.api.generation.envelope import envelope
 from router.api.generation.generation_request import GenerationRequest, Prompt
 from router.api.generation.params.bounds import Priority, Timeout
@@ -55,6 +55,6 @@ class ScheduledBody(ScheduledFields):
             prompts=prompts,
             options=SamplingOptions(**{name: value for name, value in options.items() if value is not None}),
             work=self.work,
-            receipt=Detail.asked(self.receipt),
+            audit=Detail.asked(self.receipt),
             **more,
         )

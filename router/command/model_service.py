@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_impl import ModelImpl
 from engine.modeling.loader.checkpoint import Checkpoint
+from engine.modeling.loader.weights_identity import served_shape
 from router.api.generation.audit.record_file import BadRecordFile, open_records
 from router.api.generation.envelope import limits_of
 from router.api.generation.explanation import Explanation
@@ -180,6 +181,7 @@ class ModelStart:
             eos_token_ids=spec.eos_token_ids,
             has_states=spec.delta is not None,
             sampling_defaults=defaults,
+            shape=served_shape(engine, spec),
             numerics=engine.numerics,
             no_images=no_images,
             pooling=engine.pooling,

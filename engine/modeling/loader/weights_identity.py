@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from engine.config import EngineConfig
+from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.tensor_digests import Stamp, tensor_digests
 from engine.modeling.loader.weight_files import weight_files
 
@@ -48,6 +50,12 @@ def shape_identity(folder: Path, quantization: str | None = None, *, long_angles
     known = {key: value for key, value in config.items() if key not in _SAYS_NOTHING}
     described = json.dumps([known, quantization, long_angles], sort_keys=True)
     return hashlib.blake2b(described.encode(), digest_size=16).hexdigest()
+
+
+def served_shape(config: EngineConfig, spec: ModelSpec) -> str:
+    """`shape_identity` of a model as it is served."""
+    long_angles = spec.rope is not None and spec.rope.is_for_long_contexts
+    return shape_identity(config.model_path, config.quantization, long_angles=long_angles)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,20 @@ from functools import partial
 from typing import Final
 
 from engine.grammar.grammar import Grammar
+from router.api.generation.audit.answer import Issuer
 from router.api.generation.audit.issuing import on_answer_of
-from router.api.generation.audit.receipts import Issuer
 from router.api.generation.audit.record_file import RecordFile
-from router.api.generation.chat_images import expanded, without_images
+from router.api.generation.chat_images import expanded, images_of, placed, without_images
 from router.api.generation.completion import Completion
 from router.api.generation.envelope import check, filled
 from router.api.generation.forced.forced_calls import forced_calls
-from router.api.generation.generation_request import Breakpoint, Chat, GenerationRequest, Prompt
+from router.api.generation.generation_request import (
+    Breakpoint,
+    Chat,
+    GenerationRequest,
+    Prompt,
+    TokensWithImages,
+)
 from router.api.generation.history import History
 from router.api.generation.output.formats import OutputFormats
 from router.api.generation.output.parts import OutputParser
@@ -163,8 +169,9 @@ class Generation:
         self._check_counts(request)
         check(request.work, self.limits)
         options.check(self.bounds)
-        issuer = Issuer(model.name, model.numerics, self.tokenizer)
-        on_answer = on_answer_of(request.receipt, request.id, issuer, self.weights, self.records)
+        issuer = Issuer(model.name, model.shape, model.numerics, self.tokenizer)
+        images = partial(images_of, request.prompts[0])
+        on_answer = on_answer_of(request.audit, request.id, images, issuer, self.weights, self.records)
         use = self.adapters.use(self._adapter) if self.adapters is not None and self._adapter else None
         try:
             # Preparing counts, too: rendering and encoding long prompts takes seconds of CPU time.
@@ -317,6 +324,9 @@ class Generation:
             param = "prompt"
             self._check_length(tokenizer.fewest_tokens(prompt), param, "at least ")
             token_ids = await tokenizer.encode(prompt)
+        elif isinstance(prompt, TokensWithImages):
+            token_ids, param = prompt.tokens, "prompt"
+            media = await placed(prompt, self.model, self._images)
         else:
             token_ids, param = prompt, "prompt"
         self._check_length(len(token_ids), param)

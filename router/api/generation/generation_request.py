@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from router.api.generation.audit.receipts import Detail
+from router.api.generation.audit.answer import Detail
 from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.text.chat_template import PromptEnd
 from router.api.generation.text.system_messages import Message
 from router.api.generation.tools import NO_TOOLS, ToolUse
+from router.api.media.marks import ImageSource
 from rpc.baton.v1 import worker_pb2
 
 
@@ -34,7 +35,15 @@ class Chat:
     breakpoints: Sequence[Breakpoint] = ()
 
 
-Prompt: TypeAlias = str | Sequence[int] | Chat
+@dataclass(frozen=True, slots=True)
+class TokensWithImages:
+    """The prompt that a conversation with images became, and these."""
+
+    tokens: Sequence[int]
+    images: Sequence[ImageSource]
+
+
+Prompt: TypeAlias = str | Sequence[int] | Chat | TokensWithImages
 """Text, token ids, or a conversation."""
 
 
@@ -56,5 +65,5 @@ class GenerationRequest:
     """False: no tokens are drafted."""
     timings: bool = False
     """Whether the last chunk of every completion contains the TTFT waterfall."""
-    receipt: Detail | None = None
-    """What the receipt in the last chunk of every completion contains; None: there is none."""
+    audit: Detail | None = None
+    """What the last chunk of every completion reports of how it was computed; None: nothing."""

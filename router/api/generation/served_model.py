@@ -29,6 +29,8 @@ class ServedModel:
     has_states: bool = False
     """Whether layers have recurrent states, which requests that start together cannot share."""
     sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS
+    shape: str = ""
+    """Digest of config.json, and of how weights are quantized at load: see `shape_identity`."""
     numerics: str = ""
     """Formats of numbers that it is computed in; see `EngineConfig.numerics`."""
     no_images: str = "it is served as a model of text"

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from engine.core.sampling_params import MAX_LOGIT_BIASES
 from router.api.disclosure import as_router_error, disclosed
-from router.api.generation.audit.receipts import Detail
+from router.api.generation.audit.answer import Detail
 from router.api.generation.completion import OutputChunk
 from router.api.generation.envelope import of_grpc
 from router.api.generation.generation import Generation
@@ -215,7 +215,7 @@ def _request(
         prediction=drafts.prediction,
         speculative=not drafts.off,
         timings=request.return_timings,
-        receipt=Detail.asked(request.receipt),
+        audit=Detail.asked(request.receipt),
     )
 
 

@@ -7,6 +7,7 @@ these models.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -15,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from router.api.cache_hints import OpenAICacheHints
 from router.api.fields import Refused, WithoutEffect
-from router.api.generation.generation_request import Chat, GenerationRequest, Prompt
+from router.api.generation.generation_request import Chat, GenerationRequest, Prompt, TokensWithImages
 from router.api.generation.params.bounds import (
     Completions,
     LogitBiases,
@@ -32,11 +33,13 @@ from router.api.generation.params.bounds import (
 from router.api.generation.params.sampled_body import SampledBody
 from router.api.generation.params.sampling_options import OPTIONS
 from router.api.generation.params.validation import RequestModel
+from router.api.media.marks import ImageSource
 from router.api.openai.foreign_fields import (
     ForeignChatFields,
     ForeignCompletionFields,
     ForeignFields,
 )
+from router.api.openai.images import ImageUrl
 from router.api.openai.messages import MessageBody, for_template
 from router.api.openai.prompting import PredictionBody, ReasoningEffort, prompt_end, with_effort
 from router.api.openai.structured_output import ConstrainedBody
@@ -220,6 +223,8 @@ class CompletionBody(GenerationBody, ForeignCompletionFields):
 
     prompt: Annotated[Any, BeforeValidator(texts_or_ids, json_schema_input_type=TextsOrIds)]
     """Text, token ids, or a list of either."""
+    images: Annotated[list[ImageUrl], Field(min_length=1)] | None = None
+    """Images of a prompt of token ids that has places for them, such as `prompt_token_ids` of a chat."""
     echo: bool | None = None
     """Begin the answer with the prompt, and `logprobs` with those of its tokens."""
     logprobs: Logprobs | None = None
@@ -231,12 +236,19 @@ class CompletionBody(GenerationBody, ForeignCompletionFields):
         scored = self.logprobs if self.echo and self.prompt_logprobs is None else self.prompt_logprobs
         return self._to_request(
             request_id,
-            self.prompt,
+            self.prompt if self.images is None else [self._with_images(self.images)],
             logprobs=self.logprobs,
             prompt_logprobs=scored,
             max_tokens=_DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens,
             cut_max_tokens=self.max_tokens is None,
         )
+
+    def _with_images(self, images: Sequence[ImageUrl]) -> TokensWithImages:
+        """Raises InvalidRequest."""
+        ids, *others = self.prompt
+        if others or isinstance(ids, str):
+            raise InvalidRequest("images needs a prompt of token ids, and one alone.", param="images")
+        return TokensWithImages(ids, [ImageSource(image.url, image.detail or "auto") for image in images])
 
 
 class ChatCompletionBody(GenerationBody, ForeignChatFields):

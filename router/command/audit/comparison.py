@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -14,33 +13,37 @@ from router.api.generation.audit.receipts import (
     ReceiptError,
     TokensDigest,
 )
+from router.command.audit.bodies import AnswerPart
+from router.command.audit.outcome import NotComparable
 
-_COMPARED: Final = ("weights", "adapter", "media", "numerics", "tokenizer", "template")
+_COMPARED: Final = ("config", "adapter", "numerics", "tokenizer", "template")
 """Fields that are equal where the same files are served in the same way."""
-_OF_THE_END: Final = {"max_tokens", "min_tokens", "stop"}
+_OF_THE_END: Final = {"max_tokens", "min_tokens"}
 """Sampling parameters that are replaced by the number of tokens of the answer."""
 
 
 RecordedAnswer: TypeAlias = Presented
 
 
-class NotComparable(Exception):
-    """The answer cannot be computed again, or not there; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The answer as it was computed again, by what its receipt says."""
+    """A part of the answer as it was computed again, by what its receipt says."""
 
     receipt: Receipt
     tokens: Sequence[int]
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Computed:
-        """From an answer to `request_of`. Raises ReceiptError."""
+        """From an answer to `request_of`. Raises ReceiptError, and NotComparable for a divided answer."""
         presented = Presented.read(next(receipts_in(answer)))
         assert presented.tokens is not None
+        if len(presented.receipt.weights) > 1:
+            raise NotComparable("the weights changed while the answer was computed again; try once more")
         return cls(presented.receipt, presented.tokens)
+
+    def has_weights_of(self, part: AnswerPart) -> bool:
+        (mine,) = self.receipt.weights
+        return (mine.digest, mine.version) == (part.weights.digest, part.weights.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,15 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchecked:
+    """What was not computed again."""
+
+    what: str
+    """Tokens of the answer, or a field."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     altered: Sequence[str]
     """Parts of the receipt that do not have its digests: it was changed after it was issued."""
@@ -66,100 +78,115 @@ class Comparison:
     """None: the tokens are equal."""
     tokens: int
     """Tokens of the answer."""
+    checked: int
+    """Number of those that were computed again."""
+    unchecked: Sequence[Unchecked] = ()
 
     @property
     def is_equal(self) -> bool:
+        """As far as it was computed again."""
         return not self.altered and not self.fields and self.difference is None
 
 
-def prompt_of(presented: Presented, given: Sequence[int] | None) -> Sequence[int]:
-    """Raises NotComparable for a receipt without tokens, unless they are given."""
-    prompt = presented.prompt if given is None else given
-    if prompt is None:
-        raise NotComparable("the receipt has no tokens; give those of the prompt with --prompt-ids")
-    return prompt
-
-
-def request_of(presented: Presented, prompt: Sequence[int]) -> dict[str, Any]:
-    """The body of /v1/completions that computes the answer again: its tokens, without a search for its end.
+def compare(
+    presented: Presented,
+    prompt: Sequence[int],
+    parts: Sequence[AnswerPart],
+    part: AnswerPart,
+    computed: Computed,
+    *,
+    renamed: bool = False,
+) -> Comparison:
+    """`prompt`: of both. `parts`: of the answer; `part`: which of them was computed again. `renamed`: the
+    model has another name there.
 
     Raises NotComparable.
     """
-    receipt, count = presented.receipt, presented.receipt.output.count
-    if receipt.media:
-        raise NotComparable("the prompt has images, which a receipt does not contain")
-    if len(receipt.weights) > 1:
-        changes = ", ".join(str(span.first) for span in receipt.weights[1:])
-        raise NotComparable(f"the weights changed during the answer, at token {changes}")
-    if not count:
-        raise NotComparable("the answer has no tokens")
-    if TokensDigest.of(prompt) != receipt.prompt:
-        raise NotComparable("the prompt is not that of the receipt")
-    try:
-        sampling = _body_fields(receipt.sampling, count)
-    except (KeyError, TypeError, ValueError) as error:
-        raise NotComparable(f"its sampling parameters are none: {error!r}") from None
-    return sampling | {"model": receipt.model, "prompt": list(prompt)}
+    old, new = presented.receipt, computed.receipt
+    if part.first and old.adapter != new.adapter and _content(old) == _content(new):
+        raise NotComparable("the weights changed after the tokens that activate the adapter")
+    names = _COMPARED if renamed else ("model", *_COMPARED)
+    pairs = {name: (getattr(old, name), getattr(new, name)) for name in names}
+    fields: dict[str, tuple[Any, Any]] = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    if not computed.has_weights_of(part):
+        fields["weights"] = (old.weights, new.weights)
+    fields |= _differing("media", dict(enumerate(old.media)), dict(enumerate(new.media)))
+    fields |= _differing("sampling", _beginning(old.sampling, part), _beginning(new.sampling, part))
+    difference = _difference(presented, prompt, part, computed)
+    is_last = part is parts[-1]
+    if difference is None and is_last:
+        fields |= _ends(old, new.finish, searched=not (part.first and "stop" in old.sampling))
+    unchecked = [*_others(parts, part)]
+    if not is_last:
+        unchecked.append(Unchecked("finish", "of a part that was not computed again"))
+    elif part.first and "stop" in old.sampling and old.finish == "stop":
+        unchecked.append(Unchecked("finish", "a stop string may begin in a part that is taken as prompt"))
+    altered = presented.changes()
+    if difference is None and presented.tokens is None and old.chain(prompt, computed.tokens) != old.pages:
+        altered.append("pages")
+    return Comparison(altered, fields, difference, old.output.count, part.end - part.first, unchecked)
 
 
-def replay_of(presented: Presented) -> tuple[dict[str, Any], str]:
-    """The body that computes a recorded answer again, and the digest of its adapter. Raises NotComparable.
+def _differing(name: str, old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[str, tuple[Any, Any]]:
+    """Pairs of values that differ, by their paths in the receipt."""
+    keys = sorted(key for key in {**old, **new} if old.get(key) != new.get(key))
+    return {f"{name}.{key}": (old.get(key), new.get(key)) for key in keys}
 
-    Requests that shared cached prefixes share them again.
+
+def _content(receipt: Receipt) -> str:
+    """Digest of the adapter, without the position from which it is used."""
+    return receipt.adapter.partition("@")[0]
+
+
+def _ends(receipt: Receipt, finish: str, *, searched: bool) -> dict[str, tuple[Any, Any]]:
+    """Fields about the end of an answer of equal tokens that are not those of its computation.
+
+    `finish`: computed, with as many tokens at most as the answer has. `searched`: for stop strings too.
     """
-    if presented.tokens is None:
-        raise NotComparable("the tokens of the answer were not recorded")
-    body = request_of(presented, prompt_of(presented, None)) | {"return_token_ids": True}
-    if namespace := presented.receipt.namespace:
-        body["cache_salt"] = namespace
-    return body, presented.receipt.adapter
-
-
-def _body_fields(facts: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """Sampling parameters of an answer of `count` tokens. Raises what wrong values raise."""
-    fields = {name: value for name, value in facts.items() if name != "stop"}
-    fields |= {"max_tokens": count, "min_tokens": min(fields.get("min_tokens", 0), count)}
-    if "seed" in fields:
-        fields["seed"] = int(fields["seed"])
-    if (grammar := fields.pop("grammar", None)) is not None:
-        kind, text = _GRAMMARS[grammar["kind"]], grammar["text"]
-        del fields["min_tokens"]  # they exclude each other
-        fields["structured_outputs"] = {kind: json.loads(text) if kind == "choice" else text}
+    count, facts = receipt.output.count, receipt.sampling
+    most, least = facts.get("max_tokens", count), facts.get("min_tokens", 0)
+    fields: dict[str, tuple[Any, Any]] = {}
+    if count > most or (receipt.finish == "length" and count != most):
+        fields["sampling.max_tokens"] = most, count
+    if count < least:
+        fields["sampling.min_tokens"] = least, count
+    if receipt.finish != finish and (searched or finish == "stop"):
+        goes_on = finish == "length" and count < most
+        fields["finish"] = receipt.finish, "the answer goes on" if goes_on else finish
     return fields
 
 
-_GRAMMARS: Final = {"json_schema": "json", "regex": "regex", "choice": "choice", "ebnf": "grammar"}
-"""Field of `structured_outputs` for each kind of grammar."""
+def _others(parts: Sequence[AnswerPart], checked: AnswerPart) -> Iterator[Unchecked]:
+    for part in parts:
+        if part is not checked:
+            weights = part.weights
+            name = f"weights {weights.version!r}" if weights.version else "the weights of the start"
+            same = (weights.digest, weights.version) == (checked.weights.digest, checked.weights.version)
+            reason = "a later part of these weights was" if same else f"of {name}, which are not served"
+            taken = "; taken as prompt" if part.first < checked.first else ""
+            yield Unchecked(f"tokens {part.first} to {part.end - 1}", reason + taken)
 
 
-def compare(presented: Presented, prompt: Sequence[int], computed: Computed) -> Comparison:
-    """`prompt`: of both."""
-    old, new = presented.receipt, computed.receipt
-    fields = {
-        name: (getattr(old, name), getattr(new, name))
-        for name in _COMPARED
-        if getattr(old, name) != getattr(new, name)
-    }
-    sampled, again = _beginning(old.sampling), _beginning(new.sampling)
-    if sampled != again:
-        names = [name for name in sampled | again if sampled.get(name) != again.get(name)]
-        fields |= {f"sampling.{name}": (sampled.get(name), again.get(name)) for name in sorted(names)}
-    difference = (
-        _first_page(old, prompt, computed.tokens)
-        if presented.tokens is None
-        else first_difference(presented.tokens, computed.tokens)
-    )
-    return Comparison(presented.changes(), fields, difference, old.output.count)
+def _difference(
+    presented: Presented, prompt: Sequence[int], part: AnswerPart, computed: Computed
+) -> Difference | None:
+    if presented.tokens is None:
+        return _first_page(presented.receipt, prompt, computed.tokens)
+    return first_difference(presented.tokens[: part.end], computed.tokens, part.first)
 
 
-def first_difference(recorded: Sequence[int], computed: Sequence[int]) -> Difference | None:
-    for position, (one, other) in enumerate(zip(recorded, computed, strict=False)):
+def first_difference(recorded: Sequence[int], computed: Sequence[int], first: int = 0) -> Difference | None:
+    """`computed`: from the recorded token `first` on."""
+    before = recorded[first:]
+    for position, (one, other) in enumerate(zip(before, computed, strict=False), first):
         if one != other:
             return Difference(position, True, one, other)
-    shorter = min(len(recorded), len(computed))
-    if len(recorded) == len(computed):
+    shorter = min(len(before), len(computed))
+    if len(before) == len(computed):
         return None
-    return Difference(shorter, True, *(next(iter(each[shorter:]), None) for each in (recorded, computed)))
+    return Difference(
+        first + shorter, True, *(next(iter(each[shorter:]), None) for each in (before, computed))
+    )
 
 
 def _first_page(receipt: Receipt, prompt: Sequence[int], tokens: Sequence[int]) -> Difference | None:
@@ -173,8 +200,9 @@ def _first_page(receipt: Receipt, prompt: Sequence[int], tokens: Sequence[int]) 
     return Difference(max(0, page * PAGE_TOKENS - len(prompt)), False)
 
 
-def _beginning(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sampling.items() if name not in _OF_THE_END}
+def _beginning(sampling: Mapping[str, Any], part: AnswerPart) -> dict[str, Any]:
+    left_out = _OF_THE_END | ({"stop"} if part.first else set())
+    return {name: value for name, value in sampling.items() if name not in left_out}
 
 
 def presented_in(record: Any) -> Presented:

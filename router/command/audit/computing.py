@@ -9,17 +9,26 @@ from dataclasses import asdict, fields
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-from router.command.audit.comparison import NotComparable
+from router.command.audit.outcome import NotComparable
 from router.command.client.api import ApiClient, ApiError, Unreachable, add_api_arguments, api_of
 
 _OF_SERVICES: Final = {"model", "prompt", "cache_salt", "return_token_ids"}
 """Fields of a body that say nothing to a model in this process, or not as parameters."""
 
 
+_TUPLES: Final = {"stop", "stop_token_ids"}
+"""Sampling parameters that JSON has as lists."""
+
+
 class Computer(Protocol):
     @property
     def most_at_once(self) -> int | None:
         """1: only one answer at a time, and on the thread that made it; None: any number."""
+        ...
+
+    @property
+    def renames(self) -> bool:
+        """Whether models have other names there than their answers say."""
         ...
 
     def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
@@ -29,7 +38,9 @@ class Computer(Protocol):
         """
         ...
 
-    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+    def logprobs(
+        self, model: str, before: Sequence[int], tokens: Sequence[int], adapter: str = ""
+    ) -> Sequence[float] | None:
         """Log-probabilities of these tokens after others, among all tokens; None if they cannot be had."""
         ...
 
@@ -44,29 +55,39 @@ class OnService:
         self._api = api
         self._model = model
 
+    @property
+    def renames(self) -> bool:
+        return self._model is not None
+
     def answer(self, body: Mapping[str, Any], adapter: str) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = self._api.post("/v1/completions", self._named(body))
+            answer: Mapping[str, Any] = self._api.post("/v1/completions", self._named(body, adapter))
         except (ApiError, Unreachable) as error:
             raise NotComparable(str(error)) from None
         return answer
 
-    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+    def logprobs(
+        self, model: str, before: Sequence[int], tokens: Sequence[int], adapter: str = ""
+    ) -> Sequence[float] | None:
         asked = {"query": before[:-1], "items": [before[-1:]], "label_token_ids": tokens}
         try:
-            answer = self._api.post("/v1/score", self._named({"model": model, **asked}))
+            answer = self._api.post("/v1/score", self._named({"model": model, **asked}, adapter))
         except (ApiError, Unreachable):
             return None
         return [math.log(share) if share else -math.inf for share in answer["scores"][0]]
 
-    def _named(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        return {**body, "model": self._model or body["model"]}
+    def _named(self, body: Mapping[str, Any], adapter: str) -> dict[str, Any]:
+        model = body["model"]
+        if self._model is not None:
+            model = f"{self._model}:{model}" if adapter else self._model
+        return {**body, "model": model}
 
 
 class InProcess:
     """A model that this process loads, as `baton.LLM` does."""
 
     most_at_once: Final = 1
+    renames: Final = True
 
     def __init__(self, model: str, **settings: Any) -> None:
         """Raises what loading raises."""
@@ -80,11 +101,14 @@ class InProcess:
         names = {field.name for field in fields(self._params) if field.init}
         options = {name: value for name, value in body.items() if name in names}
         more = {name: body[name] for name in body.keys() - names - _OF_SERVICES}
+        if "images" in more:
+            raise NotComparable("the prompt has images, which only a service computes again; use --url")
         if "structured_outputs" in more:
             raise NotComparable("offline inference has no structured output; use --url")
         try:
             if "logit_bias" in options:
                 options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
+            options |= {name: tuple(options[name]) for name in _TUPLES & options.keys()}
             params = self._params(**options)
             (answer,) = self._llm.generate([body["prompt"]], params, progress=False, **more)
         except ValueError as error:
@@ -94,7 +118,9 @@ class InProcess:
             raise NotComparable(output.error)
         return {"choices": [asdict(output)]}
 
-    def logprobs(self, model: str, before: Sequence[int], tokens: Sequence[int]) -> Sequence[float] | None:
+    def logprobs(
+        self, model: str, before: Sequence[int], tokens: Sequence[int], adapter: str = ""
+    ) -> Sequence[float] | None:
         (shares,) = self._llm.score(list(before[:-1]), [list(before[-1:])], list(tokens))
         return [math.log(share) if share else -math.inf for share in shares]
 

@@ -14,22 +14,17 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from queue import Queue
 from statistics import median
 from typing import Final
 
-from router.command.audit.comparison import (
-    Difference,
-    NotComparable,
-    RecordedAnswer,
-    first_difference,
-    presented_in,
-    replay_of,
-)
+from router.api.media.marks import ImageSource
+from router.command.audit.bodies import replay_of
+from router.command.audit.comparison import Difference, RecordedAnswer, first_difference, presented_in
 from router.command.audit.computing import Computer, add_computer_arguments, computer_of
-from router.command.audit.outcome import Outcome, of_all
+from router.command.audit.outcome import NotComparable, Outcome, of_all
 
 _GAPS: Final = (0.01, 0.1)
 """Bounds of the table of gaps between log-probabilities."""
@@ -44,6 +39,8 @@ class Recorded:
     """After the first request of the log."""
     seconds: float
     answer: RecordedAnswer
+    images: Sequence[ImageSource] = ()
+    """Images of the prompt, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,22 +85,21 @@ def run(argv: Sequence[str]) -> int:
 
 def read_log(files: Sequence[Path]) -> list[Recorded]:
     """Requests by their arrival. Raises OSError, ValueError for a line that is no record."""
-    lines: list[tuple[float, str, float, RecordedAnswer]] = []
+    found: list[Recorded] = []
     for file in files:
         for number, line in enumerate(file.read_text().splitlines(), 1):
             try:
                 record = json.loads(line)
-                presented = presented_in(record["answer"])
-                lines.append(
-                    (float(record["at"]), str(record["request"]), float(record["seconds"]), presented)
-                )
+                images = [ImageSource(**image) for image in record.get("images", ())]
+                answer, seconds = presented_in(record["answer"]), float(record["seconds"])
+                found.append(Recorded(str(record["request"]), float(record["at"]), seconds, answer, images))
             except (ValueError, KeyError, TypeError, NotComparable) as error:
                 raise ValueError(f"{file}, line {number} is no record of a request: {error!r}") from None
-    if not lines:
+    if not found:
         raise ValueError("there are no requests in the log")
-    began = min(at for at, *_ in lines)
-    lines.sort(key=lambda line: line[0])
-    return [Recorded(name, at - began, seconds, answer) for at, name, seconds, answer in lines]
+    found.sort(key=lambda request: request.arrival_s)
+    began = found[0].arrival_s
+    return [replace(request, arrival_s=request.arrival_s - began) for request in found]
 
 
 def replay(
@@ -153,7 +149,7 @@ def replay(
 def replayed(request: Recorded, computer: Computer, clock: Callable[[], float]) -> Replayed:
     began, recorded = clock(), request.answer.tokens or ()
     try:
-        body, adapter = replay_of(request.answer)
+        body, adapter = replay_of(request.answer, request.images)
         tokens = computer.answer(body, adapter)["choices"][0]["token_ids"]
     except NotComparable as error:
         took = clock() - began, request.seconds
@@ -162,10 +158,10 @@ def replayed(request: Recorded, computer: Computer, clock: Callable[[], float]) 
     if difference is None:
         return Replayed(request.name, Outcome.EQUAL.label, len(recorded), *took)
     gap = None
-    if difference.recorded is not None and difference.computed is not None:
+    if difference.recorded is not None and difference.computed is not None and not request.images:
         pair = difference.computed, difference.recorded
         before = [*body["prompt"], *recorded[: difference.position]]
-        logprobs = computer.logprobs(body["model"], before, pair)
+        logprobs = computer.logprobs(body["model"], before, pair, adapter)
         gap = None if logprobs is None else logprobs[0] - logprobs[1]
     return Replayed(request.name, Outcome.DIFFERS.label, len(recorded), *took, "", difference, gap)
 

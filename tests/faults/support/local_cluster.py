@@ -14,6 +14,7 @@ from common.metric_export import MetricSource, exported
 from engine.config import Forecast, LoraConfig, SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.pooling_spec import PoolingSpec
+from engine.modeling.loader.weights_identity import shape_identity
 from router.api.access import OPEN_ACCESS, Access
 from router.api.generation.generation import Generation
 from router.api.generation.models import ServedModels
@@ -255,6 +256,7 @@ def _open_frontends(
     dispatcher = ClusterDispatcher(RouterConfig(model="small", mode=mode), registry, metrics)
     model = ServedModel(
         name="small",
+        shape=shape_identity(small.folder),
         numerics="float32 on cpu",
         path=small.folder,
         mode=mode.value,

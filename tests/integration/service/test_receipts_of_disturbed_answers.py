@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import SpeculationConfig
+from engine.config import Forecast, SpeculationConfig
 from router.api.generation.audit.receipts import Presented
 from router.config.choices import Mode, UpdateMode
 from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
+from tests.integration.service.auditing import until, verdict
 from tests.integration.service.test_receipts import body_of, found, receipt_of
 
 PATH = "/v1/completions"
@@ -86,6 +87,35 @@ async def test_after_a_migration(small: SmallModel, undisturbed: dict[str, Any])
         dispatcher: Any = cluster.generation._dispatcher
         assert await dispatcher.migrate_from(before, 10.0) == 1
         assert await asked.receipt() == undisturbed
+
+
+@pytest.mark.parametrize("mode", [Mode.MIXED, Mode.DISAGG])
+async def test_after_preemptions(small: SmallModel, undisturbed: dict[str, Any], mode: Mode) -> None:
+    """Receipts of answers that were preempted are those of undisturbed ones, and verified as such."""
+    more = {"max_tokens": 120}
+    async with local_cluster(small, Mode.MIXED) as cluster:
+        right = [await receipt_of(cluster, PATH, small, **LONG | more | {"seed": n}) for n in range(8)]
+    async with local_cluster(small, mode, num_pages=30, forecast=Forecast.NONE) as cluster:
+        asked = [Asked(cluster, small, **more, seed=n) for n in range(8)]
+        receipts = [await each.receipt() for each in asked]
+        assert sum(stats.preemptions for stats in await cluster.stats())
+        assert receipts == right
+        for receipt in receipts[:2]:
+            found, text = await verdict(cluster, receipt)
+            assert found["outcome"] == "equal", text
+        await cluster.all_pages_back()
+
+
+async def test_an_answer_is_verified_by_one_that_is_moved(
+    small: SmallModel, undisturbed: dict[str, Any]
+) -> None:
+    async with local_cluster(small, Mode.DISAGG, each=2) as cluster:
+        asked = asyncio.create_task(verdict(cluster, undisturbed))
+        dispatcher: Any = cluster.generation._dispatcher
+        await until(lambda: [each for each in dispatcher.answers._running if each.decoder is not None])
+        assert await dispatcher.migrate_from(decoding(cluster), 10.0) == 1
+        found, text = await asked
+        assert found["outcome"] == "equal", text
 
 
 async def test_with_drafts_and_cached_prefixes(small: SmallModel, undisturbed: dict[str, Any]) -> None:

@@ -112,6 +112,7 @@ class Echo:
     """Answers what was recorded, but for one token."""
 
     most_at_once = None
+    renames = False
 
     def __init__(self, recorded: list[int], at: int | None) -> None:
         self._recorded = recorded
@@ -122,7 +123,7 @@ class Echo:
         tokens = [token + (k == self._at) for k, token in enumerate(self._recorded)]
         return {"choices": [{"token_ids": tokens}]}
 
-    def logprobs(self, model: str, before: Any, tokens: Any) -> list[float]:
+    def logprobs(self, model: str, before: Any, tokens: Any, adapter: str = "") -> list[float]:
         return [-1.0, -1.005]
 
 

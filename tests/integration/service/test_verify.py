@@ -152,8 +152,9 @@ async def test_a_receipt_of_digests_is_verified_with_the_prompt(small: SmallMode
 
 NOT_COMPARABLE: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("version", lambda receipt: receipt | {"version": 9}),
-    ("images", lambda receipt: sealed(receipt | {"media": ["ab"]})),
-    ("weights changed", lambda receipt: sealed(receipt | {"weights": receipt["weights"] * 2})),
+    ("images", lambda receipt: sealed(receipt | {"media": [{"digest": "ab", "offset": 0, "length": 1}]})),
+    ("weights: their first", lambda receipt: receipt | {"weights": receipt["weights"] * 2}),
+    ("sampling", lambda receipt: receipt | {"sampling": receipt["sampling"] | {"max_tokens": "many"}}),
     ("sampling", lambda receipt: receipt | {"sampling": {**receipt["sampling"], "seed": "1-3"}}),
     ("sampling", lambda receipt: receipt | {"sampling": {"grammar": {"kind": "poem", "text": ""}}}),
     ("temperature", lambda receipt: receipt | {"sampling": {"temperature": "hot"}}),
@@ -202,12 +203,14 @@ def test_lines_of_a_verdict_are_readable() -> None:
         "fields": {"weights": ([{"first": 0, "digest": "a" * 32, "version": ""}], [])},
         "difference": asdict(Difference(3, True, 7, 8)),
         "tokens": 9,
+        "checked": 9,
+        "unchecked": (),
         "logprobs": (-1.25, -1.5),
     }
     assert list(verify._lines(differs, "")) == [
         "differs: from token 3 of 9 on: 7 (log-probability -1.2500) in the receipt,"
         " 8 (log-probability -1.5000) computed",
-        "  altered: receipt does not have its digest in the receipt",
+        "  altered: receipt does not have its digest",
         "  weights: aaaaaaaaaaaaaaaa in the receipt, none computed",
     ]
 

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from common.block_hash import block_hashes, root_hash
 from common.block_key import block_keys, namespace_key, root_key
-from common.origin import NAMESPACE_BYTES, are_keys_of, media_keys, namespace_of, with_weights
+from common.origin import (
+    NAMESPACE_BYTES,
+    activation_key,
+    are_keys_of,
+    media_keys,
+    namespace_of,
+    with_weights,
+)
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.errors import UnservableRequest
@@ -61,6 +68,23 @@ def test_keys_of_a_request_go_on_as_tokens() -> None:
     request.check(vocab_size=10)
     assert list(request.keys(1, 5)) == [*image, 3, 4]
     assert list(request.tokens(1, 5)) == [9, 9, 3, 4]
+
+
+def test_a_page_is_named_by_all_that_is_before_its_end() -> None:
+    pages = block_hashes([1, 2, 3, 4, 5], 2)
+    for place, same in ((0, 0), (1, 0), (2, 1), (3, 1), (4, 2)):
+        keys = [1, 2, 3, 4, 5]
+        keys[place] = 9
+        assert [a == b for a, b in zip(pages, block_hashes(keys, 2), strict=True)] == [
+            page < same for page in range(2)
+        ]
+    assert block_hashes([3, 4], 2, pages[0]) == pages[1:]
+
+
+def test_the_key_of_an_activation_is_of_the_adapter_and_the_token() -> None:
+    key = activation_key(b"one", 5)
+    assert len({key, activation_key(b"two", 5), activation_key(b"one", 6)}) == 3
+    assert key < 0
 
 
 def test_keys_that_agree_in_32_bits_have_other_hashes_and_names() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Final
 
-from router.api.generation.audit.answer import Answer, Extras, OnAnswer
-from router.api.generation.audit.receipts import Detail, Issuer, WeightsSpan, issued, receipt_of
+from router.api.generation.audit.answer import Answer, Detail, Extras, Issuer, OnAnswer
+from router.api.generation.audit.receipts import WeightsSpan, issued, receipt_of
 from router.api.generation.audit.record_file import RecordFile
 from router.api.generation.off_loop import off_loop
+from router.api.media.marks import ImageSource
 from router.dispatch.weights.weight_updates import WeightUpdates
 from router.errors import InvalidRequest
 
@@ -19,11 +21,13 @@ _TOKEN_BYTES: Final = 8
 def on_answer_of(
     detail: Detail | None,
     request: str,
+    images: Callable[[], Sequence[ImageSource]],
     issuer: Issuer,
     weights: WeightUpdates | None,
     records: RecordFile | None,
 ) -> OnAnswer | None:
-    """None if neither a receipt nor a record is wanted. `request`: its id, for the record.
+    """None if neither a receipt nor a record is wanted. `request`, `images`: its id, and the images of its
+    prompt, for the record.
 
     Raises InvalidRequest if a receipt cannot be issued.
     """
@@ -45,7 +49,10 @@ def on_answer_of(
             receipt = receipt_of(answer, issuer, spans)
             if records is not None and not answer.work.HasField("read"):
                 recorded = issued(receipt, answer, Detail.TOKENS)
-                records.add({"at": arrival, "request": request, "seconds": seconds, "answer": recorded})
+                line = {"at": arrival, "request": request, "seconds": seconds, "answer": recorded}
+                if answer.work.media:
+                    line["images"] = [asdict(image) for image in images()]
+                records.add(line)
             return {} if detail is None else {"receipt": issued(receipt, answer, detail)}
 
         return await off_loop(_TOKEN_BYTES * (len(answer.work.prompt) + len(answer.tokens)), made)

@@ -10,20 +10,18 @@ import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 
 from common.block_hash import block_hashes, root_hash
-from common.origin import activation_key
+from common.origin import activation_key, media_keys
 from common.token_array import token_array
-from router.api.generation.audit.answer import Answer
+from router.api.generation.audit.answer import Answer, Detail, Issuer
 from router.api.generation.params.sampling_options import CHANGE_NO_TOKEN
-from router.api.generation.text.tokenizer import Tokenizer
-from router.errors import InvalidRequest
 from rpc.baton.v1 import sampling_pb2
 
 RECEIPT_VERSION: Final = 1
@@ -33,25 +31,7 @@ _DIGEST_BYTES: Final = 32
 
 
 _Hex: TypeAlias = Annotated[str, Field(pattern="^([0-9a-f]{2})*$")]
-
-
-class Detail(Enum):
-    """What a receipt contains."""
-
-    TOKENS = "tokens"
-    """The token ids of prompt and answer, beside the digests."""
-    DIGESTS = "digests"
-    """Nothing from which prompt or answer can be read."""
-
-    @classmethod
-    def asked(cls, value: bool | str | None) -> Detail | None:
-        """From a request's field: true, the name of a detail, or none. Raises InvalidRequest."""
-        if not value:
-            return None
-        try:
-            return cls.TOKENS if value is True else cls(value)
-        except ValueError:
-            raise InvalidRequest("receipt must be tokens or digests.", param="receipt") from None
+_Position: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class ReceiptError(ValueError):
@@ -63,12 +43,23 @@ class ReceiptError(ValueError):
 class WeightsSpan:
     """Weights that computed a part of the answer."""
 
-    first: int
+    first: _Position
     """Position in the answer of the first token that they computed."""
     digest: str
     """Digest of all tensors; empty in records of a service that does not know it."""
     version: str = ""
     """Name given by the caller of a weight update; empty for the weights of the start."""
+
+
+@with_config(ConfigDict(extra="forbid"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPlace:
+    """A media item, at positions [offset, offset + length) of the prompt."""
+
+    digest: _Hex
+    """Over the processor's configuration and everything that it makes of the item."""
+    offset: _Position
+    length: _Position
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -95,8 +86,10 @@ class Receipt:
     adapter: Annotated[str, Field(pattern=r"^([0-9a-f]{2})*(@[0-9]{1,9})?$")]
     """Digest of the adapter's content, for an activated one with `@` and the position from which it was used;
     empty: the base model."""
-    media: tuple[str, ...] = ()
-    """Digests of the prompt's media items, in order."""
+    media: tuple[MediaPlace, ...] = ()
+    """Media items of the prompt, in order."""
+    config: str
+    """Digest of config.json, and of how weights are quantized at load."""
     numerics: str
     """Formats of numbers and device: see `EngineConfig.numerics`."""
     tokenizer: str
@@ -115,10 +108,15 @@ class Receipt:
     """Hash of each whole page of prompt and answer, over the namespace and all that is before its end."""
 
     def chain(self, prompt: Sequence[int], tokens: Sequence[int]) -> tuple[str, ...]:
-        """Hashes of whole pages that a prompt without media and an answer have by it."""
+        """Hashes of whole pages that a prompt and an answer have by it; none if it has media elsewhere."""
         keys = [*prompt, *tokens]
+        for item in self.media:
+            end = item.offset + item.length
+            if end > len(prompt):
+                return ()
+            keys[item.offset : end] = media_keys(bytes.fromhex(item.digest), range(item.length))
         adapter, _, start = self.adapter.partition("@")
-        if start and int(start) < len(prompt):
+        if start and int(start) < len(prompt) and keys[int(start)] >= 0:
             keys[int(start)] = activation_key(bytes.fromhex(adapter), keys[int(start)])
         return page_chain(keys, bytes.fromhex(self.namespace))
 
@@ -126,15 +124,6 @@ class Receipt:
     def digest(self) -> str:
         """Over all fields."""
         return _digest(canonical(asdict(self)))
-
-
-@dataclass(frozen=True, slots=True)
-class Issuer:
-    """What receipts of one model have in common."""
-
-    model: str
-    numerics: str
-    tokenizer: Tokenizer
 
 
 def receipt_of(answer: Answer, issuer: Issuer, weights: Sequence[WeightsSpan]) -> Receipt:
@@ -146,7 +135,11 @@ def receipt_of(answer: Answer, issuer: Issuer, weights: Sequence[WeightsSpan]) -
         model=issuer.model,
         weights=tuple(weights),
         adapter=work.adapter_digest.hex() + activated,
-        media=tuple(item.digest.hex() for item in work.media),
+        media=tuple(
+            MediaPlace(digest=item.digest.hex(), offset=item.offset, length=item.length)
+            for item in work.media
+        ),
+        config=issuer.shape,
         numerics=issuer.numerics,
         tokenizer=issuer.tokenizer.digest,
         template=issuer.tokenizer.template_digest,
@@ -188,16 +181,20 @@ class Presented:
         tokens = fields.pop("token_ids", None)
         try:
             receipt = _RECEIPT.validate_python(fields)
-            return cls(receipt, digest, _IDS.validate_python(prompt), _IDS.validate_python(tokens))
+            read = cls(receipt, digest, _IDS.validate_python(prompt), _IDS.validate_python(tokens))
         except ValidationError as error:
             first = error.errors()[0]
             raise ReceiptError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        firsts = [span.first for span in receipt.weights]
+        if firsts[:1] != [0] or any(one >= after for one, after in pairwise(firsts)):
+            raise ReceiptError(f"weights: their first tokens are {firsts}, not rising from 0")
+        return read
 
     def changes(self) -> list[str]:
         """Names of the parts that do not have the digest that is written beside them."""
         pairs = (("prompt", self.prompt, self.receipt.prompt), ("output", self.tokens, self.receipt.output))
         changed = [name for name, tokens, of in pairs if tokens is not None and TokensDigest.of(tokens) != of]
-        if self.prompt is not None and self.tokens is not None and not self.receipt.media:
+        if self.prompt is not None and self.tokens is not None:
             chain = self.receipt.chain(self.prompt, self.tokens)
             changed += ["pages"] * (chain != self.receipt.pages)
         return changed + ["receipt"] * (self.digest != self.receipt.digest)

@@ -70,7 +70,11 @@ def test_the_same_weights_in_several_files_have_the_same_identity(folder: Path, 
         lambda tensors: tensors[EMBEDDINGS][-1].zero_(),
         lambda tensors: tensors.update({EMBEDDINGS: tensors[EMBEDDINGS].bfloat16()}),
         lambda tensors: tensors.update({"lm_head.weight": tensors[EMBEDDINGS].clone()}),
+        lambda tensors: tensors.update({"renamed": tensors.pop("model.norm.weight")}),
+        lambda tensors: tensors.update({EMBEDDINGS: tensors[EMBEDDINGS].reshape(-1)}),
+        lambda tensors: tensors.update({EMBEDDINGS: tensors[EMBEDDINGS].view(torch.int32)}),
     ],
+    ids=["a value", "a row", "rounded", "a tensor more", "a name", "a shape", "a type of the same bytes"],
 )
 def test_another_revision_has_another_identity(
     folder: Path, tmp_path: Path, change: Callable[[Tensors], object]
@@ -144,6 +148,16 @@ def test_of_the_config_everything_counts_but_where_it_came_from(
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({field: None, **config} | {field: value}))
     assert (weights_identity(target) != weights_identity(folder)) == matters
+
+
+@pytest.mark.parametrize(
+    ("quantization", "long_angles"), [("fp8", False), ("int8", False), (None, True), ("fp8", True)]
+)
+def test_the_shape_is_also_of_what_is_done_at_load(
+    folder: Path, quantization: str | None, long_angles: bool
+) -> None:
+    assert shape_identity(folder, quantization, long_angles=long_angles) != shape_identity(folder)
+    assert shape_identity(folder, "fp8") != shape_identity(folder, "int8")
 
 
 def test_dummy_weights_are_known_by_their_seed(folder: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from router.api.generation.audit.answer import Answer
+from common.origin import activation_key, media_keys
+from engine.config import UNIFORM
+from router.api.generation.audit.answer import Answer, Detail, Issuer
 from router.api.generation.audit.receipts import (
     PAGE_TOKENS,
-    Detail,
-    Issuer,
     Presented,
     Receipt,
     ReceiptError,
@@ -26,6 +26,7 @@ from router.api.generation.text.chat_template import ChatTemplate
 from router.api.generation.text.tokenizer import Tokenizer
 from router.errors import InvalidRequest
 from rpc.baton.v1 import sampling_pb2, worker_pb2
+from tests.engine_config import engine_config
 from tests.unit.router.api.generation.text.tokenizers import byte_level
 
 PROMPT = list(range(20, 60))
@@ -40,7 +41,8 @@ def tokenizer(template: str = "{{ messages }}", special: str = "<s>") -> Tokeniz
 
 SAMPLING: dict[str, Any] = {"max_tokens": 24, "temperature": 0.5, "top_p": 0.9, "seed": 3}
 WORK: dict[str, Any] = {"prompt": PROMPT, "adapter_digest": b"a" * 32, "namespace": b"n" * 32}
-ISSUER = Issuer("small", "float32 on cpu", tokenizer())
+IMAGE = worker_pb2.MediaItem(digest=b"i" * 32, offset=4, length=6)
+ISSUER = Issuer("small", "ab", "float32 on cpu", tokenizer())
 SPANS = [WeightsSpan(first=0, digest="ab"), WeightsSpan(first=4, digest="cd", version="2")]
 
 
@@ -50,10 +52,19 @@ def made(
     tokens: list[int] = TOKENS,
     stops: tuple[str, ...] = ("end",),
     finish: int = sampling_pb2.FINISH_REASON_LENGTH,
-    **work: Any,
+    media: list[worker_pb2.MediaItem] = [IMAGE],  # noqa: B006
+    **changes: Any,
 ) -> tuple[Receipt, Answer]:
-    sampling = sampling_pb2.SamplingParams(**SAMPLING | work.pop("sampling", {}))
-    answer = Answer(worker_pb2.Work(sampling=sampling, **WORK | work), stops, tokens, finish, ())
+    sampling = sampling_pb2.SamplingParams(**SAMPLING | changes.pop("sampling", {}))
+    work = worker_pb2.Work(sampling=sampling, media=media, **WORK | changes)
+    if not work.prompt_keys:
+        keys = list(work.prompt)
+        for item in media:
+            keys[item.offset : item.offset + item.length] = media_keys(item.digest, range(item.length))
+        if work.HasField("adapter_start"):
+            keys[work.adapter_start] = activation_key(work.adapter_digest, keys[work.adapter_start])
+        work.prompt_keys.extend(keys)
+    answer = Answer(work, stops, tokens, finish, ())
     return receipt_of(answer, issuer, spans), answer
 
 
@@ -64,6 +75,7 @@ def written(detail: Detail = Detail.TOKENS, **inputs: Any) -> dict[str, Any]:
 
 INPUTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"issuer": replace(ISSUER, model="other")}, {"model"}),
+    ({"issuer": replace(ISSUER, shape="cd")}, {"config"}),
     ({"issuer": replace(ISSUER, numerics="bfloat16 on cpu")}, {"numerics"}),
     ({"issuer": replace(ISSUER, tokenizer=tokenizer("{{ messages}}"))}, {"template"}),
     ({"issuer": replace(ISSUER, tokenizer=tokenizer(special="<t>"))}, {"tokenizer"}),
@@ -75,7 +87,13 @@ INPUTS: list[tuple[dict[str, Any], set[str]]] = [
     ({"tokens": TOKENS[:-1]}, {"output", "pages"}),
     ({"prompt": [*PROMPT[:-1], 99]}, {"prompt", "pages"}),
     ({"prompt_keys": [-5, *PROMPT[1:]]}, {"pages"}),
+    ({"media": []}, {"media", "pages"}),
+    ({"media": [IMAGE, IMAGE]}, {"media"}),
+    ({"media": [worker_pb2.MediaItem(digest=b"j" * 32, offset=4, length=6)]}, {"media", "pages"}),
+    ({"media": [worker_pb2.MediaItem(digest=b"i" * 32, offset=5, length=6)]}, {"media", "pages"}),
+    ({"media": [worker_pb2.MediaItem(digest=b"i" * 32, offset=4, length=5)]}, {"media", "pages"}),
     ({"adapter_digest": b"b" * 32}, {"adapter"}),
+    ({"adapter_start": 20}, {"adapter", "pages"}),
     ({"namespace": b"m" * 32}, {"namespace", "pages"}),
     ({"stops": ()}, {"sampling"}),
     ({"finish": sampling_pb2.FINISH_REASON_STOP}, {"finish"}),
@@ -110,7 +128,7 @@ def test_these_are_all_sampling_parameters_and_all_fields() -> None:
     silent = {"logprobs", "prompt_logprobs", "logprob_token_ids", "drafts"}
     assert known == changed | silent | {"stop"}
     of_fields = {name for _, names in INPUTS for name in names}
-    assert {field.name for field in fields(Receipt)} == of_fields | {"version", "media"}
+    assert {field.name for field in fields(Receipt)} == of_fields | {"version"}
 
 
 @pytest.mark.parametrize(
@@ -118,6 +136,25 @@ def test_these_are_all_sampling_parameters_and_all_fields() -> None:
 )
 def test_what_is_reported_and_drafted_is_not_in_it(change: dict[str, Any]) -> None:
     assert made(sampling=change)[0] == made()[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "bfloat16"},
+        {"device": "cuda:1"},
+        {"quantization": "fp8"},
+        {"fp8_kv": True},
+        {"attention_backend": UNIFORM},
+    ],
+    ids=str,
+)
+def test_numerics_name_what_rounds(change: dict[str, Any]) -> None:
+    plain = {"dtype": "float32", "device": "cpu"}
+    before, after = engine_config(**plain).numerics, engine_config(**plain | change).numerics
+    assert before == "float32 on cpu" != after
+    (named,) = change.values()
+    assert {True: "fp8 KV", UNIFORM: "reproducible", "cuda:1": "cuda"}.get(named, named) in after
 
 
 def test_a_greedy_answer_has_no_seed() -> None:
@@ -155,7 +192,7 @@ def test_a_change_anywhere_in_a_receipt_is_found(path: tuple[Any, ...]) -> None:
     try:
         changes = Presented.read(receipt).changes()
     except ReceiptError:
-        assert path == ("version",)
+        assert path in {("version",), ("weights", 0, "first")}
         return
     expected = {"prompt_token_ids": "prompt", "token_ids": "output"}.get(path[0], "receipt")
     assert expected in changes
@@ -193,6 +230,21 @@ def test_pages_are_chained_and_partial_ones_left_out() -> None:
     one, other = made()[0].pages, made(tokens=[1, *TOKENS[1:]])[0].pages
     assert len(one) == (len(PROMPT) + len(TOKENS)) // PAGE_TOKENS == 4
     assert [a == b for a, b in zip(one, other, strict=True)] == [True, True, False, False]
+
+
+def test_the_chain_of_a_prompt_with_media_and_an_activated_adapter_is_that_of_its_keys() -> None:
+    for start in (2, 3, 20):
+        receipt, _ = made(adapter_start=start)
+        assert receipt.chain(PROMPT, TOKENS) == receipt.pages
+        moved = replace(receipt, media=(replace(receipt.media[0], offset=38),))
+        assert moved.chain(PROMPT, TOKENS) == ()
+
+
+@pytest.mark.parametrize("firsts", [[], [1], [0, 0], [0, 5, 5], [0, 9, 4]])
+def test_weights_without_an_order_of_tokens_are_refused(firsts: list[int]) -> None:
+    weights = [{"first": first, "digest": "ab", "version": ""} for first in firsts]
+    with pytest.raises(ReceiptError, match="weights: their first tokens"):
+        Presented.read(written() | {"weights": weights})
 
 
 def test_details_are_asked_for_by_name() -> None:

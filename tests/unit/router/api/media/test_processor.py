@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,38 @@ def test_digests_differ_by_pixels_sizes_and_options(folder: Path) -> None:
     others = [mine.process(picture(2)), mine.process(picture(1, (30, 40)))]
     others.append(ImageProcessor(folder, {"do_normalize": False}).process(picture(1)))
     assert len({same, *(image.item.digest for image in others)}) == 4
+
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays: arrays.update(pixel_values=arrays["pixel_values"] + 1),
+        lambda arrays: arrays.update(pixel_values=arrays["pixel_values"].reshape(-1)),
+        lambda arrays: arrays.update(pixel_values=arrays["pixel_values"].view(np.int32)),
+        lambda arrays: arrays.update(other_values=arrays.pop("pixel_values")),
+        lambda arrays: arrays.update(more=np.zeros(1, np.float32)),
+    ],
+    ids=["values", "shape", "type", "name", "an array more"],
+)
+def test_a_digest_is_of_all_that_the_processor_makes_of_an_image(
+    folder: Path, change: Callable[[Arrays], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = ImageProcessor(folder, {})
+    before = mine.process(picture(1)).item.digest
+    made = mine._processor._process_images
+
+    def changed(*given: Any, **options: Any) -> Any:
+        arrays, texts = made(*given, **options)
+        arrays = {name: np.asarray(value) for name, value in arrays.items()}
+        arrays["pixel_values"] = arrays["pixel_values"].astype(np.float32)
+        change(arrays)
+        return arrays, texts
+
+    monkeypatch.setattr(mine._processor, "_process_images", changed)
+    assert mine.process(picture(1)).item.digest != before
 
 
 def test_images_of_equal_patches_in_another_grid_have_other_digests(tmp_path: Path) -> None:
