@@ -7,6 +7,9 @@ Adapters are copies of --adapter, which differ in a field of their configuration
 see. One more than a worker keeps are loaded. First, requests come one at a time: without an adapter; with one
 that was used just before; and with each in turn, so that the workers have unloaded it and load it again for
 the request. Then --batch requests run together, with the adapters of --counts in turn.
+
+In disagg mode, "hidden" is the share of the decode worker's load that ended before the KV of the prompt came:
+a cold adapter lengthens the time from the first token to the last, beside that of a warm one, by the rest.
 """
 
 from __future__ import annotations
@@ -106,17 +109,33 @@ def _good(records: list[Record]) -> list[Record]:
 
 def first_tokens(records: Sequence[Record]) -> dict[str, float]:
     """Medians in milliseconds."""
-    loads = [
-        seconds
-        for record in records
-        for seconds in ((record.timings or {}).get("adapter_loads") or {}).values()
-    ]
     return {
-        "ttft_ms": round(1e3 * median(record.ttft for record in records), 1),
-        "e2e_ms": round(1e3 * median(record.e2e for record in records), 1),
-        "loads": len(loads),
-        "load_ms": round(1e3 * median(loads), 1) if loads else 0.0,
+        "ttft_ms": _ms(record.ttft for record in records),
+        "e2e_ms": _ms(record.e2e for record in records),
+        "rest_ms": _ms(record.e2e - record.ttft for record in records),
+        "prefill_load_ms": _ms(_loads(records, "prefill_worker")),
+        "decode_load_ms": _ms(_loads(records, "decode_worker")),
     }
+
+
+def _loads(records: Sequence[Record], role: str) -> list[float]:
+    """Seconds until the worker had the adapters of requests that it had to load; a mixed worker is both."""
+    timings = [record.timings or {} for record in records]
+    found = [(each.get("adapter_loads") or {}).get(each.get(role)) for each in timings]
+    return [seconds for seconds in found if seconds]
+
+
+def _ms(seconds: Iterable[float]) -> float:
+    """The median; 0 of none."""
+    found = list(seconds)
+    return round(1e3 * median(found), 1) if found else 0.0
+
+
+def hidden(warm: Mapping[str, float], cold: Mapping[str, float]) -> float | None:
+    """Share of the decode worker's load that a reader does not wait for; None: it has loaded nothing."""
+    load_ms = cold["decode_load_ms"]
+    exposed_ms = max(0.0, cold["rest_ms"] - warm["rest_ms"])
+    return round(max(0.0, 1 - exposed_ms / load_ms), 3) if load_ms else None
 
 
 async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -133,7 +152,8 @@ async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
 async def measured(options: argparse.Namespace, names: Sequence[str]) -> list[dict[str, Any]]:
     base = only_model(options.base_url)
     target = Target(options.base_url, base, extra={"ignore_eos": True, "temperature": 0, "timings": True})
-    prompts, results, count = Prompts(options.prompt, options.seed), [], options.requests
+    prompts, count = Prompts(options.prompt, options.seed), options.requests
+    results: list[dict[str, Any]] = []
     await one_by_one(target, [base] * 2, prompts)
     kinds = {
         "none": [base] * count,
@@ -143,25 +163,31 @@ async def measured(options: argparse.Namespace, names: Sequence[str]) -> list[di
     for kind, asked in kinds.items():
         records = await one_by_one(target, asked, prompts)
         results.append({"adapter": kind, **first_tokens(records[-count:])})
+        print(json.dumps(results[-1]), flush=True)
+    results[-1]["hidden"] = hidden(results[-2], results[-1])
     for used in map(int, options.counts.split(",")):
         turns = cycle(names[:used] or [base])
         asked = list(islice(turns, options.batch))
         await together(target, asked, prompts, 2)  # loads them
         records = await together(target, asked, prompts, options.tokens)
-        tpot = round(1e3 * median(record.tpot for record in records), 2)
-        results.append({"adapters": used, "batch": options.batch, "tpot_ms": tpot})
+        ttft_ms, tpot_ms = _ms(r.ttft for r in records), round(1e3 * median(r.tpot for r in records), 2)
+        results.append({"adapters": used, "batch": options.batch, "ttft_ms": ttft_ms, "tpot_ms": tpot_ms})
+        print(json.dumps(results[-1]), flush=True)
     return results
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    shown = Table("", "TTFT p50, ms", "to the fourth token", "loads", "of, ms", "TPOT p50, ms")
+    loads = ("loaded by the prefill worker, ms", "by the decode worker, ms", "hidden")
+    shown = Table("", "TTFT p50, ms", "to the fourth token", *loads, "TPOT p50, ms")
     for result in results:
         if "adapter" in result:
-            names = ("ttft_ms", "e2e_ms", "loads", "load_ms")
-            shown.add_row(result["adapter"], *(str(result[name]) for name in names), "")
+            names = ("ttft_ms", "e2e_ms", "prefill_load_ms", "decode_load_ms")
+            share = result.get("hidden")
+            cells = [*(str(result[name]) for name in names), "" if share is None else f"{share:.0%}", ""]
+            shown.add_row(result["adapter"], *cells)
         else:
             what = f"{result['adapters']} in {result['batch']} requests"
-            shown.add_row(what, "", "", "", "", str(result["tpot_ms"]))
+            shown.add_row(what, str(result["ttft_ms"]), "", "", "", "", str(result["tpot_ms"]))
     return shown
 
 
