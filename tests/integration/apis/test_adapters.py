@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from common.origin import activation_key, namespace_of
 from router.api.access import ApiKeys
 from rpc.router_client import CallFailed, RouterClient
 from tests.integration.adapting import adapting, give
+from tests.integration.apis.tool_answers import ASK, BERN, CALL, TOOL, answer_with
 from tests.integration.fake_cluster import service
 from tests.integration.fake_worker import decode_worker, digest_of
 from tests.integration.frontends import Frontends, open_frontends
@@ -112,6 +114,22 @@ async def test_an_adapter_is_a_model_of_every_api(
     assert (base.adapter, base.adapter_digest, base.namespace) == ("", b"", b"")
     for model in ("none", "small:none"):
         assert (await client.post(path, json=body | {"model": model})).status_code == 404
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_tool_calls_of_an_adapter(adapted: Frontends, client: httpx.AsyncClient, choice: str) -> None:
+    """The tools are in its prompt, their grammar holds it, and its calls are found in the answer."""
+    await client.post("/v1/load_lora_adapter", json=SQL, headers=ADMIN)
+    answer_with(adapted, CALL)
+    body = {"messages": ASK, "tools": [TOOL], "tool_choice": choice}
+    answer = await client.post("/v1/chat/completions", json=body | {"model": "sql"})
+    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", BERN)
+    [asked] = adapted.dispatcher.calls
+    assert (asked.request.adapter, asked.request.adapter_digest) == ("sql", digest_of("one"))
+    assert asked.sampling.HasField("grammar") == (choice == "required")
+    prompt = adapted.generation.tokenizer.decode(asked.prompt)
+    assert '"description": "Forecast."' in prompt
 
 
 async def test_the_field_of_sglang_and_the_grpc_api(adapted: Frontends, client: httpx.AsyncClient) -> None:
