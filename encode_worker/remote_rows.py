@@ -19,8 +19,7 @@ from engine.core.media import MediaItem
 from engine.core.request import Request
 from engine.media.encoder import MediaEncoder
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
-from rpc.channel import CLIENT_OPTIONS
-from rpc.tls import NAME
+from rpc.peer_calls import channel_to
 
 _THREADS: Final = 8
 _REASONS: Final = {
@@ -128,17 +127,8 @@ class RemoteRows:
         if key not in self._channels:
             for old in [old for old in self._channels if old[0] == source.address]:
                 self._channels.pop(old).close()
-            self._channels[key] = _connected(*key)
+            self._channels[key] = channel_to(*key)
         return self._channels[key]
-
-
-def _connected(address: str, certificate: bytes) -> grpc.Channel:
-    if not certificate:
-        return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(root_certificates=certificate)
-    return grpc.secure_channel(
-        address, credentials, options=(*CLIENT_OPTIONS, ("grpc.ssl_target_name_override", NAME))
-    )
 
 
 def _fetched(channel: grpc.Channel, source: worker_pb2.RowsSource, expected: RowsExpected) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -24,25 +24,29 @@ _CLOSE_S: Final = 5.0
 """For calls to end that were cancelled, and connections to close."""
 
 
+Register: TypeAlias = Callable[[grpc.aio.Server], None]
+"""Adds a servicer, e.g. `lambda s: add_WorkerServicer_to_server(servicer, s)`."""
+
+
 class AddressTaken(OSError):
     """The address cannot be bound."""
 
 
 class GrpcServer:
-    """Serves one service, named in full (`baton.v1.Worker`), plus health and reflection.
+    """Serves some services, named in full (`baton.v1.Worker`), plus health and reflection.
 
     Health starts as NOT_SERVING until `set_serving`.
     """
 
-    def __init__(self, service: str, register: Callable[[grpc.aio.Server], None]) -> None:
-        """`register` adds the servicer, e.g. `lambda s: add_WorkerServicer_to_server(servicer, s)`."""
-        self._service = service
+    def __init__(self, services: Mapping[str, Register]) -> None:
+        self._services = tuple(services)
         self._health = HealthService()
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        register(self._server)
+        for register in services.values():
+            register(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
-            (service, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+            (*self._services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
         )
 
     def bind(self, host: str, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> int:
@@ -66,7 +70,7 @@ class GrpcServer:
 
     def set_serving(self, serving: bool) -> None:
         """Set the status that the health service reports."""
-        for name in (_OVERALL, self._service):
+        for name in (_OVERALL, *self._services):
             self._health.set(name, serving=serving)
 
     async def stop(self, grace_s: float | None = None) -> None:

@@ -17,7 +17,7 @@ from prefill_worker.migrations import Migrations
 from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
-from worker.adapter_loading import AdapterLoading
+from worker.adapters.loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.images import WorkerImages

@@ -24,7 +24,7 @@ from engine.loop.pauses.causes import Cause
 from kv_transfer import EndpointEvent, Reopened
 from kv_transfer.transfer_thread import TransferThread
 from rpc.baton.v1 import worker_pb2
-from worker.adapter_loading import AdapterLoading
+from worker.adapters.loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.images import WorkerImages

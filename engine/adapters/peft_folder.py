@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.errors import AdapterRefused
 
 DIGEST_BYTES: Final = 16
-_CONFIG: Final = "adapter_config.json"
-_WEIGHTS: Final = "adapter_model.safetensors"
+CONFIG_FILE: Final = "adapter_config.json"
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _OF_VOCABULARY: Final = re.compile(r"\.lora_embedding_[AB]|\.base_layer\.weight$")
@@ -80,14 +80,21 @@ class StoredAdapter:
         return tuple(sorted({name.rpartition(".")[2] for name in self.pairs}))
 
 
+def content_hash(described: bytes) -> blake2b:
+    """The hash of an adapter with this configuration file, to be updated with its file of weights."""
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"baton adapter")
+    digest.update(len(described).to_bytes(8, "little") + described)
+    return digest
+
+
 def read_adapter(name: str, path: Path) -> StoredAdapter:
     """Raises AdapterRefused for what is not an adapter, or not one that adds pairs of matrices alone."""
     try:
-        described, stored = (path / _CONFIG).read_bytes(), (path / _WEIGHTS).read_bytes()
+        described, stored = (path / CONFIG_FILE).read_bytes(), (path / WEIGHTS_FILE).read_bytes()
     except OSError as error:
         raise AdapterRefused(f"the adapter {name} cannot be read: {error}") from None
-    digest = blake2b(digest_size=DIGEST_BYTES, person=b"baton adapter")
-    digest.update(len(described).to_bytes(8, "little") + described + stored)
+    digest = content_hash(described)
+    digest.update(stored)
     try:
         config, tensors = json.loads(described), load(stored)
         pairs, invocation = _pairs(config, tensors), _invocation(config)
@@ -100,7 +107,7 @@ def _invocation(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Raises ValueError."""
     tokens = config.get("alora_invocation_tokens") or []
     if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
-        raise ValueError(f"alora_invocation_tokens in {_CONFIG} is no list of token ids")
+        raise ValueError(f"alora_invocation_tokens in {CONFIG_FILE} is no list of token ids")
     return tuple(tokens)
 
 
@@ -128,7 +135,7 @@ def _check(config: Mapping[str, Any]) -> None:
         raise ValueError(f"peft_type {config.get('peft_type')} is not supported: only LORA is")
     for option, what in _REFUSED.items():
         if config.get(option):
-            raise ValueError(f"{what} is not supported ({option} in {_CONFIG})")
+            raise ValueError(f"{what} is not supported ({option} in {CONFIG_FILE})")
     if config.get("bias", "none") != "none":
         raise ValueError(f"trained biases are not supported (bias {config['bias']})")
     start = config.get("init_lora_weights", True)
@@ -146,7 +153,7 @@ def _pair(config: Mapping[str, Any], module: str, halves: Mapping[str, Tensor]) 
         raise ValueError(f"{module} has matrices of shapes {[*a.shape]} and {[*b.shape]}")
     rank = _of_pattern(config.get("rank_pattern") or {}, module, config["r"])
     if rank != len(a):
-        raise ValueError(f"{module} has matrices of rank {len(a)}, but {_CONFIG} says {rank}")
+        raise ValueError(f"{module} has matrices of rank {len(a)}, but {CONFIG_FILE} says {rank}")
     if not (a.isfinite().all() and b.isfinite().all()):
         raise ValueError(f"{module} has numbers that are not finite")
     alpha = _of_pattern(config.get("alpha_pattern") or {}, module, config["lora_alpha"])

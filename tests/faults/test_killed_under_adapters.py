@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,3 +77,32 @@ async def test_answers_are_those_of_their_adapters_while_a_worker_is_killed(
         await ask_all(service, asked)
         await service.all_pages_back()
         assert "style" in await service.operate("workers")
+
+
+async def test_workers_that_start_again_get_adapters_from_others_when_no_folder_is_left(
+    small: SmallModel, tmp_path: Path
+) -> None:
+    """Each is killed in its turn: in the end all have adapters that none of them has read from a folder."""
+    folders = {f"style{k}": save_adapter(small.folder, tmp_path / f"style{k}", k, r=4) for k in range(2)}
+    asked = questions(small, {small.folder.name: None, **folders})
+    flags = ["--enable-lora", "--max-loras", "2", "--max-cpu-loras", "2", "--served-model-name"]
+    flags += [small.folder.name, "--lora-modules", " ".join(f"{n}={path}" for n, path in folders.items())]
+    with serve(small, tmp_path / "log", *flags, mode="mixed", prefill_workers=0, decode_workers=3) as service:
+        await ask_all(service, asked)
+        for folder in folders.values():
+            shutil.rmtree(folder)
+        for worker in service.workers("decode"):
+            loading = asyncio.create_task(ask_all(service, asked, ROUNDS))
+            await asyncio.sleep(0.3)
+            worker.kill()
+            await loading
+            await service.all_workers_up()
+            await _have_loaded(service, 3 * len(folders))
+        await ask_all(service, asked)
+        await service.all_pages_back()
+
+
+async def _have_loaded(service: Service, count: int) -> None:
+    async with asyncio.timeout(60):
+        while await service.total("baton_adapter_loaded") < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,10 +16,12 @@ from router.dispatch.workers.member import WorkerUnavailable
 from rpc.baton.v1 import sampling_pb2, worker_pb2, worker_pb2_grpc
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE, ROLE_PREFILL
 from rpc.channel import Endpoint
+from rpc.peer_calls import ticket_for
 from rpc.tls import Identity
 from tests.integration.fake_behaviour import Behaviour
 
 _epochs = itertools.count(1)
+_KEY = b"key of tickets for adapters"
 
 
 def token_at(prompt: list[int], position: int, adapter: bytes = b"") -> int:
@@ -29,6 +31,11 @@ def token_at(prompt: list[int], position: int, adapter: bytes = b"") -> int:
 
 def answer(prompt: list[int], length: int, adapter: bytes = b"") -> list[int]:
     return [token_at(prompt, len(prompt) + i, adapter) for i in range(length)]
+
+
+def _may_fetch(digest: bytes, sources: Iterable[worker_pb2.AdapterSource]) -> bool:
+    """A real one sends nothing to those without its ticket."""
+    return any(source.address and source.ticket == ticket_for(_KEY, digest) for source in sources)
 
 
 def digest_of(content: str) -> bytes:
@@ -54,6 +61,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
     settings_digest: str = ""
     adapters: dict[str, str] = field(default_factory=dict)
     """Content of each folder with an adapter, as this worker sees it."""
+    adapters_address: str = ""
+    """Where it says that others fetch its adapters."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why it does not load an adapter, by folder."""
     loaded: set[bytes] = field(default_factory=set)
@@ -148,6 +157,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
             transport=self.transport,
             build=self.build,
             settings_digest=self.settings_digest,
+            adapters_address=self.adapters_address,
+            adapters_key=_KEY,
         )
 
     async def LoadAdapter(  # noqa: N802
@@ -156,6 +167,9 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         await self._may("load")
         if (error := self.refused.get(request.path)) is not None:
             return worker_pb2.AdapterInfo(error=error)
+        if request.path not in self.adapters and _may_fetch(request.digest, request.sources):
+            self.loaded.add(request.digest)
+            return worker_pb2.AdapterInfo(name=request.name, digest=request.digest, rank=4)
         if request.path not in self.adapters:
             return worker_pb2.AdapterInfo(error=f"{request.path}: No such file or directory")
         digest = digest_of(self.adapters[request.path])
@@ -237,7 +251,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
         if not work.adapter_digest or work.adapter_digest in self.loaded:
             return False
         is_right = digest_of(self.adapters.get(work.adapter_path, "")) == work.adapter_digest
-        if is_right and work.adapter_path not in self.refused:
+        may_fetch = _may_fetch(work.adapter_digest, work.adapter_sources)
+        if (is_right or may_fetch) and work.adapter_path not in self.refused:
             self.loaded.add(work.adapter_digest)
             return False
         failed = worker_pb2.Failed(

@@ -36,8 +36,9 @@ from engine.loop.warmup import warm_up, warmup_plan_for
 from engine.modeling.loader.checkpoint import local_copy
 from engine.parallel import SINGLE_RANK, Communicator, RendezvousServer
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
-from rpc.server import GrpcServer
+from rpc.server import GrpcServer, Register
 from rpc.tls import Identity
+from worker.adapters.files_service import register as register_adapters
 from worker.assembly import Assemble, assemble
 from worker.config import WorkerConfig, WorkerRole
 from worker.kv_tiers import open_tiers
@@ -58,7 +59,7 @@ from worker.tensor_parallel.rank_processes import RankProcesses
 log = logging.getLogger(__name__)
 
 _SERVICE = "baton.v1.Worker"
-_ROWS = "baton.v1.Rows"
+_ROWS, _ADAPTERS = "baton.v1.Rows", "baton.v1.AdapterFiles"
 _SCRAPE_PATIENCE_S = 2.0
 _IDLE_S = 0.1
 """Interval of looking whether a drained worker has requests."""
@@ -102,7 +103,8 @@ class WorkerHost:
             is_reachable or _is_not_reachable,
         )
         self._ports = None if config.ports is None else config.ports.halves()[0]
-        self._rows_server: GrpcServer | None = None
+        self._peer_server: GrpcServer | None = None
+        """For other workers."""
         self._running = ExitStack()
         """Cleanup of `start`, in reverse order."""
 
@@ -153,8 +155,8 @@ class WorkerHost:
     async def stop(self) -> None:
         """Close all sessions and stop all threads. Remaining requests are aborted."""
         await self._server.stop()
-        if self._rows_server is not None:
-            await self._rows_server.stop()
+        if self._peer_server is not None:
+            await self._peer_server.stop()
         self._router_watch.stop()
         await asyncio.to_thread(self._running.close)
 
@@ -265,8 +267,8 @@ class WorkerHost:
         self._service = WorkerService(
             self._parts.inbox, self._handler, info, self._parts.clock, self._router_watch
         )
-        self._server = GrpcServer(_SERVICE, partial(_register, self._service))
-        await self._serve_rows(info)
+        self._server = GrpcServer({_SERVICE: partial(_register, self._service)})
+        await self._serve_peers(info)
         credentials = self._credentials()
         port = bind_within(self._ports, lambda port: self._server.bind(self.config.host, port, credentials))
         await self._server.start()
@@ -274,17 +276,25 @@ class WorkerHost:
         self._server.set_serving(True)
         self._router_watch.start()
 
-    async def _serve_rows(self, info: worker_pb2.WorkerInfo) -> None:
-        """Let other workers fetch rows of images, if this one may encode them."""
-        images = self._handler.images
-        if self.config.role is not WorkerRole.ENCODE or images is None or images.handouts is None:
+    async def _serve_peers(self, info: worker_pb2.WorkerInfo) -> None:
+        """Let other workers fetch rows of images, if this one may encode them, and adapters."""
+        images, adapters = self._handler.images, self._handler.adapters
+        services: dict[str, Register] = {}
+        if self.config.role is WorkerRole.ENCODE and images is not None and images.handouts is not None:
+            services[_ROWS] = partial(register_rows, images.handouts)
+        if self.config.engine.lora is not None:
+            services[_ADAPTERS] = partial(register_adapters, adapters.key, adapters.files)
+        if not services:
             return
-        server = self._rows_server = GrpcServer(_ROWS, partial(register_rows, images.handouts))
+        server = self._peer_server = GrpcServer(services)
         credentials = None if self._identity is None else self._identity.serve_all()
         port = bind_within(self._ports, lambda port: server.bind(self.config.host, port, credentials))
         await server.start()
         server.set_serving(True)
-        info.rows_address, info.certificate = f"{self.config.host}:{port}", self.certificate or b""
+        address, info.certificate = f"{self.config.host}:{port}", self.certificate or b""
+        info.rows_address = address if _ROWS in services else ""
+        if _ADAPTERS in services:
+            info.adapters_address, info.adapters_key = address, adapters.key
 
     def _credentials(self) -> grpc.ServerCredentials | None:
         router = self.config.router_certificate

@@ -8,7 +8,6 @@ import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
@@ -163,10 +162,10 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self, request: worker_pb2.LoadAdapterRequest, context: Context
     ) -> worker_pb2.AdapterInfo:
         """The adapter is read while steps go on, and taken between two of them."""
-        adapters, name, path = self._handler.adapters, request.name, Path(request.path)
-        await self._ask_engine(lambda: adapters.begin(name, path), context)
+        adapters = self._handler.adapters
+        await self._ask_engine(lambda: adapters.begin(request), context)
         try:
-            read = await asyncio.to_thread(adapters.read, name, path)
+            read = await asyncio.to_thread(adapters.read, request)
         except AdapterRefused as error:
             return worker_pb2.AdapterInfo(name=request.name, error=str(error))
         return await self._adapter(lambda: adapters.add(read), context)

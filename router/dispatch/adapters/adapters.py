@@ -12,14 +12,24 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from common.background import repeat
-from router.dispatch.adapters.table import Adapter, AdapterTable, Catalogue, Digest, Names, RouterView, Use
+from router.dispatch.adapters.table import (
+    NO_ADAPTER,
+    Adapter,
+    AdapterTable,
+    Catalogue,
+    Digest,
+    Names,
+    RouterView,
+    Use,
+)
 from router.dispatch.agreement import Agreement, Shared
 from router.dispatch.workers.every_worker import NotEverywhere, WorkerRefused, on_every_worker
+from router.dispatch.workers.member import Member
 from router.dispatch.workers.registry import Registry
 from router.dispatch.workers.session import WorkerSession
 from router.errors import InvalidRequest, NotFound, Unavailable
@@ -166,23 +176,43 @@ class ServedAdapters:
         return Adapter(name, path, info.digest, info.rank, int(time.time()), tuple(info.invocation))
 
     async def _stage(self, name: str, path: str, found: dict[str, worker_pb2.AdapterInfo]) -> None:
-        """Adds what each worker has loaded to `found`, and claims it."""
+        """Adds what each worker has loaded to `found`, and claims it.
 
-        async def stage(session: WorkerSession) -> None:
-            info = await _load_on(session, name, path)
-            self.table.claim(info.digest)
-            found[session.worker_id] = info
-
-        try:
-            await on_every_worker(self._registry.members(), stage)
-        except NotEverywhere as error:
-            refusal = NotFound if all(map(_is_absence, error.failures.values())) else AdapterNotLoaded
-            raise refusal(f"The adapter {name!r} was not loaded: {error}.", param="lora_path") from None
-        if len({info.digest for info in found.values()}) > 1:
+        Workers that do not see the folder get a copy from those that do.
+        """
+        blind = await self._stage_on(self._registry.members(), name, path, found)
+        digests = {info.digest for info in found.values()}
+        if len(digests) > 1:
             each = ", ".join(f"{worker} {info.digest.hex()[:16]}" for worker, info in found.items())
             raise AdapterNotLoaded(
                 f"{path} has different contents on the workers (digests: {each}).", param="lora_path"
             )
+        await self._stage_on(blind, name, path, found, *digests)
+
+    async def _stage_on(
+        self,
+        members: Sequence[Member],
+        name: str,
+        path: str,
+        found: dict[str, worker_pb2.AdapterInfo],
+        digest: Digest = NO_ADAPTER,
+    ) -> list[Member]:
+        """Returns those that do not see the folder, if others do. `digest`: the content, if it is known."""
+
+        async def stage(session: WorkerSession) -> None:
+            info = await _load_on(session, name, path, digest)
+            self.table.claim(info.digest)
+            found[session.worker_id] = info
+
+        try:
+            await on_every_worker(members, stage)
+        except NotEverywhere as error:
+            are_blind = all(map(_is_absence, error.failures.values()))
+            if are_blind and found and not digest:
+                return [member for member in members if member.handle.worker_id in error.failures]
+            refusal = NotFound if are_blind and not found else AdapterNotLoaded
+            raise refusal(f"The adapter {name!r} was not loaded: {error}.", param="lora_path") from None
+        return []
 
     def _release(self, found: Iterable[worker_pb2.AdapterInfo]) -> None:
         for info in found:
@@ -231,7 +261,7 @@ class ServedAdapters:
 
     async def _load_again(self, session: WorkerSession, adapter: Adapter) -> None:
         """Raises RpcError, and WorkerRefused also for another content than that of the adapter."""
-        info = await _load_on(session, adapter.name, adapter.path)
+        info = await _load_on(session, adapter.name, adapter.path, adapter.digest)
         if info.digest != adapter.digest:
             self.table.claim(info.digest)
             self.table.release(info.digest)
@@ -262,9 +292,11 @@ def _with(known: Catalogue, adapter: Adapter, in_place: bool) -> Catalogue | Non
     return known.with_adapter(adapter)
 
 
-async def _load_on(session: WorkerSession, name: str, path: str) -> worker_pb2.AdapterInfo:
+async def _load_on(
+    session: WorkerSession, name: str, path: str, digest: Digest = NO_ADAPTER
+) -> worker_pb2.AdapterInfo:
     """Raises RpcError, WorkerRefused."""
-    info = await session.adapters.load(name, path)
+    info = await session.adapters.load(name, path, digest)
     if info.error:
         raise WorkerRefused(info.error)
     return info

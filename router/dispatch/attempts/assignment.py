@@ -36,6 +36,8 @@ class Assignment:
         """Send the command that starts or reserves the request on the worker."""
         self.sent_at = time.monotonic()
         if self.adapter:
+            work: worker_pb2.Work = getattr(command, command.WhichOneof("kind")).work
+            work.adapter_sources.extend(self.session.adapters.sources(self.adapter))
             self.session.adapters.brought(self.adapter)
         self.session.send(command)
         self.session.load.sent(self.session.num_sent, self.task)

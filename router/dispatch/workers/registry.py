@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -26,6 +27,7 @@ from router.dispatch.workers.member import (
     WorkerUnavailable,
 )
 from router.dispatch.workers.session import WorkerSession
+from router.dispatch.workers.worker_adapters import WorkerAdapters
 from rpc.baton.v1 import worker_pb2
 from rpc.status import RpcError
 
@@ -272,6 +274,7 @@ class Registry:
             router=self.name,
             has_ray=self._has_ray,
         )
+        session.adapters.peers = partial(self._adapters_beside, session)
         found = session.info.settings_digest
         wanted = self._digests.get(worker_id, found)
         member.is_outdated = found != wanted
@@ -296,6 +299,9 @@ class Registry:
             self._draining ^= {worker_id}
             supervised(self.reconsider(), "drains")
         self._on_news()
+
+    def _adapters_beside(self, session: WorkerSession) -> list[WorkerAdapters]:
+        return [other.adapters for other in self.sessions() if other is not session]
 
     def _incompatible(self, session: WorkerSession) -> str | None:
         """The reason to refuse a worker, or None.

@@ -80,7 +80,7 @@ class WorkerSession:
         """Called with pages that the worker's prefix cache has stored (True) or removed."""
         self.arrival = ON_TIME
         """Arrival of the latest batch."""
-        self.adapters = WorkerAdapters(worker_id, stub, info.max_loras)
+        self.adapters = WorkerAdapters(worker_id, stub, info)
         self._arrivals = Arrivals(busy_since)
         self._router = router
         self._has_ray = has_ray

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import grpc
 
 from router.placement import AdapterPlace, LoadTimes
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
+from rpc.peer_calls import ticket_for
 from rpc.status import translate
 
 _AGAIN_S: Final = 10.0
 """Before a worker that could not load an adapter is asked again."""
+_SOURCES: Final = 2
+"""Workers from which one may fetch an adapter; the second in case that the first fails."""
 
 
 class WorkerAdapters:
@@ -21,14 +25,15 @@ class WorkerAdapters:
         self,
         worker_id: str,
         stub: worker_pb2_grpc.WorkerStub,
-        max_loras: int,
+        info: worker_pb2.WorkerInfo,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_loras`: adapters that a step can compute with."""
         self._worker_id = worker_id
         self._stub = stub
-        self._max_loras = max_loras
+        self._info = info
         self._clock = clock
+        self.peers: Callable[[], Iterable[WorkerAdapters]] = tuple
+        """The adapters of the other connected workers."""
         self._digests: set[bytes] = set()
         self._missing: set[bytes] = set()
         """Adapters that the latest report lacks."""
@@ -89,12 +94,34 @@ class WorkerAdapters:
         is_here = digest in self._digests or digest in self._brought
         return AdapterPlace(
             load_s=0.0 if is_here else self.load_times.seconds(num_bytes),
-            waits_for_slot=len(used - {digest}) >= self._max_loras,
+            waits_for_slot=len(used - {digest}) >= self._info.max_loras,
         )
 
-    async def load(self, name: str, path: str, timeout_s: float = 300.0) -> worker_pb2.AdapterInfo:
-        """With an `error` if the worker did not load it. Raises RpcError."""
-        request = worker_pb2.LoadAdapterRequest(name=name, path=path)
+    def offer(self, digest: bytes) -> worker_pb2.AdapterSource | None:
+        """Where other workers may fetch an adapter; None: this worker does not have it."""
+        info = self._info
+        if digest not in self._digests or not info.adapters_address:
+            return None
+        ticket = ticket_for(info.adapters_key, digest)
+        return worker_pb2.AdapterSource(
+            address=info.adapters_address, certificate=info.certificate, ticket=ticket
+        )
+
+    def sources(self, digest: bytes) -> list[worker_pb2.AdapterSource]:
+        """Workers from which this one may fetch an adapter, if it lacks it. O(workers)."""
+        if not digest or digest in self._digests:
+            return []
+        offers = [offer for peer in self.peers() if (offer := peer.offer(digest)) is not None]
+        return random.sample(offers, min(_SOURCES, len(offers)))
+
+    async def load(
+        self, name: str, path: str, digest: bytes = b"", timeout_s: float = 300.0
+    ) -> worker_pb2.AdapterInfo:
+        """With an `error` if the worker did not load it. `digest`: of the only content that is wanted, which
+        the worker may also fetch from others. Raises RpcError."""
+        request = worker_pb2.LoadAdapterRequest(
+            name=name, path=path, digest=digest, sources=self.sources(digest)
+        )
         try:
             info: worker_pb2.AdapterInfo = await self._stub.LoadAdapter(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:

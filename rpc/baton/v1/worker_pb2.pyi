@@ -47,7 +47,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "max_loras", "max_lora_rank", "max_cpu_loras", "served", "ranks", "rows_address", "certificate")
+    __slots__ = ("worker_id", "role", "epoch", "model", "layout_hash", "peer", "page_size", "num_pages", "max_model_len", "device", "dtype", "transport", "chunked_prefill_size", "max_running_requests", "pid", "metrics_address", "node", "step_target_s", "pause_target_s", "cuda_graph_max_bs", "cuda_graph_max_tokens", "settings", "build", "predecessor", "settings_digest", "shares_prefixes", "most_blocks", "windows", "page_bytes", "weights", "max_loras", "max_lora_rank", "max_cpu_loras", "served", "ranks", "rows_address", "certificate", "adapters_address", "adapters_key")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class WorkerInfo(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ROWS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_KEY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: Role
     epoch: int
@@ -122,7 +124,9 @@ class WorkerInfo(_message.Message):
     ranks: int
     rows_address: str
     certificate: bytes
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ..., ranks: _Optional[int] = ..., rows_address: _Optional[str] = ..., certificate: _Optional[bytes] = ...) -> None: ...
+    adapters_address: str
+    adapters_key: bytes
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., epoch: _Optional[int] = ..., model: _Optional[str] = ..., layout_hash: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., page_size: _Optional[int] = ..., num_pages: _Optional[int] = ..., max_model_len: _Optional[int] = ..., device: _Optional[str] = ..., dtype: _Optional[str] = ..., transport: _Optional[str] = ..., chunked_prefill_size: _Optional[int] = ..., max_running_requests: _Optional[int] = ..., pid: _Optional[int] = ..., metrics_address: _Optional[str] = ..., node: _Optional[str] = ..., step_target_s: _Optional[float] = ..., pause_target_s: _Optional[float] = ..., cuda_graph_max_bs: _Optional[int] = ..., cuda_graph_max_tokens: _Optional[int] = ..., settings: _Optional[str] = ..., build: _Optional[str] = ..., predecessor: _Optional[str] = ..., settings_digest: _Optional[str] = ..., shares_prefixes: _Optional[bool] = ..., most_blocks: _Optional[_Iterable[int]] = ..., windows: _Optional[_Iterable[_Union[Window, _Mapping]]] = ..., page_bytes: _Optional[int] = ..., weights: _Optional[str] = ..., max_loras: _Optional[int] = ..., max_lora_rank: _Optional[int] = ..., max_cpu_loras: _Optional[int] = ..., served: _Optional[_Union[ServedWeights, _Mapping]] = ..., ranks: _Optional[int] = ..., rows_address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., adapters_address: _Optional[str] = ..., adapters_key: _Optional[bytes] = ...) -> None: ...
 
 class ServedWeights(_message.Message):
     __slots__ = ("tag", "folder", "version", "digest")
@@ -248,6 +252,34 @@ class RowsPart(_message.Message):
     data: bytes
     def __init__(self, item: _Optional[bytes] = ..., rows: _Optional[int] = ..., width: _Optional[int] = ..., dtype: _Optional[str] = ..., weights: _Optional[str] = ..., digest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class AdapterSource(_message.Message):
+    __slots__ = ("address", "certificate", "ticket")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    certificate: bytes
+    ticket: bytes
+    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class FetchAdapter(_message.Message):
+    __slots__ = ("digest", "ticket")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    ticket: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class AdapterPart(_message.Message):
+    __slots__ = ("config", "bytes", "data")
+    CONFIG_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    config: bytes
+    bytes: int
+    data: bytes
+    def __init__(self, config: _Optional[bytes] = ..., bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class Drain(_message.Message):
     __slots__ = ("seconds",)
     SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -269,7 +301,7 @@ class Beat(_message.Message):
     def __init__(self, without_ray: _Optional[bool] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "adapter_start", "adapter_path", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
+    __slots__ = ("request_id", "prompt", "output", "sampling", "priority", "timeout_s", "name", "traceparent", "tenant", "num_scored", "ttft_deadline_s", "retention", "namespace", "cache_salt", "adapter", "read", "adapter_digest", "adapter_start", "adapter_path", "adapter_sources", "weights", "routed_experts", "num_routed", "prompt_keys", "weight_versions", "media")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +321,7 @@ class Work(_message.Message):
     ADAPTER_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_START_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_PATH_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_SOURCES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     NUM_ROUTED_FIELD_NUMBER: _ClassVar[int]
@@ -314,13 +347,14 @@ class Work(_message.Message):
     adapter_digest: bytes
     adapter_start: int
     adapter_path: str
+    adapter_sources: _containers.RepeatedCompositeFieldContainer[AdapterSource]
     weights: str
     routed_experts: bool
     num_routed: int
     prompt_keys: _containers.RepeatedScalarFieldContainer[int]
     weight_versions: bool
     media: _containers.RepeatedCompositeFieldContainer[MediaItem]
-    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_start: _Optional[int] = ..., adapter_path: _Optional[str] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., output: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., timeout_s: _Optional[float] = ..., name: _Optional[str] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., num_scored: _Optional[int] = ..., ttft_deadline_s: _Optional[float] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ..., namespace: _Optional[bytes] = ..., cache_salt: _Optional[str] = ..., adapter: _Optional[str] = ..., read: _Optional[_Union[Read, _Mapping]] = ..., adapter_digest: _Optional[bytes] = ..., adapter_start: _Optional[int] = ..., adapter_path: _Optional[str] = ..., adapter_sources: _Optional[_Iterable[_Union[AdapterSource, _Mapping]]] = ..., weights: _Optional[str] = ..., routed_experts: _Optional[bool] = ..., num_routed: _Optional[int] = ..., prompt_keys: _Optional[_Iterable[int]] = ..., weight_versions: _Optional[bool] = ..., media: _Optional[_Iterable[_Union[MediaItem, _Mapping]]] = ...) -> None: ...
 
 class MediaItem(_message.Message):
     __slots__ = ("digest", "offset", "length", "grid", "arrays", "rows")
@@ -820,12 +854,16 @@ class AdapterUse(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ..., name: _Optional[str] = ..., on_device: _Optional[bool] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., rank: _Optional[int] = ..., host_bytes: _Optional[int] = ...) -> None: ...
 
 class LoadAdapterRequest(_message.Message):
-    __slots__ = ("name", "path")
+    __slots__ = ("name", "path", "digest", "sources")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     name: str
     path: str
-    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ...) -> None: ...
+    digest: bytes
+    sources: _containers.RepeatedCompositeFieldContainer[AdapterSource]
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[bytes] = ..., sources: _Optional[_Iterable[_Union[AdapterSource, _Mapping]]] = ...) -> None: ...
 
 class UnloadAdapterRequest(_message.Message):
     __slots__ = ("digest",)

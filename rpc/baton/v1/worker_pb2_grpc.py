@@ -535,3 +535,81 @@ class Rows:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class AdapterFilesStub:
+    """The files of adapters that this worker has loaded, for workers that do not see their folders. At an address of its
+    own: the ticket says who may fetch them.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Fetch = channel.unary_stream(
+                '/baton.v1.AdapterFiles/Fetch',
+                request_serializer=baton_dot_v1_dot_worker__pb2.FetchAdapter.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_worker__pb2.AdapterPart.FromString,
+                _registered_method=True)
+
+
+class AdapterFilesServicer:
+    """The files of adapters that this worker has loaded, for workers that do not see their folders. At an address of its
+    own: the ticket says who may fetch them.
+    """
+
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdapterFilesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=baton_dot_v1_dot_worker__pb2.FetchAdapter.FromString,
+                    response_serializer=baton_dot_v1_dot_worker__pb2.AdapterPart.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.v1.AdapterFiles', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.v1.AdapterFiles', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AdapterFiles:
+    """The files of adapters that this worker has loaded, for workers that do not see their folders. At an address of its
+    own: the ticket says who may fetch them.
+    """
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.v1.AdapterFiles/Fetch',
+            baton_dot_v1_dot_worker__pb2.FetchAdapter.SerializeToString,
+            baton_dot_v1_dot_worker__pb2.AdapterPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

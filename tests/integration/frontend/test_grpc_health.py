@@ -38,7 +38,7 @@ async def test_a_watcher_that_does_not_read_delays_neither_reports_nor_the_stop(
 
 
 async def test_a_watcher_that_does_not_read_does_not_delay_the_stop_of_a_worker() -> None:
-    server = GrpcServer("baton.v1.Worker", lambda _: None)
+    server = GrpcServer({"baton.v1.Worker": lambda _: None})
     port = server.bind("127.0.0.1")
     await server.start()
     async with unread_watch(port):
@@ -49,7 +49,7 @@ async def test_a_watcher_that_does_not_read_does_not_delay_the_stop_of_a_worker(
 
 
 async def test_a_watcher_is_told_of_a_service_that_appears_and_of_the_end() -> None:
-    server = GrpcServer("baton.v1.Worker", lambda _: None)
+    server = GrpcServer({"baton.v1.Worker": lambda _: None})
     port = server.bind("127.0.0.1")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -67,7 +67,7 @@ async def test_a_watcher_is_told_of_a_service_that_appears_and_of_the_end() -> N
 
 
 async def test_a_check_of_an_unknown_service_fails_and_all_are_listed() -> None:
-    server = GrpcServer("baton.v1.Worker", lambda _: None)
+    server = GrpcServer({"baton.v1.Worker": lambda _: None})
     port = server.bind("127.0.0.1")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

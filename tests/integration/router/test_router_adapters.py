@@ -84,6 +84,46 @@ async def test_contents_that_differ_between_workers_are_refused() -> None:
         await until(lambda: not prefill.loaded and not decode.loaded)
 
 
+async def test_a_worker_that_does_not_see_the_folder_gets_the_adapter_from_one_that_does() -> None:
+    prefill, decode = pair()
+    prefill.adapters_address = "prefill:1"
+    async with service(prefill, decode) as served, adapting(served) as adapters:
+        give([prefill], "/sql", "one")
+        await adapters.load("sql", "/sql")
+        assert prefill.loaded == decode.loaded == {digest_of("one")}
+        await ask(served, adapters, "sql")
+        assert not decode.commands("reserve")[0].reserve.work.adapter_sources, "it has the adapter"
+        decode.loaded.clear()
+        await decode.restart()
+        await until(lambda: decode.loaded == {digest_of("one")})
+
+
+async def test_a_request_says_which_workers_have_its_adapter_to_one_that_lacks_it() -> None:
+    prefill, decode = pair()
+    prefill.adapters_address = "prefill:1"
+    async with service(prefill, decode) as served, adapting(served) as adapters:
+        give([prefill], "/sql", "one")
+        await adapters.load("sql", "/sql")
+        decode.behaviour.waits_before.add("load")
+        await decode.restart()
+        await until(lambda: len(served.registry.sessions()) == 2)
+        await ask(served, adapters, "sql")
+        [source] = decode.commands("reserve")[-1].reserve.work.adapter_sources
+        assert source.address == "prefill:1"
+        decode.behaviour.waits_before.clear()
+
+
+async def test_workers_that_see_other_contents_get_no_copy() -> None:
+    workers = [decode_worker(name) for name in "abc"]
+    async with service(*workers) as served, adapting(served) as adapters:
+        for worker, content in zip(workers, ("old", "new"), strict=False):
+            worker.adapters_address = f"{content}:1"
+            worker.adapters["/sql"] = content
+        with pytest.raises(AdapterNotLoaded, match="different contents"):
+            await adapters.load("sql", "/sql")
+        await until(lambda: not any(worker.loaded for worker in workers))
+
+
 async def test_unknown_paths_and_known_names_have_statuses_of_their_own() -> None:
     async with service(decode_worker("d")) as served, adapting(served) as adapters:
         give(served.workers, "/sql", "one")

@@ -232,7 +232,7 @@ async def test_an_encode_worker_that_ends_within_an_encode_costs_no_answer(
     asking = asyncio.create_task(service.check(["lost ", picture(322), picture(323)]))
     await _until(held.is_set)
     released_later = asyncio.get_running_loop().call_later(1.0, released.set)  # the engine thread is joined
-    await service.encoder.host._rows_server.stop()
+    await service.encoder.host._peer_server.stop()
     await service.encoder.restart()
     released_later.cancel()
     released.set()

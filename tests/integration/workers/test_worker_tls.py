@@ -33,7 +33,7 @@ class Worker(worker_pb2_grpc.WorkerServicer):
 
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
-    server = GrpcServer("baton.v1.Worker", partial(worker_pb2_grpc.add_WorkerServicer_to_server, Worker()))
+    server = GrpcServer({"baton.v1.Worker": partial(worker_pb2_grpc.add_WorkerServicer_to_server, Worker())})
     port = server.bind("127.0.0.1", credentials=WORKER.serve(ROUTER.certificate))
     await server.start()
     yield f"127.0.0.1:{port}"

@@ -14,7 +14,7 @@ from prefill_worker.outgoing import OutgoingHandoffs
 from prefill_worker.page_sender import PageSender
 from prefill_worker.shared_prefixes import SharedPrefixes
 from rpc.baton.v1 import worker_pb2
-from worker.adapter_loading import AdapterLoading
+from worker.adapters.loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.handoffs import Handoffs
 from worker.request_handler import RequestHandler

@@ -7,7 +7,7 @@ from tests.kv_network import Network
 from tests.unit.engine.engines import make_engine
 from tests.unit.whole_cluster.whole_worker import Kind, WholeWorker
 from tests.unit.worker.handlers import Clock, Stream
-from worker.adapter_loading import AdapterLoading
+from worker.adapters.loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.request_handler import RequestHandler
 from worker.session.answers import Answers

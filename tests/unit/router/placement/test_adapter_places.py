@@ -8,7 +8,7 @@ import pytest
 
 from router.dispatch.workers.worker_adapters import WorkerAdapters
 from router.placement import AdapterPlace, LoadTimes
-from rpc.baton.v1.worker_pb2 import AdapterUse
+from rpc.baton.v1.worker_pb2 import AdapterUse, WorkerInfo
 
 MB = 1_000_000
 NO_STUB: Any = None
@@ -16,7 +16,7 @@ NO_STUB: Any = None
 
 def known(*uses: AdapterUse, max_loras: int = 2, now: list[float] | None = None) -> WorkerAdapters:
     time = now or [0.0]
-    adapters = WorkerAdapters("w", NO_STUB, max_loras, lambda: time[0])
+    adapters = WorkerAdapters("w", NO_STUB, WorkerInfo(max_loras=max_loras), lambda: time[0])
     adapters.report(uses)
     return adapters
 

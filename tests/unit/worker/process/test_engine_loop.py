@@ -22,7 +22,7 @@ from tests.engine_config import engine_config
 from tests.unit.engine.engines import KeepPages, make_request, run
 from tests.unit.engine.fake_runner import FakeRunner, FakeStep, Work, reference
 from tests.unit.worker.handlers import Stream
-from worker.adapter_loading import AdapterLoading
+from worker.adapters.loading import AdapterLoading
 from worker.grammar_loading import GrammarLoading
 from worker.process.engine_loop import EngineDied, EngineLoop
 from worker.request_handler import RequestHandler

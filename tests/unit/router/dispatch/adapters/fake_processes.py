@@ -112,11 +112,12 @@ class Sessions:
     def session(self, place: int) -> Any:
         process: Any = self.machine.workers[place]
         if process not in self._sessions:
+            info = worker_pb2.WorkerInfo(max_loras=2, max_cpu_loras=8)
             self._sessions[process] = SimpleNamespace(
                 worker_id=f"w{place}",
                 key=f"w{place}@{id(process)}",
-                info=worker_pb2.WorkerInfo(max_loras=2, max_cpu_loras=8),
-                adapters=WorkerAdapters(f"w{place}", process, 2, self.machine.loop.time),
+                info=info,
+                adapters=WorkerAdapters(f"w{place}", process, info, self.machine.loop.time),
             )
         return self._sessions[process]
 

@@ -48,7 +48,7 @@ class FakeSession:
         self.listeners: dict[int, SessionListener] = {}
         self.num_sent = 0
         stub: Any = None
-        self.adapters = WorkerAdapters(info.worker_id, stub, info.max_loras)
+        self.adapters = WorkerAdapters(info.worker_id, stub, info)
 
     def __repr__(self) -> str:
         return self.worker_id
