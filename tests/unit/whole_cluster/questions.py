@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from hypothesis import strategies as st
 
-from common.origin import media_keys, namespace_of
+from common.origin import media_keys
 from engine.core.sampling_params import PromptLogprobs
+from router.dispatch.adapters.adapted_work import fill_origin
+from router.dispatch.adapters.table import Adapter
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
@@ -15,8 +18,10 @@ from tests.unit.engine.fake_adapters import digest_of
 from tests.unit.engine.fake_runner import reference, reference_scores
 
 WORKERS = 3
-ADAPTERS = ("style", "sql")
-"""Adapters that all workers have loaded, one of which a step can compute with."""
+ACTIVATED = {"echo": (1, 1)}
+"""Invocation tokens of adapters that are used from there on."""
+ADAPTERS = ("style", "sql", *ACTIVATED)
+"""Contents of adapters, with one of which a step can compute."""
 IMAGE = 0
 
 PROMPTS = st.builds(
@@ -25,6 +30,10 @@ PROMPTS = st.builds(
     st.lists(st.integers(0, 2), min_size=1, max_size=4),
 )
 """Most begin as others do."""
+
+
+def named(adapter: str) -> Adapter:
+    return Adapter(adapter, adapter, digest_of(adapter), invocation=ACTIVATED.get(adapter, ()))
 
 
 @dataclass(frozen=True)
@@ -49,20 +58,26 @@ class Question:
     def origin(self) -> tuple[list[int], bytes, str, str]:
         return self.prompt, self.image, self.salt, self.adapter
 
-    @property
-    def digest(self) -> bytes:
-        return digest_of(self.adapter) if self.adapter else b""
-
-    @property
-    def namespace(self) -> bytes:
-        return namespace_of(adapter=self.digest, cache_salt=self.salt)
-
-    @property
-    def keys(self) -> list[int]:
-        return [
+    @cached_property
+    def prompted(self) -> worker_pb2.Work:
+        """The prompt and its origin, as the router names them."""
+        keys = [
             media_keys(self.image, range(i, i + 1))[0] if self.image and token == IMAGE else token
             for i, token in enumerate(self.prompt)
         ]
+        work = worker_pb2.Work(
+            prompt=self.prompt, prompt_keys=keys if self.image else (), cache_salt=self.salt
+        )
+        fill_origin(work, named(self.adapter) if self.adapter else None, path=self.adapter)
+        return work
+
+    @property
+    def namespace(self) -> bytes:
+        return self.prompted.namespace
+
+    @property
+    def keys(self) -> list[int]:
+        return list(self.prompted.prompt_keys or self.prompt)
 
     @property
     def scores(self) -> PromptLogprobs | None:
@@ -78,16 +93,12 @@ class Question:
             sampling.prompt_logprobs = self.scored
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
         request = worker_pb2.Work(
-            prompt=self.prompt,
-            prompt_keys=self.keys if self.image else (),
-            namespace=self.namespace,
-            adapter=self.adapter,
-            adapter_digest=self.digest,
             sampling=sampling,
             priority=self.priority,
             retention=kept,
             routed_experts=self.routed,
         )
+        request.MergeFrom(self.prompted)
         right = reference(self.keys, self.length, ignore_eos=True, namespace=self.namespace)
         return SequenceState(request, Waterfall(0.0)), right
 

@@ -1,7 +1,8 @@
 """Hypothesis plays a whole cluster: attempts of the router, three workers with engines and KV endpoints, and
 a network that does its worst. Prompts are handed off, prefixes pulled, answers move, requests are preempted,
-clients leave, caches are cleared, workers end and are replaced, and time passes, all at any moment; with
-every kind of KV, with and without tiers, drafts and retained prefixes. Equal prompts have several origins.
+clients leave, caches are cleared, adapters are loaded, fetched and unloaded, workers end and are replaced,
+and time passes, all at any moment; with every kind of KV, with and without tiers, drafts and retained
+prefixes. Equal prompts have several origins, among them adapters, also activated ones.
 
 Every client has a prefix of the only right answer at any time; every page has one owner; no write is under
 way to a page that was not lent. In the end every answer is complete, and nothing is left of it anywhere.
@@ -10,9 +11,8 @@ way to a page that was not lent. In the end every answer is complete, and nothin
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import settings
@@ -20,26 +20,27 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.config import Policy
-from engine.core.sampling_params import PromptLogprobs
+from engine.core.adapters import AdapterInfo
 from router.dispatch.attempts.attempt import Attempt
 from router.dispatch.attempts.disagg_attempt import DisaggAttempt
 from router.dispatch.attempts.mixed_attempt import MixedAttempt
 from router.dispatch.failures import AttemptFailed
 from router.dispatch.routing.route import CachedElsewhere, Route
-from router.dispatch.sequence import SequenceState
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_PREFILL
 from tests.kv_network import InFlightMessage, Network
+from tests.unit.engine.fake_adapters import digest_of
 from tests.unit.engine.fake_runner import reference_experts
 from tests.unit.router.dispatch.attempts.fake_session import ManualClockLoop
-from tests.unit.whole_cluster.questions import QUESTIONS, WORKERS, Question
+from tests.unit.whole_cluster.clients import Client
+from tests.unit.whole_cluster.questions import ADAPTERS, QUESTIONS, WORKERS, Question
 from tests.unit.whole_cluster.whole_worker import HANDOFF_TIMEOUT_S, PAGE, Kind, WholeWorker
+from worker.session.convert import adapter_answer
 
 MOST_CLIENTS = 5
 """At a time, when others come."""
 MOST_ENDS = 3
 MOVE_S = 5.0
-SCORES = ("logprobs", "ranks", "top_ids", "top_logprobs")
 INDEX = st.integers(0, 10**6)
 WINDOWS: list[tuple[int | None, ...]] = [(None,), (None, 3), (5,), (2, None, 9)]
 ORDERS: list[dict[str, Any]] = [{}, {"policy": Policy.PRIORITY, "priority_preemption_threshold": 0}]
@@ -55,47 +56,12 @@ def kinds(draw: st.DrawFn) -> Kind:
         host_slots=draw(st.sampled_from([0, 5, 40])),
         num_files=draw(st.sampled_from([0, 30])),
         right=draw(st.sampled_from([None, 0.0, 0.6, 1.0])),
+        kept=draw(st.sampled_from([None, 1, 2])),
     )
 
 
 def pick(items: Any, index: int) -> Any:
     return items[index % len(items)]
-
-
-@dataclass(eq=False)
-class Client:
-    sequence: SequenceState
-    places: list[int]
-    """Workers of its attempts, in turn."""
-    right: list[int]
-    scores: PromptLogprobs | None
-    experts: bytes
-    """Empty: they are not wanted."""
-    pulled: int
-    """Blocks that each attempt gets from another worker's cache first, if that has them."""
-    attempt: Any = None
-    task: Any = None
-
-    def check_scores(self) -> None:
-        """What came with the first token."""
-        found: dict[str, list[Any]] = {name: [] for name in SCORES}
-        outputs = self.sequence.stream.delta.outputs
-        for part in (one.prompt_logprobs for one in outputs if one.HasField("prompt_logprobs")):
-            assert part.position == 1 + len(found["logprobs"])
-            for name, values in found.items():
-                values += getattr(part, name)
-        assert found == {name: [] if self.scores is None else getattr(self.scores, name) for name in SCORES}
-
-    def check_experts(self) -> None:
-        """The experts of every token but the last are known, once each, and right."""
-        outputs = self.sequence.stream.delta.outputs
-        parts = [one.routed_experts for one in outputs if one.HasField("routed_experts")]
-        ends = [0, *itertools.accumulate(part.count for part in parts)]
-        assert [part.position for part in parts] == ends[:-1]
-        rows = b"".join([part.rows for part in parts])
-        assert self.experts.startswith(rows)
-        if self.experts and self.sequence.output:
-            assert ends[-1] >= self.sequence.num_tokens - 1
 
 
 class ClusterMachine(RuleBasedStateMachine):
@@ -134,6 +100,7 @@ class ClusterMachine(RuleBasedStateMachine):
         }
         self.kind = kind
         self.epochs = 0
+        self.workers: list[WholeWorker] = []
         self.workers = [self.make_worker(f"w{i}") for i in range(WORKERS)]
         self.gone: list[WholeWorker] = []
         self.clients: list[Client] = []
@@ -143,7 +110,15 @@ class ClusterMachine(RuleBasedStateMachine):
 
     def make_worker(self, name: str) -> WholeWorker:
         self.epochs += 1
-        return WholeWorker(name, self.epochs, self.network, self.loop.time, self.kind, **self.engine)
+        return WholeWorker(
+            name,
+            self.epochs,
+            self.network,
+            self.loop.time,
+            self.kind,
+            fellows=lambda: self.workers,
+            **self.engine,
+        )
 
     def settle(self, act: Callable[[], object] = lambda: None) -> None:
         """`act`, and what the router does about it."""
@@ -290,6 +265,34 @@ class ClusterMachine(RuleBasedStateMachine):
         self.workers[place] = self.make_worker(before.worker_id)
         self.settle(before.lose)
 
+    # ------------------------------------------------------------------------------ adapters
+
+    @precondition(lambda self: self.kind.kept is not None)
+    @rule(place=st.integers(0, WORKERS - 1))
+    def read_adapter(self, place: int) -> None:
+        self.workers[place].readers.work()
+
+    @precondition(lambda self: self.kind.kept is not None)
+    @rule(place=st.integers(1, WORKERS - 1), count=st.integers(1, 4))
+    def fetches_fail(self, place: int, count: int) -> None:
+        self.workers[place].copies.failing = count
+
+    @precondition(lambda self: self.kind.kept is not None)
+    @rule(place=st.integers(1, WORKERS - 1), content=st.sampled_from(ADAPTERS), unload=st.booleans())
+    def change(self, place: int, content: str, unload: bool) -> None:
+        """The router has an adapter loaded or unloaded, whatever is under way."""
+        worker = self.workers[place]
+        adapters, digest = worker.worker.handler.adapters, digest_of(content)
+        wanted = worker_pb2.LoadAdapterRequest(
+            name=content, path=content, digest=digest, sources=worker.adapters.sources(digest)
+        )
+
+        def load() -> AdapterInfo:
+            return adapters.add(adapters.read(wanted))
+
+        act = partial(adapters.unload, digest) if unload else load
+        worker.inbox.append(partial(adapter_answer, act))
+
     # ------------------------------------------------------------------------------ the network
 
     @precondition(lambda self: self.unnoticed)
@@ -343,6 +346,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.transfer(place)
             self.turn(place, True)
             self.workers[place].copy()
+            self.workers[place].readers.work()
             self.transfer(place)
             self.events_arrive(place)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Iterable, MutableSequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -19,7 +19,7 @@ import numpy as np
 
 from common.block_key import root_key
 from common.kv_groups import full_group, group_layers
-from engine.config import SpeculationConfig
+from engine.config import LoraConfig, SpeculationConfig
 from engine.core.request import Request
 from engine.kv.cache.pages import PageState
 from engine.kv.tiers.limits import TierLimits
@@ -36,10 +36,12 @@ from tests.unit.engine.fake_runner import VOCAB, reference
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.whole_cluster.questions import ADAPTERS
+from tests.unit.whole_cluster.travelling_adapters import BlindAdapters, FakeCopies, LaterThreads
 from tests.unit.worker.handlers import Stream, handled
 from worker.session.convert import peer_to_proto
 
 PAGE = 4
+SEEING = "w0"
 HANDOFF_TIMEOUT_S = 10.0
 LAYOUT = KVLayout(
     model="m", dtype="float32", groups=full_group(1), num_kv_heads=1, head_dim=1, page_size=PAGE
@@ -59,6 +61,8 @@ class Kind:
     """Pages on the tier below that."""
     right: float | None = None
     """How often a draft is right; None: there are no drafts."""
+    kept: int | None = None
+    """Adapters that workers keep which see no folder: all but the one named SEEING. None: all have all."""
 
 
 class _Page(MutableSequence[int]):
@@ -96,8 +100,10 @@ class WholeWorker(FakeSession):
         network: Network,
         clock: Callable[[], float],
         kind: Kind,
+        fellows: Callable[[], Iterable[WholeWorker]] = tuple,
         **engine: Any,
     ) -> None:
+        """`fellows`: the workers that there are, this one among them."""
         info = worker_pb2.WorkerInfo(worker_id=worker_id, page_size=PAGE, transport="network", epoch=epoch)
         super().__init__(info, max_running_requests=4)
         groups = group_layers(kind.windows, 64)
@@ -109,6 +115,9 @@ class WholeWorker(FakeSession):
             "clock": lambda: clock() + next(ticks) * 1e-6,
             "adapters": ADAPTERS,
         }
+        if kind.kept is not None and worker_id != SEEING:
+            lora = LoraConfig(max_loras=1, max_cpu_loras=kind.kept)
+            engine |= {"adapters": (), "bank": BlindAdapters(), "lora": lora}
         self.engine = make_engine(page_size=PAGE, max_running_requests=4, **engine)
         runner: Any = self.engine.runner
         pages = len(runner.memory)
@@ -155,6 +164,11 @@ class WholeWorker(FakeSession):
         )
         self.worker = handled(self.engine, transfer=transfer, clock=clock, timeout_s=HANDOFF_TIMEOUT_S)
         self.worker.handler.open(self._stream)
+        self.readers, self.copies = LaterThreads(), FakeCopies(fellows)
+        loading: Any = self.worker.handler.adapters
+        loading._threads, loading._copies = self.readers, self.copies
+        self.info.adapters_address, self.info.adapters_key = name, loading.key
+        self.adapters.peers = lambda: [fellow.adapters for fellow in fellows() if fellow is not self]
         self.info.peer.CopyFrom(peer_to_proto(self.port.peer))
 
     def _keep_cache(self, kind: Kind) -> None:
@@ -182,6 +196,8 @@ class WholeWorker(FakeSession):
         for change in batch.cache:
             self.load.cached.changed(change)
         self.load.report(batch.load, batch.commands)
+        if batch.HasField("load"):
+            self.adapters.report(batch.load.adapters)
         for events in (
             batch.started,
             batch.reserved,
@@ -217,6 +233,7 @@ class WholeWorker(FakeSession):
         """One iteration of the engine thread."""
         while self.inbox:
             self.inbox.popleft()()
+        self.worker.inbox.run(0.0)
         handler, outbox = self.worker.handler, self.worker.outbox
         handler.tick(self._clock())
         outbox.flush()
@@ -271,6 +288,7 @@ class WholeWorker(FakeSession):
         return not (
             self.inbox
             or self.to_endpoint
+            or self.readers
             or self.commands
             or self.says
             or self.engine.has_work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import accumulate, repeat
+from pathlib import Path
 from typing import Any
 
 from hypothesis import settings
@@ -12,13 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from common.block_key import root_key
 from common.kv_groups import group_layers
-from engine.config import Batching, Forecast, Policy
+from common.origin import activation_key, last_invocation, namespace_of
+from common.token_array import token_array
+from engine.config import Batching, Forecast, LoraConfig, Policy
 from engine.core.read import Read
 from engine.core.request import Request
+from engine.errors import AdapterRefused
 from engine.kv.manager.reservations import Reservation
 from engine.kv.tiers.limits import TierLimits
 from engine.kv.tiers.tiers import KVTiers
 from tests.unit.engine.engines import deliver, make_engine, make_request, write
+from tests.unit.engine.fake_adapters import FakeAdapters, digest_of
 from tests.unit.engine.fake_runner import EOS, reference, reference_labels
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 
@@ -31,8 +36,15 @@ PARTIAL_PREFILLS: list[dict[str, Any]] = [
 
 LABELS = (5, 90, 17)
 
+ADAPTERS: dict[str, tuple[int, ...]] = {"style": (), "sql": (), "echo": (1, 2)}
+"""Contents of adapters, with the tokens that activate them."""
+
 WINDOWS: list[list[int | None]] = [[None], [None, 3], [5], [2, None, 9]]
 """Windows of the groups of layers."""
+
+
+def answer_to(request: Request, max_tokens: int) -> list[int]:
+    return reference(request.prompt_keys, max_tokens, namespace=request.namespace)
 
 
 @st.composite
@@ -84,6 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
         tiers=tier_limits(),
         states=st.sampled_from([0, 2, 3, 9]),
         windows=st.sampled_from(WINDOWS),
+        kept=st.sampled_from([None, 1, 2, 3]),
     )
     def start(
         self,
@@ -101,7 +114,11 @@ class EngineMachine(RuleBasedStateMachine):
         tiers: TierLimits | None,
         states: int,
         windows: list[int | None],
+        kept: int | None,
     ) -> None:
+        """`kept`: adapters in host memory, with one of which a step can compute; None: there are none."""
+        if kept is not None:
+            order = order | {"bank": FakeAdapters(), "lora": LoraConfig(max_loras=1, max_cpu_loras=kept)}
         self.open(
             groups=group_layers(windows, 64),
             page_size=page,
@@ -132,6 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = make_engine(clock=partial(next, accumulate(repeat(0.001))), **settings)
         self.copier: Any = None
         self.next_id = 0
+        self.has_adapters = "bank" in settings
         self.live: dict[int, Request] = {}
         self.reserved: list[tuple[Request, Reservation]] = []
         self.quarantined: list[Reservation] = []
@@ -145,33 +163,61 @@ class EngineMachine(RuleBasedStateMachine):
         self.next_id += 1
         return make_request(self.next_id, prompt, max_tokens)
 
+    def adapt(self, request: Request, content: str) -> Request:
+        """Have it computed with an adapter, which comes if it is not here."""
+        if not (content and self.has_adapters):
+            return request
+        digest, invocation = digest_of(content), ADAPTERS[content]
+        start = last_invocation(request.prompt, invocation) if invocation else None
+        if start is not None:
+            keys = token_array(list(request.prompt))
+            keys[start] = activation_key(digest, keys[start])
+            request.adapter_start, request.prompt_keys = start, keys
+        elif invocation:
+            return request  # of the base model
+        else:
+            request.namespace = namespace_of(adapter=digest)
+        request.adapter, request.adapter_digest = content, digest
+        self.engine.adapters.expect(digest)
+        return request
+
     prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
 
+    adapters = st.sampled_from(["", *ADAPTERS])
+
     arrivals = st.lists(
-        st.tuples(prompts, st.integers(1, 12), st.integers(0, 5), st.sampled_from(["", "a", "b"])),
+        st.tuples(
+            prompts,
+            st.integers(1, 12),
+            st.integers(0, 5),
+            st.sampled_from(["", "a", "b"]),
+            adapters,
+        ),
         min_size=1,
         max_size=4,
     )
 
     @rule(arrivals=arrivals)
-    def submit(self, arrivals: list[tuple[list[int], int, int, str]]) -> None:
-        for prompt, max_tokens, priority, tenant in arrivals:
-            self.send(prompt, max_tokens, priority, tenant)
+    def submit(self, arrivals: list[tuple[list[int], int, int, str, str]]) -> None:
+        for arrival in arrivals:
+            self.send(*arrival)
 
-    def send(self, prompt: list[int], max_tokens: int, priority: int = 0, tenant: str = "") -> None:
+    def send(
+        self, prompt: list[int], max_tokens: int, priority: int = 0, tenant: str = "", adapter: str = ""
+    ) -> None:
         if len(prompt) + max_tokens > self.engine.max_tokens:
             return
-        request = self.new_request(prompt, max_tokens)
+        request = self.adapt(self.new_request(prompt, max_tokens), adapter)
         request.priority, request.tenant = priority, tenant
         self.engine.submit(request)
         self.live[request.id] = request
 
-    @rule(asked=st.lists(st.tuples(prompts, st.integers(0, 5)), min_size=1, max_size=4))
-    def read(self, asked: list[tuple[list[int], int]]) -> None:
+    @rule(asked=st.lists(st.tuples(prompts, st.integers(0, 5)), min_size=1, max_size=4), adapter=adapters)
+    def read(self, asked: list[tuple[list[int], int]], adapter: str) -> None:
         """Requests for log-probabilities of labels after a prompt, and for no token."""
         for prompt, priority in asked:
             if len(prompt) < self.engine.max_tokens:
-                request = self.new_request(prompt, 0)
+                request = self.adapt(self.new_request(prompt, 0), adapter)
                 request.read, request.priority = Read(LABELS), priority
                 self.engine.submit(request)
                 self.live[request.id] = request
@@ -183,11 +229,11 @@ class EngineMachine(RuleBasedStateMachine):
         known = data.draw(st.sampled_from(self.answered))
         self.send([*known[: len(known) - cut], *tail], data.draw(st.integers(1, 4)))
 
-    @rule(prompt=prompts, max_tokens=st.integers(2, 12))
-    def reserve(self, prompt: list[int], max_tokens: int) -> None:
-        if reference(prompt, 1) == [EOS]:
+    @rule(prompt=prompts, max_tokens=st.integers(2, 12), adapter=adapters)
+    def reserve(self, prompt: list[int], max_tokens: int, adapter: str) -> None:
+        request = self.adapt(self.new_request(prompt, max_tokens), adapter)
+        if answer_to(request, 1) == [EOS]:
             return
-        request = self.new_request(prompt, max_tokens)
         if (reservation := self.engine.reserve(request)) is not None:
             self.reserved.append((request, reservation))
 
@@ -252,6 +298,43 @@ class EngineMachine(RuleBasedStateMachine):
             else:
                 self.copier.files[key][1][0] ^= 1
 
+    @precondition(lambda self: self.has_adapters)
+    @rule(content=st.sampled_from([*ADAPTERS]))
+    def load(self, content: str) -> None:
+        """For the requests that wait for it, or for those to come. Without room, those end."""
+        adapters = self.engine.adapters
+        try:
+            adapters.add(adapters.read(content, Path(content)))
+        except AdapterRefused:
+            self.lose(content)
+
+    @precondition(lambda self: self.has_adapters)
+    @rule(content=st.sampled_from([*ADAPTERS]))
+    def lose(self, content: str) -> None:
+        """It does not come."""
+        digest = digest_of(content)
+        if self.engine.adapters.give_up(digest):
+            self.reserved = [kept for kept in self.reserved if not self.is_lost(*kept, digest)]
+            for request in [one for one in self.live.values() if one.adapter_digest == digest]:
+                del self.live[request.id]
+                assert self.engine.abort(request.id)
+
+    def is_lost(self, request: Request, reservation: Reservation, digest: bytes) -> bool:
+        if request.adapter_digest == digest:
+            self.engine.kv.free_reservation(reservation, 0)
+        return request.adapter_digest == digest
+
+    @precondition(lambda self: self.has_adapters)
+    @rule(content=st.sampled_from([*ADAPTERS]))
+    def unload(self, content: str) -> None:
+        adapters, digest = self.engine.adapters, digest_of(content)
+        used = any(request.adapter_digest == digest for request in self.live.values())
+        try:
+            adapters.unload(digest)
+        except AdapterRefused:
+            return
+        assert not used, "requests use it"
+
     @rule()
     def proceed(self) -> None:
         self.engine.proceed()
@@ -267,11 +350,11 @@ class EngineMachine(RuleBasedStateMachine):
             found = {request.id: numbers for request, numbers in output.outputs}
             for request in output.read:
                 assert self.live.pop(request.id) is request
-                assert found[request.id] == reference_labels(request.prompt, LABELS)
+                assert found[request.id] == reference_labels(request.prompt_keys, LABELS, request.namespace)
             for out in output.tokens:
                 if out.finish is not None:
                     request = self.live.pop(out.request.id)
-                    assert request.output == reference(request.prompt, request.sampling.max_tokens)
+                    assert request.output == answer_to(request, request.sampling.max_tokens)
                     self.answered = [[*request.prompt, *request.output], *self.answered][:4]
 
     def teardown(self) -> None:
@@ -284,6 +367,9 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(5000):
             if not self.engine.has_work:
                 break
+            for content in ADAPTERS if self.has_adapters else ():
+                if any(request.adapter_digest == digest_of(content) for request in self.live.values()):
+                    self.load(content)
             if self.copier is not None:
                 self.copier.work(disk=False)
                 self.copier.work(disk=True)

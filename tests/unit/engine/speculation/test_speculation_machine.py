@@ -15,7 +15,7 @@ from engine.speculation.kinds import DraftHints
 from tests.drafters import Random, RandomModel
 from tests.oracle import Oracle, speculate
 from tests.unit.engine.fake_runner import VOCAB, reference
-from tests.unit.engine.loop.test_engine_machine import EngineMachine
+from tests.unit.engine.loop.test_engine_machine import EngineMachine, answer_to
 
 RIGHT = {"wrong": [0.0], "sometimes": [0.6], "right": [1.0], "several": [0.3, 0.9]}
 """How often each of the drafters is right."""
@@ -50,7 +50,7 @@ class SpeculationMachine(EngineMachine):
         return request
 
     def drafters_of(self, request: Request) -> list[Drafter]:
-        answer = reference(list(request.prompt), request.sampling.max_tokens)
+        answer = answer_to(request, request.sampling.max_tokens)
         oracles: list[Drafter] = [Oracle(answer, VOCAB, p, self.rng) for p in RIGHT.get(self.drafters, [])]
         return oracles or [Random(VOCAB, self.rng)]
 
