@@ -87,6 +87,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     ),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", latent.deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", latent.deepseek_v3),
+    "DeepseekV32ForCausalLM": Architecture("deepseek_v32", latent.deepseek_v32),
+    "GlmMoeDsaForCausalLM": Architecture("glm_moe_dsa", latent.glm_moe_dsa),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
     "BertModel": Architecture("bert", encoders.bert),

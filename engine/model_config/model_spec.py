@@ -335,7 +335,7 @@ class ModelSpec:
         if self.delta is not None:
             mixers += len(self.delta.layers) * self.delta.weights
         if self.latent is not None:
-            latent = self.num_layers * self.latent.weights(self.hidden_size, self.num_heads)
+            latent = self.latent.weights(self.hidden_size, self.num_heads, self.num_layers)
             return latent + self.hidden_size * (mlps + routers)
         gates = 0 if self.per_layer is None else 3 * self.num_layers * self.per_layer.features
         return self.hidden_size * (mixers + mlps + routers + gates)

@@ -16,6 +16,7 @@ from engine.kernels.cpu.library import cpu_kernels
 from engine.kv.cache.pool import KVPool
 from engine.mixers.attention.base import AttentionBackend
 from engine.mixers.attention.cpu_backend import CpuAttention
+from engine.mixers.attention.sparse_latents import SparseLatents
 from engine.mixers.attention.torch_backend import TorchAttention
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.layers.layer_attention import LayerAttention
@@ -61,7 +62,8 @@ def attention_for(
     if name == "torch" or obstacle:
         if pool.tensor.is_cuda and name == "auto":
             logger.warning("attention runs in plain torch, which is many times slower: %s", obstacle)
-        return TorchAttention(pool, num_heads, layers)
+        backend = TorchAttention if layers[0].chosen is None else SparseLatents
+        return backend(pool, num_heads, layers)
     from engine.mixers.attention.flashinfer_backend import FlashInferAttention  # imports CUDA libraries
 
     return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
@@ -87,7 +89,9 @@ def build_kernels(
     from engine.kernels.flashinfer.libraries import build_libraries, libraries_of  # imports CUDA libraries
 
     latent = spec.latent
-    known = spec.head_dim in _HEAD_DIMS if latent is None else (latent.rank, latent.rotated) == _LATENTS
+    known = spec.head_dim in _HEAD_DIMS
+    if latent is not None:
+        known = (latent.rank, latent.rotated) == _LATENTS and latent.indexer is None
     attends = name in ("auto", "flashinfer") and known
     attends = attends and spec.attention.other_heads is None and not spec.attention.bidirectional
     build_libraries(libraries_of(spec, dtype, stored, device) if attends else [], report)
@@ -124,6 +128,8 @@ def _obstacle_of_heads(pool: KVPool, layers: Sequence[LayerAttention]) -> str | 
         return (
             f"Baton has no kernels for layers with heads of {sizes} features, or that share keys and values"
         )
+    if layers[0].chosen is not None:
+        return "Baton has no kernels for attention to the tokens that an indexer chooses"
     rank = layers[0].latent_rank
     if rank is None:
         dim = pool.head_dim

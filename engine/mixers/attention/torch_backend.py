@@ -39,7 +39,7 @@ Rows: TypeAlias = slice | torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class _ChunkPlan:
+class ChunkPlan:
     rows: slice
     gather: torch.Tensor | None
     """Locations of the context's keys and values; None if the chunk is the whole context."""
@@ -50,7 +50,7 @@ class _ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class _DecodePlan:
+class GatheredDecodes:
     rows: Rows
     gather: torch.Tensor
     size: int
@@ -64,8 +64,8 @@ class _DecodePlan:
 class _Plan:
     """A step, for the layers of one group and window."""
 
-    chunks: list[_ChunkPlan]
-    decodes: list[_DecodePlan]
+    chunks: list[ChunkPlan]
+    decodes: list[GatheredDecodes]
 
     @property
     def gathers(self) -> list[torch.Tensor]:
@@ -208,20 +208,20 @@ class TorchAttention:
 
     def _plan_chunk(
         self, batch: Batch, tables: Ints, context_lens: Ints, request: int, heads: KVHeads, window: int | None
-    ) -> _ChunkPlan:
+    ) -> ChunkPlan:
         rows = slice(int(batch.query_indptr[request]), int(batch.query_indptr[request + 1]))
         context_len = int(context_lens[request])
         alone = context_len == rows.stop - rows.start
         num_pages = -(-context_len // self._pool.page_size)
         gather = None if alone else self._gather_rows(tables[request : request + 1, :num_pages], heads)
-        return _ChunkPlan(rows, gather, context_len, seen_by(rows, batch, context_len, window))
+        return ChunkPlan(rows, gather, context_len, seen_by(rows, batch, context_len, window))
 
     def _plan_decodes(
         self, first_row: int, tables: Ints, context_lens: Ints, window: int | None, heads: KVHeads
-    ) -> list[_DecodePlan]:
+    ) -> list[GatheredDecodes]:
         """Group decodes longest first, so that padding stays small."""
         order = np.argsort(-context_lens, kind="stable")
-        plans: list[_DecodePlan] = []
+        plans: list[GatheredDecodes] = []
         begin = 0
         while begin < len(order):
             longest = int(context_lens[order[begin]])
@@ -245,7 +245,7 @@ class TorchAttention:
         context_lens: Ints,
         window: int | None,
         heads: KVHeads,
-    ) -> _DecodePlan:
+    ) -> GatheredDecodes:
         device = self._device
         lens = context_lens[members]
         longest = int(lens.max())
@@ -259,7 +259,7 @@ class TorchAttention:
             mask = mask.masked_fill_(hidden, -torch.inf)[:, None, None, :]
         whole = len(members) == len(context_lens)
         rows: Rows = slice(first_row, None) if whole else torch.from_numpy(first_row + members).to(device)
-        return _DecodePlan(rows, self._gather_rows(tables[members], heads), len(members), mask, longest)
+        return GatheredDecodes(rows, self._gather_rows(tables[members], heads), len(members), mask, longest)
 
     def _gather_rows(self, tables: Ints, heads: KVHeads) -> torch.Tensor:
         """Rows of the pool that hold a group's first layer of `tables` [G, n], in the order
@@ -307,7 +307,7 @@ class TorchAttention:
     def _attend_chunk(
         self,
         layer: int,
-        chunk: _ChunkPlan,
+        chunk: ChunkPlan,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -375,7 +375,7 @@ class TorchAttention:
         # GPU kernels need aligned rows, and a corner may start anywhere.
         return mask.contiguous() if mask.is_cuda else mask
 
-    def _attend_decodes(self, layer: int, group: _DecodePlan, q: torch.Tensor) -> torch.Tensor:
+    def _attend_decodes(self, layer: int, group: GatheredDecodes, q: torch.Tensor) -> torch.Tensor:
         rule, kv_heads = self._rules[layer], self._heads[layer].count
         gathered = self._gather(layer, group.gather, group.size)
         keys, values = (heads[:, :, : group.context_len] for heads in gathered)

@@ -40,6 +40,7 @@ _DEEPSEEK_V3: Final[Fields] = {
     "topk_group": 4,
     "first_k_dense_replace": 3,
 }
+_INDEXER: Final[Fields] = {"index_topk": 2048, "index_head_dim": 128}
 
 _DEFAULTS: Final[Mapping[str, Fields]] = {
     "mistral": _MISTRAL,
@@ -82,6 +83,10 @@ _DEFAULTS: Final[Mapping[str, Fields]] = {
     "qwen3_5_moe": {"num_key_value_heads": 2, "head_dim": 256},
     "deepseek_v2": {"n_shared_experts": 2, "q_lora_rank": 1536},
     "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v32": _DEEPSEEK_V3 | _INDEXER | {"index_n_heads": 64},
+    "glm_moe_dsa": _DEEPSEEK_V3
+    | _INDEXER
+    | {"index_n_heads": 32, "q_lora_rank": 2048, "n_group": 1, "topk_group": 1},
     "glm4_moe_lite": {"n_shared_experts": 1, "routed_scaling_factor": 1.8, "q_lora_rank": 768},
 }
 """Keyed by model type."""

@@ -11,7 +11,7 @@ from engine.model_config.families.experts import deepseek_experts
 from engine.model_config.mtp_spec import nextn
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.expert_spec import Scoring
-from engine.model_config.parts.latent_spec import LatentSpec
+from engine.model_config.parts.latent_spec import IndexerSpec, LatentSpec
 from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec, mscale
 
 
@@ -39,7 +39,63 @@ def deepseek_v3(config: Config) -> dict[str, Any]:
 
 def glm4_moe_lite(config: Config) -> dict[str, Any]:
     """As DeepSeek-V3, with a list of layers without experts, of which the first is one by default."""
-    fields = deepseek_v3({"first_k_dense_replace": 1} | dict(config))
+    return _with_listed_layers(deepseek_v3({"first_k_dense_replace": 1} | dict(config)), config)
+
+
+def deepseek_v32(config: Config) -> dict[str, Any]:
+    """As DeepSeek-V3, with an indexer in every layer."""
+    require(config, "rope_interleave", True)
+    return _sparse(config, _indexer(config, interleaved=False))
+
+
+def glm_moe_dsa(config: Config) -> dict[str, Any]:
+    """The same, with an indexer that rotates as attention does, and layers that share one."""
+    require(config, "indexer_rope_interleave", True)
+    kinds = _indexer_types(config)
+    if unknown := set(kinds) - {"full", "shared"}:
+        raise UnsupportedModel(f"indexer_types: {', '.join(sorted(unknown))} are not supported")
+    shared = frozenset(layer for layer, kind in enumerate(kinds) if kind == "shared")
+    return _sparse(config, replace(_indexer(config, interleaved=True), shared=shared))
+
+
+def _indexer(config: Config, *, interleaved: bool) -> IndexerSpec:
+    return IndexerSpec(
+        heads=config["index_n_heads"],
+        dim=config["index_head_dim"],
+        chosen=config["index_topk"],
+        interleaved=interleaved,
+    )
+
+
+def _indexer_types(config: Config) -> list[str]:
+    """For each layer, whether it has an indexer ("full"), in any spelling that transformers reads."""
+    if config.get("indexer_types") is not None:
+        return list(config["indexer_types"])
+    if (pattern := config.get("index_topk_pattern")) is not None:
+        return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+    every, first = max(config.get("index_topk_freq") or 1, 1), config.get("index_skip_topk_offset", 2)
+    places = (max(layer - first + 1, 0) for layer in range(config["num_hidden_layers"]))
+    return ["shared" if place % every else "full" for place in places]
+
+
+def _sparse(config: Config, indexer: IndexerSpec) -> dict[str, Any]:
+    types = set(config.get("layer_types") or ()) - {"indexed_attention"}
+    if types:
+        raise UnsupportedModel(f"layers of the types {', '.join(sorted(types))} are not supported here")
+    fields = _with_listed_layers(deepseek_v3({**config, "layer_types": None}), config)
+    latent: LatentSpec = replace(fields["latent"], indexer=indexer)
+    if latent.query_rank is None:
+        raise UnsupportedModel("q_lora_rank=None is not supported: an indexer reads the latent of queries")
+    if latent.stored % 2 or indexer.dim < latent.rotated:
+        raise UnsupportedModel(
+            f"index_head_dim={indexer.dim} is not supported with kv_lora_rank={latent.rank} and"
+            f" qk_rope_head_dim={latent.rotated}"
+        )
+    return fields | {"latent": latent, "head_dim": latent.stored // 2}
+
+
+def _with_listed_layers(fields: dict[str, Any], config: Config) -> dict[str, Any]:
+    """`fields`, with the layers without experts that config.json lists, if it does."""
     if types := config.get("mlp_layer_types"):
         dense = frozenset(layer for layer, kind in enumerate(types) if kind == "dense")
         fields["experts"] = replace(fields["experts"], dense_layers=dense)

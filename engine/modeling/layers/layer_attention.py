@@ -27,3 +27,6 @@ class LayerAttention:
     latent_rank: int | None = None
     """If given, a token has one row, of which all features are the key and the first `latent_rank` the value.
     Its first half is stored in place of a key, its second in place of a value."""
+    chosen: int | None = None
+    """If given, a token attends to as many tokens at most, which an indexer chooses: see `SparseAttention`.
+    The key of the indexer is stored after the row."""

@@ -17,6 +17,7 @@ from engine.model_config.parts.layer_options import Head
 from engine.model_config.quantization import Packing
 from engine.model_config.shard import Cut
 from engine.modeling.layers.factory import Layers
+from engine.modeling.layers.indexer import IndexRows
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.linear.linear_layer import Linear
 from engine.modeling.layers.linear.packable import Packable
@@ -54,6 +55,17 @@ class RecurrentAttention(Attention, Protocol):
 
         `mixed` [T, features]: queries, keys and values, concatenated, before their convolution with `kernel`
         [features, 1, K]. `log_decay` and `beta` [T, H] in float32. Returns [T, H, value_dim].
+        """
+        ...
+
+
+class SparseAttention(Attention, Protocol):
+    """The same for models whose tokens attend to those that an indexer chooses."""
+
+    def attend_to_chosen(self, layer: int, rows: Tensor, index: IndexRows | None) -> Tensor:
+        """Latent attention of each token to `LayerAttention.chosen` tokens: [T, H + 1, D] -> [T, H, rank].
+
+        `index`: None: to those that the layer before has chosen in this step.
         """
         ...
 
@@ -118,6 +130,7 @@ class CausalLM(nn.Module, ABC):
                 sinks=self.sinks(layer),
                 source=spec.attention.source(layer),
                 latent_rank=None if spec.latent is None else spec.latent.rank,
+                chosen=None if spec.latent is None or (of := spec.latent.indexer) is None else of.chosen,
             )
             for layer in spec.attention_layers
         ]

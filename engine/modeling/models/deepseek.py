@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3: latent attention and experts.
+"""DeepSeek-V2 to V3.2 and GLM-5: latent attention, with an indexer or without, and experts.
 
 The matrices that expand a latent to keys and values are absorbed: queries are multiplied with the one,
 results with the other. So attention runs over the stored rows, as if all heads shared one key head.
@@ -15,15 +15,18 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.latent_spec import LatentSpec
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.formats.quantized import QuantizedWeight
+from engine.modeling.layers.indexer import Indexer
 from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod
 from engine.modeling.layers.modules import RMSNorm
 from engine.modeling.layers.ops.ops import Rotation
-from engine.modeling.models.base import Attention
+from engine.modeling.models.base import SparseAttention
 from engine.modeling.models.llama import LlamaModel
 from engine.modeling.models.weight_table import ParamSlice
 
 _EPS: Final = 1e-6
 """Epsilon of the latents' norms, whatever the other norms have."""
+
+_INDEXER: Final = {"wq_b": "queries", "wk": "key", "k_norm": "key_norm", "weights_proj": "head_weights"}
 
 
 class DeepseekModel(LlamaModel):
@@ -53,6 +56,10 @@ class DeepseekModel(LlamaModel):
                 "q_a_proj": ParamSlice("attention.query_latent"),
                 "q_a_layernorm": ParamSlice("attention.query_norm"),
                 "q_b_proj": ParamSlice("attention.queries", cut=queries.cut),
+            }
+        if latent.indexer is not None and index not in latent.indexer.shared:
+            table |= {
+                f"indexer.{name}": ParamSlice(f"attention.indexer.{to}") for name, to in _INDEXER.items()
             }
         return {f"self_attn.{name}": place for name, place in table.items()}
 
@@ -107,6 +114,9 @@ class LatentAttention(nn.Module):
             "self_attn.kv_a_proj_with_mqa", in_features=hidden, out_features=latent.row, bias=False
         )
         self.norm = RMSNorm(latent.rank, _EPS, layers.ops)
+        self.indexer = None
+        if latent.indexer is not None and index not in latent.indexer.shared:
+            self.indexer = Indexer(latent.indexer, latent, hidden, layers)
         self.expansion = _Expansion(latent, spec.num_heads, layers.stored_method("self_attn.kv_b_proj"))
         self.out = layers.sum_linear(
             "self_attn.o_proj",
@@ -115,12 +125,13 @@ class LatentAttention(nn.Module):
             bias=False,
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, attn: Attention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, attn: SparseAttention) -> Tensor:
         latent = self.latent
         keys, values = self.expansion.matrices()
-        row = self.row(x)
+        row, hidden = self.row(x), x
         if self.query_latent is not None and self.query_norm is not None:
             x = self.query_norm(self.query_latent(x))
+        index = None if self.indexer is None else self.indexer(hidden, x, rotation)
         queries = self.queries(x).view(len(x), self.num_heads, latent.query_dim)
         rows = self._ops.latent_rows(
             torch.einsum("thn,hnr->thr", queries[:, :, : latent.unrotated], keys),
@@ -131,6 +142,9 @@ class LatentAttention(nn.Module):
             rotation,
             interleaved=latent.interleaved,
         )
-        attended = torch.einsum("thr,hvr->thv", attn.forward(self.index, rows, None), values)
-        output: Tensor = self.out(attended.flatten(1))
+        if latent.indexer is None:
+            attended = attn.forward(self.index, rows, None)
+        else:
+            attended = attn.attend_to_chosen(self.index, rows, index)
+        output: Tensor = self.out(torch.einsum("thr,hvr->thv", attended, values).flatten(1))
         return output

@@ -26,6 +26,8 @@ _NAMES: Final = {
     "Glm4MoeForCausalLM": _SHARED_EXPERTS,
     "DeepseekV2ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
+    "DeepseekV32ForCausalLM": _SHARED_EXPERTS,
+    "GlmMoeDsaForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
     "GptOssForCausalLM": MlpNames(router="mlp.router"),
     "Phi3ForCausalLM": _FUSED,

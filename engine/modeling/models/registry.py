@@ -42,6 +42,8 @@ _MODELS: Final[dict[str, _Build]] = {
     "Qwen3_5MoeForConditionalGeneration": Qwen3NextModel,
     "DeepseekV2ForCausalLM": DeepseekModel,
     "DeepseekV3ForCausalLM": DeepseekModel,
+    "DeepseekV32ForCausalLM": DeepseekModel,
+    "GlmMoeDsaForCausalLM": DeepseekModel,
     "Glm4MoeLiteForCausalLM": DeepseekModel,
     "Gemma4ForCausalLM": Gemma4Model,
     "Gemma4ForConditionalGeneration": Gemma4Model,

@@ -10,15 +10,19 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     Gemma4ForCausalLM,
     Gemma4TextConfig,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     PreTrainedModel,
 )
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-__all__ = ["KINDS", "latents", "latents_v2", "other_heads", "states", "windows"]
+__all__ = ["KINDS", "chosen", "chosen_together", "latents", "latents_v2", "other_heads", "states", "windows"]
 
 _LATENT: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
@@ -60,6 +64,24 @@ def latents(**fields: Any) -> PreTrainedModel:
 def latents_v2(**fields: Any) -> PreTrainedModel:
     config = DeepseekV2Config(**(fields | _LATENT), q_lora_rank=None, n_shared_experts=2)
     return DeepseekV2ForCausalLM(config)
+
+
+_INDEXER: Final[dict[str, Any]] = {"index_topk": 11, "index_head_dim": 8, "index_n_heads": 24}
+"""A row has as many features as that of `latents`. So many heads that hardly a score is 0: transformers does
+not say which of equal ones it chooses."""
+
+
+def chosen(**fields: Any) -> PreTrainedModel:
+    """Latents, of which a token attends to those that an indexer chooses."""
+    sizes = fields | _LATENT | _INDEXER | {"kv_lora_rank": 16, "q_lora_rank": 20}
+    return DeepseekV32ForCausalLM(DeepseekV32Config(**sizes, n_group=4, topk_group=2))
+
+
+def chosen_together(**fields: Any) -> PreTrainedModel:
+    """The same, of which layers share an indexer."""
+    sizes = fields | _LATENT | _INDEXER | {"kv_lora_rank": 16, "q_lora_rank": 20}
+    kinds = ["full", "shared", "full"][: fields["num_hidden_layers"]]
+    return GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**sizes, indexer_types=kinds))
 
 
 def states(**fields: Any) -> PreTrainedModel:

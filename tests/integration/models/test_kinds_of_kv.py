@@ -8,17 +8,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, DeepseekV3ForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+    DynamicCache,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Attention
 
 from engine.config import Policy
 from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
 from tests.faults.support.small_model import Question, SmallModel, save_small_model
-from tests.integration.models.kinds_of_kv import KINDS
+from tests.integration.models.kinds_of_kv import KINDS, chosen
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, reference
 from tests.unit.tiny import make_config
 
@@ -35,11 +42,15 @@ def attend_to_rounded(
     return sdpa_attention_forward(module, query, rounded(key), rounded(value), *args, **options)
 
 
+LATENT: dict[type, Any] = {
+    DeepseekV3ForCausalLM: DeepseekV3Attention,
+    DeepseekV32ForCausalLM: DeepseekV32Attention,
+}
 AttentionInterface.register("fp8_kv_unscaled", attend_to_rounded)
 AttentionMaskInterface.register("fp8_kv_unscaled", sdpa_mask)
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: kind.__name__)
+@pytest.fixture(scope="module", params=[*KINDS, chosen], ids=lambda kind: kind.__name__)
 def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     return save_small_model(tmp_path_factory.mktemp("model"), request.param)
 
@@ -84,10 +95,12 @@ def test_8_bit_kv_is_rounded_as_it_is_stored_and_nothing_else(
 ) -> None:
     """Whatever the chunks, and from the cache. Latents are rounded, not the keys that they expand to."""
     asked = questions(small)
-    if isinstance(small.model, DeepseekV3ForCausalLM):
-        expand = DeepseekV3Attention.expand_kv
+    latent = LATENT.get(type(small.model))
+    if latent is not None:
+        expand, indexed = latent.expand_kv, DynamicCache.update_indexer
+        monkeypatch.setattr(latent, "expand_kv", lambda self, *both: expand(self, *map(rounded, both)))
         monkeypatch.setattr(
-            DeepseekV3Attention, "expand_kv", lambda self, *both: expand(self, *map(rounded, both))
+            DynamicCache, "update_indexer", lambda self, keys, layer: indexed(self, rounded(keys), layer)
         )
     else:
         monkeypatch.setattr(small.model.config, "_attn_implementation", "fp8_kv_unscaled")

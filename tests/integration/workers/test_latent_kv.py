@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.integration.conftest import Oracle
-from tests.integration.models.kinds_of_kv import latents, latents_v2
+from tests.integration.models.kinds_of_kv import chosen, chosen_together, latents, latents_v2
 from tests.integration.workers.caching.test_pulled_prefixes import (  # noqa: F401
     test_a_prefix_comes_from_the_cache_of_another_worker,
     transport,
@@ -25,8 +25,10 @@ from tests.integration.workers.test_speculation import (  # noqa: F401
 )
 from tests.unit.tiny import VOCAB
 
+_OTHERS = [pytest.param(kind, marks=pytest.mark.thorough) for kind in (latents_v2, chosen_together)]
 
-@pytest.fixture(scope="module", params=[latents, pytest.param(latents_v2, marks=pytest.mark.thorough)])
+
+@pytest.fixture(scope="module", params=[latents, chosen, *_OTHERS])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     """A page has as many bytes as in the tests of tiers: a row of 32 features instead of two heads of 8."""
     torch.manual_seed(0)

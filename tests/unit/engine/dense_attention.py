@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.modeling.layers.indexer import IndexRows
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
 from engine.modeling.models.base import CausalLM
@@ -18,8 +19,13 @@ def plain(layers: int, head_dim: int) -> list[LayerAttention]:
     return [LayerAttention(scale=head_dim**-0.5)] * layers
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, rule: LayerAttention) -> Tensor:
-    """Queries [T, heads, head_dim] of the last of C tokens over keys and values [C, kv_heads, head_dim]."""
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, rule: LayerAttention, chosen: Tensor | None = None
+) -> Tensor:
+    """Queries [T, heads, head_dim] of the last of C tokens over keys and values [C, kv_heads, head_dim].
+
+    `chosen` [T, C]: which tokens each attends to; None: those that the rule says.
+    """
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("thd,chd->htc", q, keys) * rule.scale
@@ -28,6 +34,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, rule: LayerAttention) -> Ten
     positions = torch.arange(len(keys), device=q.device)
     distance = positions[len(keys) - len(q) :, None] - positions
     visible = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
+    if chosen is not None:
+        visible = visible & chosen
     scores = scores.masked_fill(~visible, -torch.inf)
     if rule.sinks is not None:
         sinks = rule.sinks.to(q)[:, None, None].expand(-1, len(q), 1)
@@ -44,6 +52,7 @@ class DenseAttention:
         self._delta = model.part.delta
         self._rules: Sequence[LayerAttention] = model.layer_attention()
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self._chosen = torch.empty(0)
 
     def forward(self, layer: int, qkv: Tensor, rotation: Rotation | None) -> Tensor:
         rule = self._rules[layer]
@@ -58,6 +67,18 @@ class DenseAttention:
             q, k = rotation.turn(q), rotation.turn(k)
         self._stored[layer] = (k, v)
         return attend(q, k, v, self._rules[layer])
+
+    def attend_to_chosen(self, layer: int, rows: Tensor, index: IndexRows | None) -> Tensor:
+        rule = self._rules[layer]
+        assert rule.chosen is not None
+        if index is not None:
+            products = torch.einsum("thd,cd->htc", index.queries.float(), index.keys.float()).clamp(min=0)
+            scores = torch.einsum("th,htc->tc", index.weights, products)
+            scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+            best = scores.topk(min(rule.chosen, len(rows))).indices
+            self._chosen = torch.zeros_like(scores).scatter_(1, best, 1.0).bool()
+        values = rows[:, -1:, : rule.latent_rank]
+        return attend(rows[:, :-1], rows[:, -1:], values, rule, self._chosen)
 
     def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
         """Token by token, as the rule is defined."""

@@ -115,7 +115,7 @@ MODELS: Final = (
         ToolFormat.GLM,
     ),
     Row(20, "GLM-4.7-Flash", classes("Glm4MoeLiteForCausalLM"), False, _GLM, ToolFormat.GLM),
-    Row(21, "GLM-5 to 5.2", classes("GlmMoeDsaForCausalLM"), True),
+    Row(21, "GLM-5 to 5.2", classes("GlmMoeDsaForCausalLM"), True, _GLM, ToolFormat.GLM),
     Row(
         22,
         "MiniMax-M2 to M2.7",

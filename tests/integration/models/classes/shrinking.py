@@ -45,6 +45,7 @@ _SIZES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"), 512),
     **dict.fromkeys(("out_hidden_size", "text_hidden_size"), _HIDDEN),
     "n_shared_experts": 1,
+    "index_topk": 16,
     "rotary_dim": 8,
     "d_head": _HEAD_DIM,
     "qk_head_dim": 24,
@@ -75,6 +76,7 @@ _OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ernie4_5_vl_moe_text": {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [3, 3, 2]}
     },
+    "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "mistral4": {"qk_nope_head_dim": 8, "head_dim": 16},  # half of it is rotated
     "qwen2_5_omni_thinker": {"vision_start_token_id": 250},

@@ -35,6 +35,8 @@ NAMES = [
     "deepseek v2",
     "deepseek v2 in groups",
     "deepseek v3",
+    "deepseek v3.2",
+    "glm5",
     "exaone4",
     "ernie 4.5 with experts",
     "gpt2",

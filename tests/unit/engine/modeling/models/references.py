@@ -11,6 +11,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -31,6 +33,8 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GptOssConfig,
@@ -104,6 +108,8 @@ LATENT = {
     "v_head_dim": 10,
     "head_dim": 8,
 }
+INDEXER = {"index_topk": 12, "index_head_dim": 16, "index_n_heads": 24}
+"""So many heads that hardly a score is 0: transformers does not say which of equal ones are chosen."""
 DELTA = {
     "num_hidden_layers": 4,
     "head_dim": 16,
@@ -262,6 +268,19 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             yarn = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
             groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 20}
             model = DeepseekV3ForCausalLM(DeepseekV3Config(**shape, **groups, rope_parameters=yarn))
+        case "deepseek v3.2":
+            shape = tiny | NO_PADDING | ROUTED | LATENT | INDEXER | {"num_key_value_heads": num_heads}
+            yarn = YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
+            groups = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "q_lora_rank": 20}
+            config = DeepseekV32Config(**shape, **groups, rope_parameters=yarn)
+            model = DeepseekV32ForCausalLM(config)
+        case "glm5":
+            shape = tiny | NO_PADDING | ROUTED | LATENT | INDEXER | {"num_key_value_heads": num_heads}
+            kinds = {
+                "indexer_types": ["full", "shared", "full"],
+                "mlp_layer_types": ["dense", "sparse", "dense"],
+            }
+            model = GlmMoeDsaForCausalLM(GlmMoeDsaConfig(**shape, **kinds, q_lora_rank=20))
         case "glm4 moe lite":
             shape = (
                 tiny | NO_PADDING | ROUTED | LATENT | {"num_key_value_heads": num_heads, "q_lora_rank": 20}
