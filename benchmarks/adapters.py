@@ -132,8 +132,11 @@ def _ms(seconds: Iterable[float]) -> float:
 
 
 def hidden(warm: Mapping[str, float], cold: Mapping[str, float]) -> float | None:
-    """Share of the decode worker's load that a reader does not wait for; None: it has loaded nothing."""
-    load_ms = cold["decode_load_ms"]
+    """Share of the decode worker's load that a reader does not wait for; None: nothing was loaded.
+
+    A worker reports no load that ends before the KV comes, so it counts as that of the prefill worker.
+    """
+    load_ms = max(cold["prefill_load_ms"], cold["decode_load_ms"])
     exposed_ms = max(0.0, cold["rest_ms"] - warm["rest_ms"])
     return round(max(0.0, 1 - exposed_ms / load_ms), 3) if load_ms else None
 

@@ -13,6 +13,7 @@ from engine.errors import AdapterMissing, DeadlineUnreachable, EngineError, Queu
 from engine.grammar.matcher import Matcher
 from engine.loop.engine import Engine
 from rpc.baton.v1 import worker_pb2
+from worker.adapters.loading import wanted_by
 from worker.grammar_loading import GrammarLoading
 from worker.session.answers import Answers
 from worker.session.convert import request_from_proto
@@ -38,10 +39,10 @@ class JobStarter:
         answers: Answers,
         grammars: GrammarLoading,
         weights: WorkerWeights,
-        load_adapter: Callable[[worker_pb2.Work], None],
+        load_adapter: Callable[[worker_pb2.LoadAdapterRequest], None],
         fetch_rows: Callable[[Job, worker_pb2.Work], None] | None = None,
     ) -> None:
-        """`load_adapter`: begins to load the adapter of a request, if it is not here. `fetch_rows`: see
+        """`load_adapter`: begins to load an adapter, if it is not here. `fetch_rows`: see
         `WorkerImages.fetch`."""
         self._fetch_rows = fetch_rows
         self._load_adapter = load_adapter
@@ -80,7 +81,7 @@ class JobStarter:
             name=work.name,
             traceparent=work.traceparent,
         )
-        self._load_adapter(work)
+        self._load_adapter(wanted_by(work))
         if self._fetch_rows is not None:
             self._fetch_rows(job, work)
         grammar = job.request.sampling.grammar

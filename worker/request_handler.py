@@ -75,6 +75,7 @@ class RequestHandler:
         self.adapters: Final = adapters
         self._weights = WorkerWeights(engine, identified=identified or handoffs is not None)
         load_adapter = partial(adapters.want, on_end=self._on_adapter)
+        self._load_adapter = load_adapter
         self.images: Final = images
         fetch_rows = None if images is None else images.fetch
         self._starting = JobStarter(engine, answers, grammars, self._weights, load_adapter, fetch_rows)
@@ -120,6 +121,8 @@ class RequestHandler:
             case "encode":
                 if self.images is not None:
                     self.images.order(session, command.encode, arrived, self._weights.refusal)
+            case "load":
+                self._load_adapter(command.load)
             case "abort":
                 self.abort(command.abort.request_id)
             case "attach":

@@ -233,6 +233,8 @@ class FakeWorker(worker_pb2_grpc.WorkerServicer):
                     task = self.live.pop(command.abort.request_id, None)
                     if task is not None:
                         task.cancel()
+                case "load" if _may_fetch(command.load.digest, command.load.sources):
+                    self.loaded.add(command.load.digest)
                 case "submit" | "reserve" if self._lacks_adapter(command, outbox):
                     pass
                 case "submit":

@@ -86,16 +86,13 @@ class AdapterLoading:
         self.files.drop(digest)
         return info
 
-    def want(self, work: Work, on_end: OnEnd) -> None:
+    def want(self, wanted: LoadAdapterRequest, on_end: OnEnd) -> None:
         """Load the adapter of a request, unless it is here, or comes already, or no one has said from where.
 
         The engine takes the request meanwhile; it starts when the adapter is here.
         """
-        digest, sources = work.adapter_digest, work.adapter_sources
-        if digest and (work.adapter_path or sources) and self._adapters.expect(digest):
-            wanted = LoadAdapterRequest(
-                name=work.adapter, path=work.adapter_path, digest=digest, sources=sources
-            )
+        digest = wanted.digest
+        if digest and (wanted.path or wanted.sources) and self._adapters.expect(digest):
             self.begin(wanted)
             reading = self._threads.submit(self.read, wanted)
             reading.add_done_callback(lambda read: self._inbox.post(self._take, digest, on_end, read))
@@ -137,3 +134,13 @@ class AdapterLoading:
             self.files.hold(digest, folder)
         except OSError as error:
             log.warning("other workers cannot fetch the adapter in %s from this one: %s", folder, error)
+
+
+def wanted_by(work: Work) -> LoadAdapterRequest:
+    """The adapter of a request, if it has one."""
+    return LoadAdapterRequest(
+        name=work.adapter,
+        path=work.adapter_path,
+        digest=work.adapter_digest,
+        sources=work.adapter_sources,
+    )

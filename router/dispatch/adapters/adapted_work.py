@@ -7,6 +7,7 @@ from typing import Protocol
 
 from common.origin import activation_key, last_invocation, namespace_of
 from common.token_array import token_array
+from router.dispatch.workers.worker_adapters import WorkerAdapters
 from rpc.baton.v1 import worker_pb2
 
 
@@ -43,3 +44,15 @@ def fill_origin(
         work.adapter_start, work.prompt_keys[:] = start, keyed
     in_namespace = b"" if adapter is None or start is not None else adapter.digest
     work.namespace = namespace_of(adapter=in_namespace, tenant=tenant, cache_salt=work.cache_salt)
+
+
+def load_ahead(work: worker_pb2.Work, adapters: WorkerAdapters) -> worker_pb2.Command | None:
+    """For a worker that gets the request later: to load its adapter now; None: it has it, or could not."""
+    digest = work.adapter_digest
+    if not digest or digest in adapters or not adapters.may_use(digest):
+        return None
+    adapters.brought(digest)
+    load = worker_pb2.LoadAdapterRequest(
+        name=work.adapter, path=work.adapter_path, digest=digest, sources=adapters.sources(digest)
+    )
+    return worker_pb2.Command(load=load)

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Final
 
 from router.config.settings import RouterConfig
+from router.dispatch.adapters.adapted_work import load_ahead
 from router.dispatch.adapters.table import NO_ADAPTER, Digest
 from router.dispatch.failures import no_worker_ready, pages_quarantined
 from router.dispatch.routing.route import CachedElsewhere, Pick, Route
@@ -232,6 +233,8 @@ class Selector:
                 on_promotion=self.cluster.promoted,
             )
         claim, weights = decode.load.promise(sequence.num_tokens), sequence.weights
+        if (load := load_ahead(sequence.prototype, decode.adapters)) is not None:
+            decode.send(load)  # its pages are reserved later, when the prompt is begun
 
         def pick(role: worker_pb2.Role) -> WorkerSession:
             if role == ROLE_PREFILL:

@@ -169,7 +169,7 @@ class Peer(_message.Message):
     def __init__(self, name: _Optional[str] = ..., epoch: _Optional[int] = ..., metadata: _Optional[bytes] = ..., base_address: _Optional[int] = ..., page_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., device_index: _Optional[int] = ..., layout_hash: _Optional[str] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share", "release", "encode")
+    __slots__ = ("submit", "abort", "reserve", "attach", "fence", "migrate", "beat", "drain", "share", "release", "encode", "load")
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class Command(_message.Message):
     SHARE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     ENCODE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     submit: Submit
     abort: Abort
     reserve: Reserve
@@ -192,7 +193,8 @@ class Command(_message.Message):
     share: Share
     release: Release
     encode: Encode
-    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., encode: _Optional[_Union[Encode, _Mapping]] = ...) -> None: ...
+    load: LoadAdapterRequest
+    def __init__(self, submit: _Optional[_Union[Submit, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., attach: _Optional[_Union[Attach, _Mapping]] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ..., migrate: _Optional[_Union[Migrate, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., share: _Optional[_Union[Share, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., encode: _Optional[_Union[Encode, _Mapping]] = ..., load: _Optional[_Union[LoadAdapterRequest, _Mapping]] = ...) -> None: ...
 
 class Encode(_message.Message):
     __slots__ = ("request_id", "weights", "timeout_s", "items")

@@ -106,9 +106,13 @@ async def test_a_request_says_which_workers_have_its_adapter_to_one_that_lacks_i
         await adapters.load("sql", "/sql")
         decode.behaviour.waits_before.add("load")
         await decode.restart()
-        await until(lambda: len(served.registry.sessions()) == 2)
+        await until(lambda: decode.epoch in [one.info.epoch for one in served.registry.sessions()])
+        sent = len(decode.received)
         await ask(served, adapters, "sql")
+        load, *_ = decode.received[sent:]
+        assert load.load.digest == digest_of("one"), "it loads the adapter before the prompt is begun"
         [source] = decode.commands("reserve")[-1].reserve.work.adapter_sources
+        assert source == load.load.sources[0]
         assert source.address == "prefill:1"
         decode.behaviour.waits_before.clear()
 

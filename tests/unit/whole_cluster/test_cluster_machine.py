@@ -278,8 +278,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self.workers[place].copies.failing = count
 
     @precondition(lambda self: self.kind.kept is not None)
-    @rule(place=st.integers(1, WORKERS - 1), content=st.sampled_from(ADAPTERS), unload=st.booleans())
-    def change(self, place: int, content: str, unload: bool) -> None:
+    @rule(
+        place=st.integers(1, WORKERS - 1),
+        content=st.sampled_from(ADAPTERS),
+        how=st.sampled_from(["load", "ahead", "unload"]),
+    )
+    def change(self, place: int, content: str, how: str) -> None:
         """The router has an adapter loaded or unloaded, whatever is under way."""
         worker = self.workers[place]
         adapters, digest = worker.worker.handler.adapters, digest_of(content)
@@ -290,8 +294,11 @@ class ClusterMachine(RuleBasedStateMachine):
         def load() -> AdapterInfo:
             return adapters.add(adapters.read(wanted))
 
-        act = partial(adapters.unload, digest) if unload else load
-        worker.inbox.append(partial(adapter_answer, act))
+        if how == "ahead":
+            worker.send(worker_pb2.Command(load=wanted))
+        else:
+            act = load if how == "load" else partial(adapters.unload, digest)
+            worker.inbox.append(partial(adapter_answer, act))
 
     # ------------------------------------------------------------------------------ the network
 
