@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.adapters.peft_folder import LowRankPair
+from engine.kernels.cpu.library import SlotPair, SlotPairs, cpu_kernels
 from engine.modeling.layers.linear.linear_layer import Linear
-from engine.modeling.layers.linear.panels import must_be_uniform, uniform_panels
 
 Pieces: TypeAlias = Mapping[int, LowRankPair]
 """Pairs of an adapter by the number of the projection that they change, of those that a layer merges."""
@@ -69,37 +68,39 @@ class SlottedAddition(ABC):
         """See `Addition`."""
 
 
-Product: TypeAlias = Callable[[Tensor], Tensor]
-
-
 class CpuAddition(SlottedAddition):
-    """Multiplies the rows of one adapter after those of the other, in the ranks that they have."""
+    """A compiled kernel multiplies each row by itself; without one, torch those of one adapter at a time."""
 
-    def __init__(self, place: AdaptedLayer) -> None:
+    def __init__(self, place: AdaptedLayer, slots: int, dtype: torch.dtype) -> None:
         super().__init__(place)
-        self._uniform = must_be_uniform()
-        self._slots: dict[int, list[tuple[range, Product, Product]]] = {}
+        self._kernels = cpu_kernels(dtype)
+        self._slots: dict[int, list[tuple[range, Tensor, Tensor]]] = {}
+        """Matrices [rank, in] and [rank, out] of projections."""
+        self._table = (SlotPairs * slots)()
+        self._entries: dict[int, ctypes.Array[SlotPair]] = {}
+        """The table's pairs, by slots."""
 
     def fill(self, slot: int, pieces: Pieces) -> None:
-        self._slots[slot] = [
-            (self.place.pieces[number], *self._products(pair)) for number, pair in pieces.items()
+        pairs = self._slots[slot] = [
+            (self.place.pieces[number], pair.a.contiguous(), pair.b.t().contiguous())
+            for number, pair in pieces.items()
         ]
-
-    def _products(self, pair: LowRankPair) -> tuple[Product, Product]:
-        """With the two halves of a pair."""
-        if not self._uniform:
-            return (lambda x: x @ pair.a.t()), (lambda x: x @ pair.b.t())
-        odd = pair.rank % 2  # the kernel multiplies pairs of bfloat16
-        a = uniform_panels(functional.pad(pair.a, (0, 0, 0, odd)))
-        b = uniform_panels(functional.pad(pair.b, (0, odd)))
-        return partial(a.product, bias=None), partial(b.product, bias=None)
+        entries = self._entries[slot] = (SlotPair * len(pairs))()
+        for entry, (piece, a, b) in zip(entries, pairs, strict=True):
+            entry.rank, entry.first, entry.columns = len(a), piece.start, len(piece)
+            entry.a, entry.b = a.data_ptr(), b.data_ptr()
+        self._table[slot] = SlotPairs(len(pairs), ctypes.addressof(entries))
 
     def add(self, multiply: Callable[[], Tensor], x: Tensor) -> Tensor:
-        product = multiply()
-        for slot, rows in self.place.rows.groups:
-            mine = x[rows]
-            for piece, shrink, expand in self._slots[slot]:
-                product[:, piece.start : piece.stop].index_add_(0, rows, expand(shrink(mine)))
+        product, rows = multiply(), self.place.rows
+        if self._kernels is not None:
+            assert rows.slots is not None
+            assert product.dtype == x.dtype
+            self._kernels.add_low_rank(x.contiguous(), rows.slots, self._table, product)
+            return product
+        for slot, mine in rows.groups:
+            for piece, a, b in self._slots[slot]:
+                product[:, piece.start : piece.stop].index_add_(0, mine, x[mine] @ a.t() @ b)
         return product
 
 

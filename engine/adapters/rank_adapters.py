@@ -87,7 +87,7 @@ class RankAdapters:
         layer = model.get_submodule(path)
         place, config = AdaptedLayer(self.rows, layer, pieces), self._config  # type: ignore[arg-type]
         if self._like.device.type == "cpu":
-            addition: SlottedAddition = CpuAddition(place)
+            addition: SlottedAddition = CpuAddition(place, config.max_loras, self._like.dtype)
         else:
             rank = max(_LEAST_RANK, 1 << (config.max_lora_rank - 1).bit_length())
             addition = GpuAddition(place, config.max_loras, rank, self._like)

@@ -1,5 +1,6 @@
 // Kernels for CPUs as plain C functions, compiled by Baton where it runs (see build.py) and called with pointers.
 #include "attention_blocks.h"
+#include "low_rank.h"
 #include "quantized.h"
 #include "rows.h"
 
@@ -29,6 +30,11 @@
     void baton_quantized_linear_##NAME(int64_t threads, int64_t rows, int64_t columns, int64_t depth, const T* x, \
                                        int64_t x_stride, const Quantized* weight, const T* bias, T* out) {       \
         quantized_linear(threads, rows, columns, depth, x, x_stride, *weight, bias, out);                        \
+    }                                                                                                            \
+    void baton_add_low_rank_##NAME(int64_t threads, int64_t rows, int64_t depth, const int64_t* slots,           \
+                                   const SlotPairs* adapters, const T* x, int64_t x_stride, T* product,       \
+                                   int64_t product_stride) {                                                     \
+        add_low_rank(threads, rows, depth, slots, adapters, x, x_stride, product, product_stride);               \
     }
 
 extern "C" {

@@ -64,6 +64,21 @@ class Quantized(ctypes.Structure):
     )
 
 
+class SlotPair(ctypes.Structure):
+    """A pair of an adapter; `struct SlotPair` of low_rank.h."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rank", "first", "columns")),
+        *((name, c_void_p) for name in ("a", "b")),
+    )
+
+
+class SlotPairs(ctypes.Structure):
+    """An adapter's pairs of a layer; `struct SlotPairs` of low_rank.h."""
+
+    _fields_ = (("count", c_int64), ("pairs", c_void_p))
+
+
 class CpuKernels:
     """Kernels for one dtype, float32 or bfloat16. Tensors are on the CPU; shapes are not checked.
 
@@ -95,6 +110,16 @@ class CpuKernels:
         )
         self._quantized_linear = _function(
             library, f"baton_quantized_linear_{name}", *[c_int64] * 4, c_void_p, c_int64, *[c_void_p] * 3
+        )
+
+        self._add_low_rank = _function(
+            library,
+            f"baton_add_low_rank_{name}",
+            *[c_int64] * 3,
+            *[c_void_p] * 3,
+            c_int64,
+            c_void_p,
+            c_int64,
         )
 
     def attend(self, step: Step, layer: Tensor, qkv: Tensor, out: Tensor) -> None:
@@ -167,6 +192,26 @@ class CpuKernels:
             ctypes.addressof(weight),
             None if bias is None else bias.data_ptr(),
             out.data_ptr(),
+        )
+
+    def add_low_rank(
+        self, x: Tensor, slots: Tensor, adapters: ctypes.Array[SlotPairs], product: Tensor
+    ) -> None:
+        """Add to each row of `product` [T, N] what the adapter of its slot (-1: none) makes of `x` [T, K].
+
+        Rows are contiguous. `slots` is int64.
+        """
+        rows, depth = x.shape
+        self._add_low_rank(
+            torch.get_num_threads(),
+            rows,
+            depth,
+            slots.data_ptr(),
+            ctypes.addressof(adapters),
+            x.data_ptr(),
+            x.stride(0),
+            product.data_ptr(),
+            product.stride(0),
         )
 
 
