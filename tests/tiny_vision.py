@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 from PIL import Image
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+
+from benchmarks.lib.vision_folder import QWEN_TEMPLATE, QWEN_TOKENS, byte_tokenizer
 
 PARTS_ONLY: Final = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
@@ -21,14 +21,6 @@ PARTS_ONLY: Final = (
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
 """Idefics3's and SmolVLM's: a content that is a string is lost."""
-QWEN: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}{% if part['type'] == 'image' or 'image' in part %}"
-    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 GEMMA: Final = (
     "{{ bos_token }}{% for message in messages %}<start_of_turn>{{ message['role'] }}\n"
     "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
@@ -46,7 +38,6 @@ GEMMA4: Final = (
 _ROWS: Final = tuple(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7))
 _IDEFICS: Final = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *_ROWS)
 _NORMAL: Final = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "do_normalize": True, "do_rescale": True}
-_QWEN: Final = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>")
 
 
 class TinyProcessor:
@@ -70,7 +61,7 @@ class TinyProcessor:
     def save(self, folder: Path) -> int:
         """Write all files but config.json. Returns the id of the token that stands for a row."""
         folder.mkdir(parents=True, exist_ok=True)
-        tokenizer = _tokenizer(self._tokens, self._named)
+        tokenizer = byte_tokenizer(self._tokens, self._named)
         tokenizer.save_pretrained(folder)
         (folder / "chat_template.jinja").write_text(self.template)
         processor = {"processor_class": self.name} | self._arguments
@@ -79,23 +70,6 @@ class TinyProcessor:
             json.dumps(dict(self._image_processor) | {"processor_class": self.name})
         )
         return int(tokenizer.convert_tokens_to_ids(self._image_token))
-
-
-def _tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of bytes, and of special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    names = ("<bos>", "<eos>", "<pad>", *special)
-    backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        extra_special_tokens=dict(named),
-    )
 
 
 _IDEFICS_IMAGES: Final = _NORMAL | {
@@ -163,15 +137,15 @@ PROCESSORS: Final[Mapping[str, TinyProcessor]] = {
     "qwen2_5_vl": TinyProcessor(
         "Qwen2_5_VLProcessor",
         _QWEN_IMAGES | {"image_processor_type": "Qwen2VLImageProcessor"},
-        _QWEN,
-        QWEN,
+        QWEN_TOKENS,
+        QWEN_TEMPLATE,
         image_token="<|image_pad|>",
     ),
     "qwen3_vl": TinyProcessor(
         "Qwen3VLProcessor",
         _QWEN_IMAGES | {"image_processor_type": "Qwen2VLImageProcessor"},
-        _QWEN,
-        QWEN,
+        QWEN_TOKENS,
+        QWEN_TEMPLATE,
         image_token="<|image_pad|>",
     ),
 }

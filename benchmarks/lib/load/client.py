@@ -137,7 +137,7 @@ def _body(target: Target, work: Work) -> bytes:
         **target.extra,
     }
     if target.api is Api.CHAT:
-        body["messages"] = [{"role": "user", "content": work.prompt}]
+        body["messages"] = [{"role": "user", "content": work.content}]
     else:
         body["prompt"] = work.prompt
     return orjson.dumps(body)

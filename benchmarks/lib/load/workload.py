@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from simulator.lengths import Fixed, Lengths, LogNormal, Uniform, parse_lengths
 
 __all__ = [
     "Fixed",
+    "ImageWork",
     "Lengths",
     "LogNormal",
     "Uniform",
@@ -44,6 +46,26 @@ class Work:
     """Seconds after the run's start."""
     prompt: Sequence[int] | str
     max_tokens: int
+
+    @property
+    def content(self) -> Any:
+        """Content of its message in a chat."""
+        return self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class ImageWork(Work):
+    """A chat of text after images."""
+
+    images: tuple[str, ...] = ()
+    """URLs."""
+
+    @property
+    def content(self) -> Any:
+        parts: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": url}} for url in self.images
+        ]
+        return [*parts, {"type": "text", "text": self.prompt}]
 
 
 def make_workload(
