@@ -16,10 +16,17 @@ class EncodeWorker:
 
     @staticmethod
     def engine(config: EngineConfig) -> EngineConfig:
-        """Its configuration: a KV pool for health probes alone, and no CUDA graphs."""
+        """Its configuration: the vision model, and what answers health probes."""
         return replace(
             config,
+            vision_model_only=True,
             num_pages=_PAGES,
+            scheduler=replace(config.scheduler, speculation=None),
+            quantization=None,
+            fp8_kv=False,
+            expert_parallel_size=1,
+            return_routed_experts=False,
+            lora=None,
             cuda_graph_max_batch=0,
             cuda_graph_max_tokens=0,
         )

@@ -313,6 +313,8 @@ class EngineConfig:
     """Largest step with prompts captured as piecewise CUDA graphs, in tokens; 0: none."""
     language_model_only: bool = False
     """Leave out the vision model: requests with images are refused."""
+    vision_model_only: bool = False
+    """Leave out the language model: a small decoder with random weights answers health probes alone."""
     image_cache_bytes: int = 256 << 20
     """Memory of the device for encoded images, beside the one that a step needs."""
     return_routed_experts: bool = False
@@ -324,6 +326,11 @@ class EngineConfig:
     """None: requests with adapters are refused."""
     seed: int = 0
     """For dummy weights and the random policy."""
+
+    @property
+    def decoder_load_format(self) -> str:
+        """`load_format` of the language model."""
+        return "dummy" if self.vision_model_only else self.load_format
 
     @property
     def numerics(self) -> str:

@@ -13,7 +13,7 @@ from engine.model_config.errors import UnsupportedModel, WeightsError
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.kv_scales import kv_scales
 from engine.modeling.loader.model_loader import as_loaded
-from engine.modeling.loader.refill import Refill
+from engine.modeling.loader.refill import Refill, check_shape
 from engine.modeling.loader.weights_identity import FilledCheckpoint, served_shape
 from engine.modeling.models.base import CausalLM
 from engine.parallel.communicator import Communicator
@@ -29,6 +29,10 @@ class RankWeights:
         )
         self._identity: WeightsIdentity | None = None
         self._fp8_kv: Fp8KV | None = None
+        self._whole: ModelSpec | None = None
+        """With the vision model alone: the spec of the checkpoint, whose language model is not loaded."""
+        if config.vision_model_only:
+            self._whole = ModelSpec.from_folder(config.model_path, config.model_impl)
 
     @property
     def identity(self) -> WeightsIdentity:
@@ -72,7 +76,8 @@ class RankWeights:
         try:
             with ThreadPoolExecutor(1, "digest") as thread:
                 digest = thread.submit(checkpoint.digest) if self._communicator.shard.is_first_rank else None
-                refill.run()
+                if refill is not None:
+                    refill.run()
             identity = None if digest is None else WeightsIdentity(digest.result(), new.version)
         except (WeightsError, OSError) as error:
             problem = str(error)
@@ -80,8 +85,12 @@ class RankWeights:
             raise WeightsIncomplete(problem or f"another rank has not read all of {new.checkpoint}")
         self._checkpoint, self._identity = checkpoint, identity
 
-    def _checked(self, model: CausalLM, folder: Path) -> Refill:
+    def _checked(self, model: CausalLM, folder: Path) -> Refill | None:
+        """None: the language model is not loaded."""
         config, spec = self._config, ModelSpec.from_folder(folder, self._config.model_impl)
+        if self._whole is not None:
+            check_shape(folder, spec, self._whole)
+            return None
         if config.pooling is not None:
             spec = spec.without_vocabulary()
         spec = as_loaded(spec, config.quantization, config.max_model_len, config.expert_parallel_size)

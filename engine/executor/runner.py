@@ -38,6 +38,7 @@ from engine.kv.cache.pool import KVPool
 from engine.kv.cache.slot_count import share_out, wanted_slots
 from engine.media.encoder import MediaEncoder
 from engine.media.loading import open_encoder
+from engine.media.probe_decoder import probe_decoder
 from engine.media.step_media import NO_MEDIA, StepMedia
 from engine.mixers.attention import AttentionBackend, attention_for
 from engine.mixers.recurrence.select import with_states
@@ -96,6 +97,8 @@ class ModelRunner:
         described = ModelSpec.from_folder(config.model_path, config.model_impl) if spec is None else spec
         if spec is None and config.pooling is not None:
             described = spec = described.without_vocabulary()
+        if config.vision_model_only:
+            described = probe_decoder(described)
         self._weights = RankWeights(config, communicator)
         with (
             kernels_ahead(config, described, self._device, progress),
@@ -106,7 +109,7 @@ class ModelRunner:
                 config.model_path,
                 device=config.device,
                 dtype=config.dtype,
-                load_format=config.load_format,
+                load_format=config.decoder_load_format,
                 seed=config.seed,
                 quantization=config.quantization,
                 context=config.max_model_len,

@@ -34,14 +34,7 @@ class Refill:
 
         Raises WeightsError if the model cannot take it.
         """
-        changed = [
-            one.name for one in fields(spec) if getattr(spec, one.name) != getattr(model.spec, one.name)
-        ]
-        if changed:
-            raise WeightsError(
-                f"{folder} describes another model ({', '.join(changed)}): only weights of the same shape and"
-                " format can replace those of a running one"
-            )
+        check_shape(folder, spec, model.spec)
         self._model = model
         self._files = weight_files(folder)
         check_whole(self._files)
@@ -60,6 +53,15 @@ class Refill:
         model.pack_tied_head()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+def check_shape(folder: Path, spec: ModelSpec, loaded: ModelSpec) -> None:
+    """Raises WeightsError unless `spec`, that of `folder`, is that of the loaded model."""
+    if changed := [one.name for one in fields(spec) if getattr(spec, one.name) != getattr(loaded, one.name)]:
+        raise WeightsError(
+            f"{folder} describes another model ({', '.join(changed)}): only weights of the same shape and"
+            " format can replace those of a running one"
+        )
 
 
 class _StandIns:
