@@ -87,7 +87,7 @@ class ClusterDispatcher:
         self.poison_requests: Final = PoisonRequests()
         self.gate: Final = PauseGate()
         self._admission = AdmissionGate(self.selector.check, self._retry_window)
-        self._encodes = EncodePool(registry)
+        self._encodes = EncodePool(registry, self.selector)
         self.answers: Final = RunningAttempts(self.selector.migration_target)
         registry.watch(self._admission.admit_waiting)
         metrics.watch_prefill_queue(self.prefill_queue)

@@ -21,7 +21,7 @@ from router.dispatch.request_status import NO_WORKER, RequestStatus
 from router.dispatch.row_order import RowOrder
 from router.dispatch.token_stream import TokenStream
 from router.dispatch.waterfall import Waterfall
-from router.placement.images import ImageSpans
+from router.placement.images import AwaitedRows, ImageSpans
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 
 _TRACEPARENT: Final = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.ASCII)
@@ -125,6 +125,8 @@ class SequenceState:
     """Rows received from workers; a retry continues after them."""
     row_sources: Mapping[bytes, worker_pb2.RowsSource] = field(default_factory=dict)
     """Where workers fetch the rows of images that an encode worker encodes, by digest."""
+    rows_at: float = 0.0
+    """When these rows are expected, on time.monotonic()."""
     status: Callable[[], RequestStatus] = lambda: NO_WORKER
     """Its current stage."""
     _blocks: dict[int, list[BlockHash]] = field(default_factory=dict)
@@ -182,6 +184,16 @@ class SequenceState:
         return [
             (item.offset, item.offset + item.length) for item in media if item.digest not in self.row_sources
         ]
+
+    def awaited_rows(self, now: float) -> AwaitedRows | None:
+        """Images that an encode worker encodes."""
+        if not self.row_sources:
+            return None
+        media = self.prototype.media
+        spans = [
+            (item.offset, item.offset + item.length) for item in media if item.digest in self.row_sources
+        ]
+        return AwaitedRows(spans, max(0.0, self.rows_at - now))
 
     @property
     def sampling(self) -> sampling_pb2.SamplingParams:

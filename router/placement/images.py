@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 ImageSpans: TypeAlias = Sequence[tuple[int, int]]
 """First token and end of each image in the prompt, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedRows:
+    """Images of a prompt that an encode worker encodes."""
+
+    images: ImageSpans
+    seconds: float
+    """From now until it has encoded them."""
+
+    def missing_from(self, computed: int) -> int | None:
+        """First token that waits for them after `computed` tokens of the prompt; None: none does."""
+        left = [first for first, end in self.images if end > computed]
+        return max(computed, left[0]) if left else None
+
 
 _FADING: Final = 0.9
 """Weight of an image relative to the next one."""

@@ -104,6 +104,10 @@ class PlacementPolicy(ABC):
         Raises NoWorker, QuarantinedPages.
         """
 
+    def encodes_elsewhere(self, request: RequestView, seconds: float, view: ClusterView) -> bool:
+        """Whether an encode worker, which has the rows of the images in `seconds`, is to encode them."""
+        return True
+
     def decode_worker(self, placement: Placement, request: RequestView, view: ClusterView) -> WorkerId:
         """The worker to which the KV of a placed request is sent, when its prompt starts. Raises NoWorker."""
         return placement.decode_worker

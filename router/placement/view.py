@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from router.placement.account.room import Room
 from router.placement.adapters import AdapterPlace
-from router.placement.images import ImageSpans, image_tokens
+from router.placement.images import AwaitedRows, ImageSpans, image_tokens
 from router.placement.step_time import EVERYTHING, NO_DRAFTS, Drafting, Reach, StepTime, StepWork
 
 WorkerId: TypeAlias = str
@@ -200,6 +200,11 @@ class RequestView:
     adapter: Mapping[WorkerId, AdapterPlace] = field(default_factory=dict)
     """Where its adapter is on each worker; empty: it has none."""
     images: ImageSpans = ()
+    """Images that the worker of the prompt encodes."""
+    image_token_s: float = 0.0
+    """`WorkerView.image_token_s` where that is not measured."""
+    awaited: AwaitedRows | None = None
+    """Images that an encode worker encodes."""
     avoid: AbstractSet[WorkerId] = frozenset()
     """Workers on which it has failed."""
 
@@ -214,9 +219,10 @@ class RequestView:
 
     def encode_s(self, worker: WorkerView) -> float:
         """Time in which the worker encodes those images that it has no KV of."""
-        if not self.images or not worker.image_token_s:
+        token_s = worker.image_token_s or self.image_token_s
+        if not self.images or not token_s:
             return 0.0
-        return worker.image_token_s * image_tokens(self.images, self.cached_on(worker))
+        return token_s * image_tokens(self.images, self.cached_on(worker))
 
     def cached_on(self, worker: WorkerView) -> int:
         return self.cached_by(worker.id, worker.page_size)

@@ -141,7 +141,7 @@ class ServedAdapters:
         """Whether requests of any router use it, as the workers report."""
         return any(
             use.digest == digest and use.running + use.waiting
-            for session in self._registry.sessions()
+            for session in self._registry.computing()
             for use in session.adapters.uses
         )
 
@@ -163,7 +163,7 @@ class ServedAdapters:
 
     async def _staged(self, name: str, path: str) -> Adapter:
         """Load it on every worker, and claim its content. What is left of a refused one is unloaded later."""
-        if not self._registry.sessions():
+        if not self._registry.computing():
             raise Unavailable("no worker is connected", retry_after_s=1.0, public=True)
         found: dict[str, worker_pb2.AdapterInfo] = {}
         try:
@@ -180,7 +180,7 @@ class ServedAdapters:
 
         Workers that do not see the folder get a copy from those that do.
         """
-        blind = await self._stage_on(self._registry.members(), name, path, found)
+        blind = await self._stage_on(self._registry.computing_members(), name, path, found)
         digests = {info.digest for info in found.values()}
         if len(digests) > 1:
             each = ", ".join(f"{worker} {info.digest.hex()[:16]}" for worker, info in found.items())
@@ -230,7 +230,7 @@ class ServedAdapters:
     async def turn(self) -> None:
         """Raises what the shared catalogue raises."""
         await self._agreement.look()
-        await asyncio.gather(*(self._catch_up(session) for session in self._registry.sessions()))
+        await asyncio.gather(*(self._catch_up(session) for session in self._registry.computing()))
         try:
             await self._unload_unused()
         except NotEverywhere as error:
@@ -270,7 +270,7 @@ class ServedAdapters:
     async def _unload_unused(self) -> None:
         """Raises NotEverywhere."""
         while (digest := await self._unused()) is not None:
-            await on_every_worker(self._registry.members(), partial(_unload_on, digest))
+            await on_every_worker(self._registry.computing_members(), partial(_unload_on, digest))
             self.table.forget(digest)
 
     async def _unused(self) -> Digest | None:

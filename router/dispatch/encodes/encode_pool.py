@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from router.dispatch.encodes.remote_encode import RemoteEncode
 from router.dispatch.sequence import SequenceState
@@ -17,17 +17,24 @@ from router.placement.images import EncodeRates
 from rpc.baton.v1 import worker_pb2
 from rpc.baton.v1.worker_pb2 import ROLE_ENCODE
 
-_LEAST_S: Final = 10.0
-"""Time for rows beyond the predicted time of encoding them."""
 _FIRST_GUESS_S: Final = 1e-4
 """Per token of an image, before any is measured."""
 _MOST_KNOWN: Final = 4096
 """Images of which it is remembered where they were encoded."""
 
 
+class Choice(Protocol):
+    def version_for(self, sequence: SequenceState) -> str:
+        """See `Selector.version_for`."""
+
+    def encodes_elsewhere(self, sequence: SequenceState, seconds: float, token_s: float) -> bool:
+        """See `Selector.encodes_elsewhere`."""
+
+
 class EncodePool:
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, choice: Choice) -> None:
         self._registry = registry
+        self._choice = choice
         self._rates = EncodeRates()
         self._running: set[RemoteEncode] = set()
         self._watched: set[str] = set()
@@ -37,7 +44,8 @@ class EncodePool:
 
     @contextmanager
     def encoding(self, sequence: SequenceState) -> Iterator[None]:
-        """Begin to encode the images of a sequence, if there is an encode worker; drop them at the end."""
+        """Begin to encode the images of a sequence, if there is an encode worker that is to do so; drop them
+        at the end."""
         encode = self._begin(sequence) if sequence.prototype.media else None
         try:
             yield
@@ -47,18 +55,24 @@ class EncodePool:
 
     def _begin(self, sequence: SequenceState) -> RemoteEncode | None:
         ready = [s for s in self._registry.ready(ROLE_ENCODE) if s.alive and s.info.rows_address]
+        if not ready:
+            return None
+        weights = self._choice.version_for(sequence)
+        ready = [session for session in ready if session.info.served.tag == weights]
         items = self._missing(sequence) if ready else []
         if not items:
             return None
         session = min(ready, key=lambda one: (_badness(one), self._seconds(one, items)))
-        timeout_s = _LEAST_S + 2 * self._seconds(session, items)
+        seconds = self._seconds(session, items)
+        if not self._choice.encodes_elsewhere(sequence, seconds, self._token_s(session)):
+            return None
         self._watch(session)
         for item in items:
             self._known[item.digest] = session.key
             self._known.move_to_end(item.digest)
         while len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)
-        encode = RemoteEncode(sequence, session, items, timeout_s, self._running.discard)
+        encode = RemoteEncode(sequence, session, items, seconds, self._running.discard)
         self._running.add(encode)
         return encode
 
@@ -81,7 +95,10 @@ class EncodePool:
         own = sum(encode.tokens for encode in self._running if encode.session is session)
         waiting = max(own, session.load.encode_tokens)
         tokens = sum(item.length for item in items if self._known.get(item.digest) != session.key)
-        return (waiting + tokens) * (self._rates.token_s(session.key) or _FIRST_GUESS_S)
+        return (waiting + tokens) * self._token_s(session)
+
+    def _token_s(self, session: WorkerSession) -> float:
+        return self._rates.token_s(session.key) or _FIRST_GUESS_S
 
     def _watch(self, session: WorkerSession) -> None:
         if session.key not in self._watched:

@@ -16,6 +16,8 @@ from rpc.baton.v1 import worker_pb2
 _log = logging.getLogger(__name__)
 
 _TICKET_BYTES: Final = 16
+_LEAST_S: Final = 10.0
+"""Time for rows beyond the predicted time of encoding them."""
 
 
 class RemoteEncode:
@@ -26,10 +28,11 @@ class RemoteEncode:
         sequence: SequenceState,
         session: WorkerSession,
         items: Sequence[worker_pb2.MediaItem],
-        timeout_s: float,
+        seconds: float,
         on_end: Callable[[RemoteEncode], None],
     ) -> None:
-        """`timeout_s`: for the rows, after which the worker of the prompt encodes the images."""
+        """`seconds`: predicted until the images are encoded. The worker of the prompt encodes them if it does
+        not have their rows after twice that time and `_LEAST_S`."""
         self.session = session
         self.tokens = sum(item.length for item in items)
         """Prompt tokens of images that are not encoded yet."""
@@ -38,7 +41,9 @@ class RemoteEncode:
         self._id = secrets.randbits(64)
         self._sent_at = time.monotonic()
         tickets = [secrets.token_bytes(_TICKET_BYTES) for _ in items]
+        timeout_s = _LEAST_S + 2 * seconds
         sequence.row_sources = self._sources(items, tickets, timeout_s)
+        sequence.rows_at = self._sent_at + seconds
         sequence.waterfall.encode_worker = session.worker_id
         session.listen(self._id, SessionListener(self._on_event, lambda _output, _at: None))
         encode = worker_pb2.Encode(

@@ -156,6 +156,20 @@ class Selector:
         why = "; ".join(filter(None, parts))
         return self._route(sequence, avoid, placement, why)
 
+    def encodes_elsewhere(self, sequence: SequenceState, seconds: float, token_s: float) -> bool:
+        """Whether an encode worker, which has the rows of the images in `seconds`, is to encode them.
+
+        `token_s`: time for each token of an image on a worker that has encoded none.
+        """
+        if not self.policy.predicts or not self.is_ready(sequence.adapter):
+            return True
+        view = self._view(sequence.adapter)
+        request = replace(self._request(sequence, set()), image_token_s=token_s)
+        try:
+            return self.policy.encodes_elsewhere(request, seconds, view)
+        except (NoWorker, QuarantinedPages):
+            return True
+
     def check(self, tokens: int) -> None:
         """Raises Unavailable if a sequence of this many tokens would wait for pages in quarantine."""
         if self.is_ready() and self.policy.handoffs is not HandoffRule.NEVER:
@@ -286,6 +300,7 @@ class Selector:
             avoid={key for key, session in self._known.items() if session.worker_id in avoid},
             adapter=self._adapter_places(sequence.adapter),
             images=sequence.images,
+            awaited=sequence.awaited_rows(self._clock()),
         )
 
     def _adapter_places(self, adapter: Digest) -> dict[WorkerId, AdapterPlace]:

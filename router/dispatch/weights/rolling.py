@@ -36,6 +36,8 @@ class Updatable:
     id: str
     role: int
     tag: Tag
+    computes: bool = True
+    """False: it encodes images for the others."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,8 @@ class Rolling:
             return None
         by_role = Counter(worker.role for worker in left)
         chosen = max(left, key=lambda worker: by_role[worker.role])
-        if not any(w.id != chosen.id and w.tag in self.versions for w in workers):
+        others = [w for w in workers if w.id != chosen.id and w.computes and w.tag in self.versions]
+        if chosen.computes and not others:
             self.alone.append(chosen.id)
         return chosen
 

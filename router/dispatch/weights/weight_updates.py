@@ -205,7 +205,7 @@ class WeightUpdates:
             self.tensors.check(new.folder, self.served.folder)
             if "weights" in self.asleep:
                 raise InvalidRequest("The weights are given back: wake them up first.", code="asleep")
-            if self.is_paused or len(self._registry.sessions()) < _TWO:
+            if self.is_paused or len(self._registry.computing()) < _TWO:
                 how = UpdateMode.TOGETHER
             try:
                 if how is UpdateMode.ROLLING:
@@ -257,7 +257,12 @@ class WeightUpdates:
 
     def _updatable(self) -> list[Updatable]:
         return [
-            Updatable(session.worker_id, session.role, session.info.served.tag)
+            Updatable(
+                session.worker_id,
+                session.role,
+                session.info.served.tag,
+                computes=session.role != worker_pb2.ROLE_ENCODE,
+            )
             for session in self._registry.sessions()
         ]
 
@@ -266,7 +271,7 @@ class WeightUpdates:
         (member,) = (one for one in self._registry.members() if one.handle.worker_id == worker)
         if (session := member.session) is None:
             return
-        others_serve = any(one.id != worker for one in self._updatable())
+        others_serve = any(one.id != worker and one.computes for one in self._updatable())
         try:
             digest = (await self._replace(session, weights, leave_s=_LEAVE_S if others_serve else 0.0)).digest
         except WorkerRefused as error:

@@ -130,6 +130,10 @@ class Registry:
         """Sessions to the workers that compute tokens: to all but encode workers."""
         return [session for session in self.sessions() if session.role != worker_pb2.ROLE_ENCODE]
 
+    def computing_members(self) -> Sequence[Member]:
+        """All workers but encode workers."""
+        return [member for member in self._members if member.role != worker_pb2.ROLE_ENCODE]
+
     def all_ready(self) -> bool:
         """Whether all are that were not drained."""
         return all(member.usable or member.is_stopped for member in self._members)

@@ -14,6 +14,7 @@ from heapq import nsmallest
 from typing import Final
 
 from router.config.choices import Mode, Routing
+from router.placement.images import AwaitedRows
 from router.placement.policies.by_load import POLICIES, preferred
 from router.placement.policies.estimates import Estimates
 from router.placement.policies.fixed import DisaggPlacement, MixedPlacement
@@ -79,6 +80,12 @@ class AdaptivePlacement(PlacementPolicy):
         why = Why("adaptive", (candidates[chosen], *others), exception)
         source = None if exception else candidates[chosen].source
         return Placement(prefill_worker.id, decode_worker.id, why, source)
+
+    def encodes_elsewhere(self, request: RequestView, seconds: float, view: ClusterView) -> bool:
+        """By the cost of the best pair of workers, with the images encoded there and elsewhere."""
+        awaiting = replace(request, images=(), awaited=AwaitedRows(request.images, seconds))
+        here, elsewhere = (self.place(one, view).why.candidates[0] for one in (request, awaiting))
+        return elsewhere.cost <= here.cost + _INDIFFERENT
 
     def _candidates(
         self, request: RequestView, view: ClusterView, pairs: Sequence[tuple[WorkerView, WorkerView]]

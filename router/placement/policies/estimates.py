@@ -36,6 +36,8 @@ class PrefillEstimate:
     """Additional delay of those prompts, in TTFT targets."""
     tokens: int
     """Prompt tokens that it would compute."""
+    work: float
+    """These, and the tokens that it would compute in the time in which it encodes images."""
     source: KVSource | None
     """The worker whose cached KV it would get first, if that is faster."""
 
@@ -97,7 +99,8 @@ class Estimates:
         comes_s = max(comes_s, 0.0 if source is None else source.pull_s, request.adapter_wait_s(worker))
         if comes_s:
             times[-1] = max(times[-1], comes_s + work / pace.prefill_rate)
-        return PrefillEstimate(worker, in_flight + times[-1], misses, delay, tokens, source)
+        times[-1] = max(times[-1], _awaited_s(request, worker, pace))
+        return PrefillEstimate(worker, in_flight + times[-1], misses, delay, tokens, work, source)
 
     def pair(
         self, request: RequestView, view: ClusterView, prefill: PrefillEstimate, decode_worker: WorkerView
@@ -105,10 +108,10 @@ class Estimates:
         """One worker computes the prompt and the first token, this or another one the rest."""
         prefill_worker = prefill.worker
         local = prefill_worker.id == decode_worker.id
-        tokens = prefill.tokens
-        tpot, misses, delay = self._writing(request, decode_worker, tokens if local else 0)
+        tokens, work = (prefill.tokens, prefill.work) if local else (0, 0.0)
+        tpot, misses, delay = self._writing(request, decode_worker, tokens, work)
         if not local:
-            more, longer = self._slowdown(prefill_worker, request, tokens)
+            more, longer = self._slowdown(prefill_worker, request, prefill.work)
             misses, delay = misses + more, delay + longer
             moved = (request.prompt_tokens - request.cached_on(decode_worker)) * view.kv_bytes_per_token
             handoff = view.link_between(prefill_worker.id, decode_worker.id).seconds(moved)
@@ -124,24 +127,27 @@ class Estimates:
         return ConsideredPair(prefill_worker.id, decode_worker.id, ttft, tpot, misses, cost, prefill.source)
 
     def _writing(
-        self, request: RequestView, worker: WorkerView, prompt_tokens: int
+        self, request: RequestView, worker: WorkerView, prompt_tokens: int, work: float
     ) -> tuple[float, float, float]:
         """TPOT of this request there, and the misses and delays that it causes: its decode, and its prompt
-        if that is computed there too."""
+        and images if these are computed there too. `work`: see `PrefillEstimate`."""
         decodes, context = running_answers(worker)
         pairs = _pairs(worker)
         more = pace_of(worker, *running_answers(worker, 1, request.prompt_tokens), pairs)
         before = pace_of(worker, decodes, context, pairs) if decodes else more
-        slower = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
+        own = more.tpot(self._prefill_share(worker, more, request, prompt_tokens))
+        slower = more.tpot(self._prefill_share(worker, more, request, work))
         faster = before.tpot(self._prefill_share(worker, before, request, 0))
         target = self.targets.tpot_s
         change = self._slow(more, slower) - self._slow(before, faster)
         # Prompts that are there already are read more slowly beside one more decode.
         queued = worker.prompt_tokens / more.prefill_rate - worker.prompt_tokens / before.prefill_rate
         delay = decodes * (slower - faster) / target + max(0.0, queued) / self.targets.ttft_s
-        return slower, decodes * change, delay
+        return own, decodes * change, delay
 
-    def _slowdown(self, worker: WorkerView, request: RequestView, prompt_tokens: int) -> tuple[float, float]:
+    def _slowdown(
+        self, worker: WorkerView, request: RequestView, prompt_tokens: float
+    ) -> tuple[float, float]:
         """The misses and delays that a prompt causes whose answer is decoded elsewhere."""
         decodes, context = running_answers(worker)
         if not decodes:
@@ -179,7 +185,7 @@ class Estimates:
         length = demand.output_tokens if demand.requests_per_s else request.expected_output
         return lacking / held * length * self._usual_tpot(worker)
 
-    def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: int) -> float:
+    def _prefill_share(self, worker: WorkerView, pace: Pace, request: RequestView, more: float) -> float:
         """Share of the time, while an answer is written, in which steps have prompts in them."""
         horizon = max(request.expected_output * pace.token_s, 1e-6)
         queued = (worker.prompt_tokens + more) / pace.prefill_rate / horizon
@@ -214,6 +220,14 @@ def _pairs(worker: WorkerView) -> float:
     if not total:
         return 1000.0
     return sum(p.tokens * (p.computed + p.tokens / 2) for p in worker.prompts) / total
+
+
+def _awaited_s(request: RequestView, worker: WorkerView, pace: Pace) -> float:
+    """Seconds until the prompt is computed after its images have come from an encode worker."""
+    if (awaited := request.awaited) is None:
+        return 0.0
+    first = awaited.missing_from(request.cached_on(worker))
+    return 0.0 if first is None else awaited.seconds + (request.prompt_tokens - first) / pace.prefill_rate
 
 
 def _in_flight(worker: WorkerView, pace: Pace) -> float:

@@ -254,7 +254,7 @@ def _hold(
     service: Encoders, monkeypatch: pytest.MonkeyPatch, *, patience_s: float = 2 * _PATIENCE_S
 ) -> tuple[Event, Event]:
     """Set when the encode worker begins an image; to be set to let it go on. `patience_s`: for rows."""
-    monkeypatch.setattr("router.dispatch.encodes.encode_pool._LEAST_S", patience_s)
+    monkeypatch.setattr("router.dispatch.encodes.remote_encode._LEAST_S", patience_s)
     held, released = Event(), Event()
     tower = _encoder_of(service)._tower
     rows = tower.rows
