@@ -229,7 +229,9 @@ def make_parser() -> argparse.ArgumentParser:
     role.add_argument("--force", action="store_true", help="also if it is the last worker of its role")
     scale = command("scale", "change the number of workers; those that leave are drained first", of_model)
     scale.add_argument(
-        "role", choices=["prefill", "decode"], help="in mixed mode all workers are decode workers"
+        "role",
+        choices=["prefill", "decode", "encode"],
+        help="in mixed mode all but encode workers are decode workers",
     )
     scale.add_argument("number", type=int, help="workers of this role that the cluster is to have")
     stop = command("stop", "stop a router: running requests get --drain-timeout to finish", of_model)

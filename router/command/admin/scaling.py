@@ -174,10 +174,14 @@ class Scaling:
     async def _check(self, role: WorkerRole, counts: Mapping[WorkerRole, int]) -> None:
         """Raises CannotScale."""
         if role not in self._supply.roles:
-            raise CannotScale(f"there are no {role.value} workers in this mode; scale decode")
+            with_flag = "; start with --encode-workers" if role is WorkerRole.ENCODE else ""
+            raise CannotScale(
+                f"there are no {role.value} workers in this mode{with_flag or '; scale decode'}"
+            )
         if not 0 <= counts[role] <= MAX_WORKERS:
             raise CannotScale(f"{counts[role]} workers: use 0 to {MAX_WORKERS}")
-        if not sum(counts.values()) and not self._may_wake:
+        computing = sum(count for one, count in counts.items() if one is not WorkerRole.ENCODE)
+        if not computing and not self._may_wake:
             raise CannotScale(
                 "no worker would be left, and none would start; use --autoscale with a minimum of 0"
             )

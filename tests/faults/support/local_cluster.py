@@ -11,6 +11,7 @@ from typing import Any
 
 from common.background import in_background
 from common.metric_export import MetricSource, exported
+from encode_worker.role import EncodeWorker
 from engine.config import Forecast, LoraConfig, SpeculationConfig
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.pooling_spec import PoolingSpec
@@ -83,8 +84,27 @@ class LocalWorker:
         await self.host.start()
         self.is_down = False
 
+    async def drain(self, seconds: float) -> None:
+        await self.host.drain(seconds)
+
     async def stop(self) -> None:
-        await self.host.stop()
+        if not self.is_down:
+            self.is_down = True
+            await self.host.stop()
+
+    async def revive(self) -> None:
+        await self.host.start()
+        self.is_down = False
+
+
+async def local_worker(
+    config: WorkerConfig, stack: AsyncExitStack, assemble: Assemble, deaths: list[EngineDied]
+) -> LocalWorker:
+    host = WorkerHost(config, assemble, on_death=deaths.append)
+    await host.start()
+    worker = LocalWorker(config.worker_id, _ROLES[config.role], host)
+    stack.push_async_callback(worker.stop)
+    return worker
 
 
 @dataclass
@@ -170,18 +190,16 @@ async def local_cluster(
         handles = []
         encode_workers = [(WorkerRole.ENCODE, number) for number in range(encoders)]
         for role, number in [*product(roles, range(each)), *encode_workers]:
+            encodes = role is WorkerRole.ENCODE
             config = WorkerConfig(
                 worker_id=f"{role.value}-{number}",
                 role=role,
                 model="small",
-                engine=engine,
-                transport=transport if mode is not Mode.MIXED and role is not WorkerRole.ENCODE else None,
+                engine=EncodeWorker.engine(engine) if encodes else engine,
+                transport=transport if mode is not Mode.MIXED and not encodes else None,
                 identify_weights=identify_weights,
             )
-            host = WorkerHost(config, assemble, on_death=deaths.append)
-            await host.start()
-            stack.push_async_callback(host.stop)
-            handles.append(LocalWorker(config.worker_id, _ROLES[role], host))
+            handles.append(await local_worker(config, stack, assemble, deaths))
         metrics = RouterMetrics()
 
         def on_change(member: Member, up: bool) -> None:

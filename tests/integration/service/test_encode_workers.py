@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
 from threading import Event
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
 from PIL import Image
 
 from engine.core.media import MediaItem
-from router.api.media.images import Images, ImageSettings
 from router.config.choices import Mode
-from tests.faults.support.local_cluster import LocalCluster, local_cluster
 from tests.faults.support.small_model import SmallModel
-from tests.integration.service.test_images import BLUE, RED, Service, small
+from tests.integration.service.encoders import Encoders, encoding_service
+from tests.integration.service.test_images import BLUE, RED, small
 from tests.tiny_vision import picture
 
 __all__ = ["small"]
@@ -29,49 +25,10 @@ _PATIENCE_S = 60.0
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Encoders(Service):
-    """A cluster with one encode worker."""
-
-    @property
-    def encoder(self) -> Any:
-        return next(worker for worker in self.cluster.workers if worker.worker_id == "encode-0")
-
-    @property
-    def handouts(self) -> Any:
-        return self.encoder.host._handler.images.handouts
-
-    async def outcomes(self) -> dict[str, int]:
-        """Images whose rows were to come from the encode worker, by what became of them."""
-        counts: dict[str, int] = {}
-        for session in self.cluster.registry.computing():
-            text = (await self._client.get(f"http://{session.info.metrics_address}/metrics")).text
-            for outcome, count in re.findall(
-                r'^baton_image_rows_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.M
-            ):
-                counts[outcome] = counts.get(outcome, 0) + int(float(count))
-        return counts
-
-    async def grown(self, before: dict[str, int]) -> dict[str, int]:
-        now = await self.outcomes()
-        return {name: now[name] - before.get(name, 0) for name in now if now[name] > before.get(name, 0)}
-
-    async def images_encoded(self, *, by_encoder: bool) -> int:
-        stats = {s.worker_id: await s.stats() for s in self.cluster.registry.sessions()}
-        return sum(one.images_encoded for name, one in stats.items() if (name == "encode-0") is by_encoder)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[Mode.MIXED, Mode.DISAGG])
 async def service(request: pytest.FixtureRequest, small: SmallModel) -> AsyncIterator[Encoders]:
-    async with AsyncExitStack() as stack:
-        images = Images(small.folder, ImageSettings(processes=1))
-        stack.push_async_callback(images.close)
-        await images.start()
-        cluster: LocalCluster = await stack.enter_async_context(
-            local_cluster(small, request.param, images=images, encoders=1)
-        )
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.url, timeout=120))
-        yield Encoders(client, small, cluster)
-        await cluster.all_pages_back()
+    async with encoding_service(small, request.param) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -205,7 +162,7 @@ async def test_rows_that_are_refused_are_computed_where_the_prompt_is(
     def refused(_item: MediaItem) -> None:
         raise UnservableRequest("not today")
 
-    monkeypatch.setattr(_encoder_of(service)._tower, "rows", refused)
+    monkeypatch.setattr(service.media()._tower, "rows", refused)
     before = await service.outcomes()
     await service.check(["refused ", picture(320)])
     assert await service.grown(before) == {"refused": 1}
@@ -246,17 +203,13 @@ async def test_an_encode_worker_that_ends_within_an_encode_costs_no_answer(
     assert await service.grown(before) == {"fetched": 1}
 
 
-def _encoder_of(service: Encoders) -> Any:
-    return service.encoder.host._parts.runner.media
-
-
 def _hold(
     service: Encoders, monkeypatch: pytest.MonkeyPatch, *, patience_s: float = 2 * _PATIENCE_S
 ) -> tuple[Event, Event]:
     """Set when the encode worker begins an image; to be set to let it go on. `patience_s`: for rows."""
     monkeypatch.setattr("router.dispatch.encodes.remote_encode._LEAST_S", patience_s)
     held, released = Event(), Event()
-    tower = _encoder_of(service)._tower
+    tower = service.media()._tower
     rows = tower.rows
 
     def late(item: MediaItem) -> Any:

@@ -216,3 +216,13 @@ class Updates(RuleBasedStateMachine):
 
 TestUpdates = Updates.TestCase
 TestUpdates.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_an_encode_worker_serves_no_requests_meanwhile() -> None:
+    encoder = Updatable("e0", 3, OLD, computes=False)
+    rolling = Rolling(OLD, NEW)
+    assert rolling.next([Updatable("d0", DECODE, OLD), encoder]) is not None
+    assert rolling.alone == ["d0"]
+    rolling = Rolling(OLD, NEW)
+    assert rolling.next([Updatable("d0", DECODE, NEW), encoder]) == encoder
+    assert not rolling.alone

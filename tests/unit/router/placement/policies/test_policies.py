@@ -27,6 +27,7 @@ from router.placement import (
 )
 from router.placement.account.load import WorkerLoad
 from router.placement.account.room import Room
+from router.placement.images import AwaitedRows
 from router.placement.policies.by_load import least_loaded, power_of_two, round_robin
 from router.placement.policies.estimates import Estimates
 from router.placement.policy import Why
@@ -244,3 +245,46 @@ def test_images_that_wait_to_be_encoded_delay_a_prompt() -> None:
     later = estimates.prefill(request(8000), there, waiting).seconds
     assert later - others.prefill(request(8000), view(empty), empty).seconds == pytest.approx(0.09)
     assert estimates.wait(waiting, 10) - others.wait(empty, 10) == pytest.approx(0.09)
+
+
+IMAGES = ((100, 600), (1000, 1500))
+
+
+@pytest.mark.parametrize(("seconds", "elsewhere"), [(0.2, True), (3.0, False)])
+def test_images_are_encoded_elsewhere_if_the_first_token_comes_sooner(
+    seconds: float, elsewhere: bool
+) -> None:
+    there = view(*(replace(worker(name), image_token_s=1e-3) for name in "ab"))
+    asked = replace(request(), images=IMAGES)
+    assert AdaptivePlacement(TARGETS).encodes_elsewhere(asked, seconds, there) is elsewhere
+
+
+def test_images_are_encoded_elsewhere_rather_than_beside_answers_that_are_nearly_late() -> None:
+    """An image stops the answers of its worker: a later first token costs less."""
+    beside = view(*(decoding(replace(worker(name), image_token_s=2e-4), 100) for name in "ab"))
+    alone = view(*(replace(worker(name), image_token_s=2e-4) for name in "ab"))
+    asked, policy = replace(request(), images=IMAGES), AdaptivePlacement(TARGETS)
+    seconds = 0.4
+    assert not policy.encodes_elsewhere(asked, seconds, alone)
+    assert policy.encodes_elsewhere(asked, seconds, beside)
+
+
+def test_the_rate_of_others_counts_where_no_image_was_encoded() -> None:
+    asked, policy = replace(request(), images=IMAGES), AdaptivePlacement(TARGETS)
+    assert not policy.encodes_elsewhere(asked, 1.0, view(worker("a")))
+    assert policy.encodes_elsewhere(replace(asked, image_token_s=2e-3), 1.0, view(worker("a")))
+
+
+def test_only_what_follows_an_awaited_image_waits_for_it() -> None:
+    there = view(worker("a"))
+    estimates = Estimates(TARGETS)
+    estimates.look(there.workers)
+
+    def seconds(*images: tuple[int, int], cached: int = 0) -> float:
+        asked = replace(request(8000, a=cached), awaited=AwaitedRows(images, 0.2))
+        return estimates.prefill(asked, there, there.workers[0]).seconds
+
+    late, early, cached = seconds((7000, 7900)), seconds((0, 900)), seconds((0, 900), cached=1600)
+    assert late < early
+    assert cached < early
+    assert early == pytest.approx(0.2 + 8000 / estimates.pace(there.workers[0]).prefill_rate)
