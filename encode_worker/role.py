@@ -24,6 +24,7 @@ class EncodeWorker:
             scheduler=replace(config.scheduler, speculation=None),
             quantization=None,
             fp8_kv=False,
+            tensor_parallel_size=1,
             expert_parallel_size=1,
             return_routed_experts=False,
             lora=None,

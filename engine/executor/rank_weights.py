@@ -57,19 +57,20 @@ class RankWeights:
             self._fp8_kv = _fp8_kv(None if dummy else self._config.model_path, spec)
         return self._fp8_kv
 
-    def refill(self, model: CausalLM, new: NewWeights) -> None:
+    def refill(self, model: CausalLM, new: NewWeights, problem: str = "") -> None:
         """Overwrite a model's weights in place, on all ranks at the same time. No step may run meanwhile.
+
+        `problem`: why this rank cannot take them; empty: it has found none.
 
         Raises:
             RefillRefused: a rank cannot take them; nothing has been written.
             WeightsIncomplete: only a part has been written.
         """
-        problem = ""
         try:
             refill = self._checked(model, new.checkpoint)
             checkpoint = FilledCheckpoint(new.checkpoint)
         except (WeightsError, UnsupportedModel, OSError) as error:
-            problem = str(error)
+            problem = problem or str(error)
         if self._anywhere(problem):
             raise RefillRefused(problem or f"another rank cannot take {new.checkpoint}; its log says why")
         self._checkpoint = self._identity = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -22,7 +21,7 @@ from engine.device.compute_threads import ComputeThreads, compute_threads
 from engine.device.current import enter_device
 from engine.device.memory import advising
 from engine.device.staging import Readback
-from engine.errors import EngineError, RefillRefused
+from engine.errors import EngineError
 from engine.executor.adapters import RunnerAdapters
 from engine.executor.device_step import DeviceStep, Enqueued, EnqueuingStep, Pause
 from engine.executor.expert_load import ExpertLoad
@@ -37,9 +36,9 @@ from engine.kernels.compiler_hooks import watch_compilers
 from engine.kv.cache.pool import KVPool
 from engine.kv.cache.slot_count import share_out, wanted_slots
 from engine.media.encoder import MediaEncoder
-from engine.media.loading import open_encoder
 from engine.media.probe_decoder import probe_decoder
-from engine.media.step_media import NO_MEDIA, StepMedia
+from engine.media.rank_media import RankMedia
+from engine.media.step_media import StepMedia
 from engine.mixers.attention import AttentionBackend, attention_for
 from engine.mixers.recurrence.select import with_states
 from engine.mixers.recurrence.stateful_attention import StatefulAttention
@@ -126,8 +125,7 @@ class ModelRunner:
         if config.lora is not None:
             with only_panels(config.reproducible):
                 self.adapters = RunnerAdapters(self._model, config.lora, communicator, self._step_channel)
-        self.media = self._open_media(config.model_path, config.load_format)
-        """Encodes images; None: they are refused."""
+        self._images = RankMedia(config, self._model, self._device, communicator)
         self._companion = companion
         self._hidden_states: HiddenStates | None = None
         if companion is not None:
@@ -213,17 +211,23 @@ class ModelRunner:
         self._step_channel.send_order(new)
         if self._threads is not None:
             self._threads.adapt()
+        media, problem = None, ""
         try:
-            media = None if self.media is None else self._open_media(new.checkpoint, "auto")
+            media = self._images.opened(new.checkpoint)
         except WeightsError as error:
-            raise RefillRefused(str(error)) from error
+            problem = str(error)
         with only_panels(self._config.reproducible):
-            self._weights.refill(self._model, new)
-        self.media = media
+            self._weights.refill(self._model, new, problem)
+        self._images.encoder = media
 
     @property
     def model(self) -> CausalLM:
         return self._model
+
+    @property
+    def media(self) -> MediaEncoder | None:
+        """Encodes images, on rank 0; None: they are refused."""
+        return self._images.encoder
 
     def show(self, to: HiddenStates) -> None:
         """From now on, show the hidden states of every step to the model's companion."""
@@ -236,9 +240,10 @@ class ModelRunner:
             self._hidden_states.planned(plan)
         if plan.fillings and self.adapters is not None:
             self.adapters.fill(plan.fillings)
-        media = NO_MEDIA if self.media is None else self.media.of(plan)
-        inputs = self._steps.write(plan, by_rows=not self._is_long(plan))
+        media = self._images.of(plan)
+        inputs = media.sent_with(self._steps.write(plan, by_rows=not self._is_long(plan)))
         self._step_channel.send(inputs)
+        self._images.share(media)
         scored = Scored.of(plan.chunks, self._sum_size)
         return PreparedStep(*self._prepared(inputs, media), plan, scored, media)
 
@@ -278,7 +283,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _enqueue_part(self, inputs: StepInputs) -> Generator[None, None, None]:
-        forward, batch = self._prepared(inputs)
+        forward, batch = self._prepared(inputs, self._images.received(inputs.media))
         hidden = yield from forward.run(batch)
         if self._pooler is not None:
             return
@@ -296,7 +301,7 @@ class ModelRunner:
         if self._states is not None and batch.verified is not None:
             self._states.keep(batch.verified.accepted(batch.input_ids, tokens))
 
-    def _prepared(self, inputs: StepInputs, media: StepMedia = NO_MEDIA) -> tuple[Forward, Batch]:
+    def _prepared(self, inputs: StepInputs, media: StepMedia) -> tuple[Forward, Batch]:
         if self._threads is not None:
             self._threads.adapt()
         num_rows = len(inputs.input_ids)
@@ -354,11 +359,6 @@ class ModelRunner:
                 fp8=self._fp8_kv,
             )
 
-    def _open_media(self, folder: Path, load_format: str) -> MediaEncoder | None:
-        """Raises WeightsError."""
-        config = replace(self._config, model_path=folder, load_format=load_format)
-        return open_encoder(config, self._model.spec, self._device, self._model.embed.weight.dtype)
-
     def _attention_over(
         self, pool: KVPool, config: EngineConfig, name: str | None = None
     ) -> AttentionBackend:
@@ -392,7 +392,7 @@ class ModelRunner:
         self, attention: AttentionBackend, config: EngineConfig, progress: Progress
     ) -> list[Forward]:
         captured = captured_forwards(self._model, attention, config, self.kv, self.communicator, progress)
-        vision = None if self.media is None else self.spec.vision
+        vision = self._images.vision
         masked = vision is not None and vision.bidirectional
         return [
             *captured,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.batch.media_parts import MediaPart, media_parts, runs
+from engine.core.batch.media_layout import MediaLayout
+from engine.core.batch.media_parts import MediaPart, media_parts
 from engine.core.batch.media_positions import Shifts, positions_of_step
-from engine.core.batch.media_rows import MediaRows
-from engine.core.batch.step_inputs import Ints
 from engine.core.media import Encoding, MediaItem, MediaUse
 from engine.core.plan import StepPlan
 from engine.core.request import RequestId
-from engine.device.staging import send
 from engine.errors import EngineError, MediaMissing, UnservableRequest
 from engine.media.encode_time import EncodeTimer
 from engine.media.step_media import StepMedia
@@ -110,27 +108,18 @@ class MediaEncoder:
                 what = f"{len(rows)} rows of an image do not fit its {part.expected} placeholders"
                 errors[part.request] = UnservableRequest(what)
         self._evict()
-        if found:
-            return StepMedia(self._placed(found, plan), errors, use.known)
-        shifts = None if self._shifts is None else self._shifts.of(plan)
-        return StepMedia(None, errors, use.known, None if shifts is None else self._sent(shifts))
+        values = torch.cat([values for _, values in found]) if found else None
+        step = StepMedia.of(self._layout([part for part, _ in found], plan), values, self._spec, self._device)
+        return replace(step, errors=errors, use=use.known)
 
-    def _placed(self, found: Sequence[tuple[MediaPart, Tensor]], plan: StepPlan) -> MediaRows:
-        rows = [part.rows for part, _ in found]
-        values, *deeper = torch.cat([values for _, values in found]).chunk(1 + self._spec.deepstack, dim=-1)
-        grid = self._spec.grid
-        return MediaRows(
-            self._sent(np.concatenate(rows)),
-            values,
-            positions=None if grid is None else self._sent(positions_of_step(plan, grid.merge)),
-            deeper=tuple(deeper),
-            spans=tuple(span for each in rows for span in runs(each)) if self._spec.bidirectional else (),
-            spans_need_window=self._spec.causal_without_window,
-        )
-
-    def _sent(self, values: Ints) -> Tensor:
-        (sent,) = send([values], self._device)
-        return sent
+    def _layout(self, parts: Sequence[MediaPart], plan: StepPlan) -> MediaLayout:
+        if not parts:
+            shifts = None if self._shifts is None else self._shifts.of(plan)
+            return MediaLayout() if shifts is None else MediaLayout(shifts=shifts)
+        rows, grid = [part.rows for part in parts], self._spec.grid
+        if grid is None:
+            return MediaLayout(rows)
+        return MediaLayout(rows, positions_of_step(plan, grid.merge).reshape(-1))
 
     def _rows(self, part: MediaPart, use: _Use) -> Tensor:
         """All rows of an item. Raises MediaMissing, or UnservableRequest."""

@@ -20,8 +20,6 @@ def image_refusal(config: EngineConfig, spec: ServableSpec) -> str:
         return "it is served as a model of text"
     if config.language_model_only:
         return "it was started without its vision model (--language-model-only)"
-    if config.tensor_parallel_size > 1:
-        return "they are not computed with --tensor-parallel-size above 1"
     if config.pooling is not None:
         return "it computes vectors, of text"
     if find_spec("transformers") is None:

@@ -15,7 +15,7 @@ from engine.core.request_state import NO_SLOT, CheckpointSave
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _NONE: Final[Ints] = np.empty(0, dtype=np.int64)
-HEADER_INTS: Final = 6
+HEADER_INTS: Final = 7
 """Length of a packed step's header."""
 
 
@@ -49,6 +49,8 @@ class StepInputs:
     adapters: Ints = field(default_factory=lambda: _NONE)
     """[2 * R], or empty for models that take no adapters: the slot of each chunk's adapter, or -1; and the
     positions from which its request is computed with the adapter."""
+    media: Ints = field(default_factory=lambda: _NONE)
+    """`MediaLayout.packed`: where rows of images are; empty: the step is one of text."""
 
     @property
     def num_chunks(self) -> int:
@@ -56,7 +58,7 @@ class StepInputs:
         return int(np.count_nonzero(self.lengths > 1))
 
     def header(self) -> Ints:
-        """R, T, U, P and the lengths of `states` and `adapters`. R is never 0."""
+        """R, T, U, P and the lengths of `states`, `adapters` and `media`. R is never 0."""
         counts = (
             len(self.slots),
             len(self.input_ids),
@@ -64,6 +66,7 @@ class StepInputs:
             len(self.pages),
             len(self.states),
             len(self.adapters),
+            len(self.media),
         )
         return np.array(counts, dtype=np.int64)
 
@@ -82,8 +85,8 @@ class StepInputs:
 
 
 def _lengths(header: Ints) -> list[int]:
-    chunks, tokens, moved, pages, states, adapters = header.tolist()
-    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, states, adapters]
+    chunks, tokens, moved, pages, *others = header.tolist()
+    return [chunks] * 5 + [tokens] + [moved] * 2 + [pages, *others]
 
 
 class _Shape(NamedTuple):

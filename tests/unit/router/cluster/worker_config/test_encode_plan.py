@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.modeling.loader.checkpoint import Checkpoint
+from engine.model_config.pooling_spec import Convert
 from router.cluster.worker_config.machine import PlanError
 from router.cluster.worker_config.worker_plan import plan_workers
 from router.config.choices import Mode
@@ -28,6 +29,15 @@ def test_encode_workers_come_last_and_take_no_part_in_handoffs(tmp_path: Path) -
     assert config.num_ranks == 4
 
 
+def test_an_encode_worker_has_one_rank_and_the_vision_model_alone(tmp_path: Path) -> None:
+    FAMILIES["smolvlm"].save(tmp_path)
+    config = configured({"model": "m", "tensor_parallel_size": 2, "encode_workers": 1})
+    decode, encode = plan_workers(config, Checkpoint(tmp_path, "m"), CPU)
+    assert (decode.ranks, encode.ranks) == (2, 1)
+    engines = decode.config.engine, encode.config.engine
+    assert [engine.vision_model_only for engine in engines] == [False, True]
+
+
 def test_encode_workers_of_a_model_without_images_are_refused(tmp_path: Path) -> None:
     config = configured({"model": "m", "encode_workers": 1})
     with pytest.raises(PlanError, match=r"--encode-workers: m takes no images: .* model of text"):
@@ -38,7 +48,7 @@ def test_encode_workers_of_a_model_without_images_are_refused(tmp_path: Path) ->
     ("settings", "reason"),
     [
         ({"language_model_only": True}, "--language-model-only"),
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size"),
+        ({"convert": Convert.EMBED}, "vectors"),
     ],
 )
 def test_encode_workers_are_refused_where_images_are(
