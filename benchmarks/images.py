@@ -21,7 +21,7 @@ import random
 import shlex
 import string
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -181,7 +181,7 @@ async def warm_up(target: Target, options: argparse.Namespace, inputs: Inputs) -
     await chats(target, short, [replace(request, arrival_s=0.2)], inputs.texts)
 
 
-def _median_ms(seconds: Any) -> float:
+def _median_ms(seconds: Iterable[float]) -> float:
     return round(1e3 * median(seconds), 1)
 
 

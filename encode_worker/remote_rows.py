@@ -15,7 +15,6 @@ import grpc
 from torch import Tensor
 
 from encode_worker.rows import RowsExpected, RowsRefused, rows_of
-from engine.core.media import MediaItem
 from engine.core.request import Request
 from engine.media.encoder import MediaEncoder
 from rpc.baton.v1 import worker_pb2, worker_pb2_grpc
@@ -30,8 +29,8 @@ _REASONS: Final = {
 
 
 class RowsReports(Protocol):
-    def fetched(self, request: Request, item: MediaItem, num_bytes: int) -> None:
-        """The rows of an item came from another worker."""
+    def fetched(self, request: Request, digest: bytes, num_bytes: int) -> None:
+        """The rows of its image of this digest came from another worker."""
 
     def not_fetched(self, reason: str) -> None:
         """They did not, and the item is encoded here."""
@@ -42,7 +41,8 @@ class RowsReports(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Fetch:
-    item: MediaItem
+    digest: bytes
+    """Of the image."""
     requests: list[Request] = field(default_factory=list)
 
 
@@ -81,8 +81,10 @@ class RemoteRows:
             request.awaits.add(item.digest)
             fetch = self._fetches.get(item.digest)
             if fetch is None:
-                fetch = self._fetches[item.digest] = _Fetch(item)
-                self._start(fetch, request, message.rows, encoder, work.weights)
+                fetch = self._fetches[item.digest] = _Fetch(item.digest)
+                rows = sum(token == self._placeholder for token in request.prompt[item.offset : item.end])
+                expected = RowsExpected(item.digest, rows, self._width, encoder.dtype, work.weights)
+                self._start(fetch, message.rows, encoder, expected)
             fetch.requests.append(request)
 
     def stop(self) -> None:
@@ -92,34 +94,25 @@ class RemoteRows:
         self._threads.shutdown(cancel_futures=True)
 
     def _start(
-        self,
-        fetch: _Fetch,
-        request: Request,
-        source: worker_pb2.RowsSource,
-        encoder: MediaEncoder,
-        weights: str,
+        self, fetch: _Fetch, source: worker_pb2.RowsSource, encoder: MediaEncoder, expected: RowsExpected
     ) -> None:
-        item, placeholder = fetch.item, self._placeholder
-        rows = sum(token == placeholder for token in request.prompt[item.offset : item.end])
-        expected = RowsExpected(item.digest, rows, self._width, encoder.dtype, weights)
         channel = self._channel(source)
         running = self._threads.submit(_fetched, channel, source, expected)
         running.add_done_callback(lambda done: self._post(partial(self._ended, fetch, done, encoder)))
 
     def _ended(self, fetch: _Fetch, done: Future[Tensor], encoder: MediaEncoder) -> None:
-        del self._fetches[fetch.item.digest]
+        del self._fetches[fetch.digest]
         error = None if done.cancelled() else done.exception()
         rows = None if done.cancelled() or error is not None else done.result()
         waiting = [request for request in fetch.requests if self._reports.is_live(request)]
         if rows is None:
             self._reports.not_fetched(_reason(error))
         elif waiting and encoder is self._encoder():  # the rows are those of the weights that they wait for
-            encoder.keep(fetch.item.digest, rows)
+            encoder.keep(fetch.digest, rows)
         for request in waiting:
-            request.awaits.discard(fetch.item.digest)
+            request.awaits.discard(fetch.digest)
             if rows is not None:
-                item = next(item for item in request.media if item.digest == fetch.item.digest)
-                self._reports.fetched(request, item, rows.nbytes)
+                self._reports.fetched(request, fetch.digest, rows.nbytes)
 
     def _channel(self, source: worker_pb2.RowsSource) -> grpc.Channel:
         """One for each encode worker, whose certificate is another one after a restart."""

@@ -8,7 +8,6 @@ from functools import partial
 from encode_worker.encodes import EncodeOrder, Encodes
 from encode_worker.handouts import Handouts
 from encode_worker.remote_rows import RemoteRows
-from engine.core.media import MediaItem
 from engine.core.request import Request, RequestId
 from engine.media.encoder import MediaEncoder
 from rpc.baton.v1 import worker_pb2
@@ -100,10 +99,10 @@ class WorkerImages:
 
     # ------------------------------------------------------------------------------ RowsReports
 
-    def fetched(self, request: Request, item: MediaItem, num_bytes: int) -> None:
+    def fetched(self, request: Request, digest: bytes, num_bytes: int) -> None:
         self._answers.metrics.rows_fetched("fetched", num_bytes)
         if (job := self._answers.jobs.get(request.id)) is not None:
-            self._answers.outbox.fetched(job, item, self._clock() - job.arrival, num_bytes)
+            self._answers.outbox.fetched(job, digest, self._clock() - job.arrival, num_bytes)
 
     def not_fetched(self, reason: str) -> None:
         self._answers.metrics.rows_fetched(reason)

@@ -76,13 +76,15 @@ def byte_tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> PreTra
     backend.decoder = decoders.ByteLevel()
     names = ("<bos>", "<eos>", "<pad>", *special)
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
-    return PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast = make(
         tokenizer_object=backend,
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",
         extra_special_tokens=dict(named),
     )
+    return tokenizer
 
 
 def write_vision_folder(shape: str, folder: Path) -> Path:
@@ -91,7 +93,7 @@ def write_vision_folder(shape: str, folder: Path) -> Path:
     tokenizer = byte_tokenizer(QWEN_TOKENS, {})
     tokenizer.save_pretrained(folder)
     (folder / "chat_template.jinja").write_text(QWEN_TEMPLATE)
-    ids = {name: int(tokenizer.convert_tokens_to_ids(name)) for name in QWEN_TOKENS}
+    ids = {name: tokenizer.convert_tokens_to_ids(name) for name in QWEN_TOKENS}
     parts = SHAPES[shape]
     text = {"model_type": "qwen2_5_vl_text", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
     vision = {"model_type": "qwen2_5_vl", "tokens_per_second": 2, **_PATCHES}

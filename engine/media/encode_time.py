@@ -1,31 +1,29 @@
-"""Measures how long the vision model takes for an item, without waiting for the device."""
+"""Measures how long the vision model takes for an image, without waiting for the device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 import torch
 
-from engine.core.media import Encoding, MediaItem
-
 
 class EncodeTimer:
-    """Between its making and `ended`, one item is encoded on the current stream."""
+    """Between its making and `ended`, one image is encoded on the current stream."""
 
-    def __init__(self, item: MediaItem, device: torch.device) -> None:
-        self._item = item
-        self._begin = time.monotonic()
+    def __init__(self, device: torch.device) -> None:
+        self.begin: Final = time.monotonic()
         self._event = _mark() if device.type == "cuda" else None
 
-    def ended(self) -> Callable[[], Encoding]:
-        """Returns the time as a function: on a GPU, it is known once the step has run."""
-        item, begin, first = self._item, self._begin, self._event
+    def ended(self) -> Callable[[], float]:
+        """Returns the seconds as a function: on a GPU, they are known once the step has run."""
+        first = self._event
         if first is None:
-            encoding = Encoding(item, begin, time.monotonic() - begin)
-            return lambda: encoding
+            seconds = time.monotonic() - self.begin
+            return lambda: seconds
         last = _mark()
-        return lambda: Encoding(item, begin, first.elapsed_time(last) / 1e3)
+        return lambda: first.elapsed_time(last) / 1e3
 
 
 def _mark() -> torch.cuda.Event:

@@ -133,9 +133,10 @@ class MediaEncoder:
             raise MediaMissing(
                 f"the image at position {item.offset} is to be computed, but its pixels are not here"
             )
-        timer = EncodeTimer(item, self._device)
+        timer = EncodeTimer(self._device)
         rows = self._cache[item.digest] = self._tower.rows(item)
-        use.encoded.append((part.request, timer.ended()))
+        seconds = timer.ended()
+        use.encoded.append((part.request, lambda: Encoding(item, timer.begin, seconds())))
         self._cached_bytes += rows.nbytes
         return rows
 

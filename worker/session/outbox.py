@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from engine.core.events import TokenOut
-from engine.core.media import Encoding, MediaItem
+from engine.core.media import Encoding
 from engine.core.output import Output
 from engine.core.request import RequestId
 from engine.core.sampling_params import FinishReason
@@ -177,8 +177,9 @@ class Outbox:
             begin_s=begin, end_s=begin + encoding.seconds, first_token=item.offset, num_tokens=item.length
         )
 
-    def fetched(self, job: Job, item: MediaItem, seconds: float, num_bytes: int) -> None:
+    def fetched(self, job: Job, digest: bytes, seconds: float, num_bytes: int) -> None:
         """Report that the rows of an image came from another worker, `seconds` after the request."""
+        item = next(item for item in job.request.media if item.digest == digest)
         report = self._batch(job.session).encoded.add(request_id=job.id)
         report.fetched.add(end_s=seconds, first_token=item.offset, num_tokens=item.length, bytes=num_bytes)
 

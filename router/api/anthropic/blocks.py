@@ -11,7 +11,7 @@ from pydantic import Field, Tag
 from router.api.cache_hints import CacheControl
 from router.api.fields import TEXT_OR_LIST, Refused, WithoutEffect
 from router.api.generation.params.validation import RequestModel
-from router.api.media.marks import ImageSource, joined, written
+from router.api.media.marks import joined, written
 from router.api.openai.messages import AssistantMessage, MessageBody, ToolMessage, text_message, tool_call
 from router.api.openai.tools import ToolName
 from router.errors import InvalidRequest
@@ -48,8 +48,8 @@ class ImageBlock(RequestModel):
         """The image as a piece of a content."""
         source = self.source
         if isinstance(source, ImageAtUrl):
-            return written(ImageSource(source.url))
-        return written(ImageSource(f"data:{source.media_type};base64,{source.data}"))
+            return written(source.url)
+        return written(f"data:{source.media_type};base64,{source.data}")
 
 
 Text: TypeAlias = Annotated[

@@ -30,8 +30,9 @@ class ImageSource:
     """vLLM's: a name of the client's for the image."""
 
 
-def written(source: ImageSource) -> str:
-    """The image as a piece of a content."""
+def written(url: str, detail: str | None = None, uuid: str | None = None) -> str:
+    """An image as a piece of a content. See `ImageSource`."""
+    source = ImageSource(url, detail or "auto", uuid or "")
     return f"{_BEGIN}{json.dumps(asdict(source))}{_END}"
 
 

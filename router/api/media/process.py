@@ -1,8 +1,8 @@
 """A program that decodes images and runs the checkpoint's image processor, within limits of time and memory.
 
 `python -m router.api.media.process FOLDER SETTINGS` answers frames (see `common.limited_work`). A question is
-the longest side in pixels or 0, a line break, and the image file; the answer, a line of JSON and a MediaItem.
-An empty question is about the processor itself.
+the longest side in pixels or 0, a line break, and the image file; the answer, a line of JSON and the item as
+protobuf. An empty question is about the processor itself.
 """
 
 from __future__ import annotations

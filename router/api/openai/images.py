@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from router.api.generation.params.validation import RequestModel
-from router.api.media.marks import ImageSource, written
+from router.api.media.marks import written
 
 Detail: TypeAlias = Literal["auto", "low", "high", "original"]
 MAX_UUID: Final = 256
@@ -80,4 +80,4 @@ def piece_of(url: str | None, detail: Detail | None, uuid: str | None, number: i
             "Part {number} has a uuid of more than {most} characters",
             {"number": number, "most": MAX_UUID},
         )
-    return written(ImageSource(url or "", detail or "auto", uuid or ""))
+    return written(url or "", detail, uuid)

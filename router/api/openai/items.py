@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from router.api.fields import TEXT_OR_LIST, WithoutEffect
 from router.api.generation.params.validation import RequestModel
-from router.api.media.marks import ImageSource, joined, written
+from router.api.media.marks import joined, written
 from router.api.openai.images import Detail
 from router.api.openai.messages import (
     AssistantMessage,
@@ -177,4 +177,4 @@ def _text(content: _Content) -> str:
 def _piece(part: InputTextPart | InputImagePart) -> str:
     if isinstance(part, InputTextPart):
         return part.text
-    return written(ImageSource(part.image_url, part.detail or "auto"))
+    return written(part.image_url, part.detail)

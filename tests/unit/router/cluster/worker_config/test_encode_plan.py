@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.modeling.loader.checkpoint import Checkpoint
 from engine.model_config.pooling_spec import Convert
+from engine.modeling.loader.checkpoint import Checkpoint
 from router.cluster.worker_config.machine import PlanError
 from router.cluster.worker_config.worker_plan import plan_workers
 from router.config.choices import Mode
