@@ -68,7 +68,7 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
 """By name. `tiny`: to try a benchmark on a CPU."""
 
 
-def byte_tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> PreTrainedTokenizerFast:
+def byte_tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> Any:
     """A tokenizer of bytes, and of special tokens. `named`: those that a processor knows by attribute."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
@@ -77,14 +77,13 @@ def byte_tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> PreTra
     names = ("<bos>", "<eos>", "<pad>", *special)
     backend.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in names])
     make: Any = PreTrainedTokenizerFast
-    tokenizer: PreTrainedTokenizerFast = make(
+    return make(
         tokenizer_object=backend,
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",
         extra_special_tokens=dict(named),
     )
-    return tokenizer
 
 
 def write_vision_folder(shape: str, folder: Path) -> Path:

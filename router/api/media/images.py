@@ -90,17 +90,31 @@ class Images:
         await self._turns.close()
 
     async def processed(self, sources: Sequence[ImageSource], tenant: str) -> list[ProcessedImage]:
-        """In the order of `sources`. `tenant`: see `ProcessTurns.process`. Raises InvalidRequest."""
+        """In the order of `sources`. `tenant`: see `ProcessTurns.process`. Raises InvalidRequest.
+
+        The files of a request are processed at once, in as many processes as its tenant may use.
+        """
         if len(sources) > self._settings.limit:
             raise InvalidRequest(
                 f"The request has {len(sources)} images; at most {self._settings.limit} are possible"
                 " (--limit-mm-per-prompt).",
                 param="messages",
             )
+        files = list({(one.url, one.detail): one for one in sources if one.url}.values())
+        answers = await asyncio.gather(*(self._of_file(one, tenant) for one in files), return_exceptions=True)
+        of_files = {(one.url, one.detail): answer for one, answer in zip(files, answers, strict=True)}
         found: list[ProcessedImage] = []
         for number, source in enumerate(sources, start=1):
             try:
-                found.append(await self._one(source, tenant))
+                if not source.url:
+                    found.append(self._of_name(source.uuid, tenant))
+                    continue
+                answer = of_files[source.url, source.detail]
+                if isinstance(answer, BaseException):
+                    raise answer
+                key, image = answer
+                self._name(source.uuid, tenant, key)
+                found.append(image)
             except (ImageError, LimitExceeded) as error:
                 raise InvalidRequest(
                     f"Image {number} of the request cannot be used: {error}.",
@@ -115,13 +129,21 @@ class Images:
             )
         return found
 
-    async def _one(self, source: ImageSource, tenant: str) -> ProcessedImage:
-        name = (tenant, source.uuid)
-        if not source.url:
-            image = self._cache.get(self._named.get(name, b""))
-            if image is None:
-                raise ImageError(f"no image with the uuid {source.uuid[:100]!r} is cached; send it again")
-            return image
+    def _of_name(self, uuid: str, tenant: str) -> ProcessedImage:
+        """Raises ImageError."""
+        image = self._cache.get(self._named.get((tenant, uuid), b""))
+        if image is None:
+            raise ImageError(f"no image with the uuid {uuid[:100]!r} is cached; send it again")
+        return image
+
+    def _name(self, uuid: str, tenant: str, key: _Key) -> None:
+        if uuid:
+            self._named[tenant, uuid] = key
+            if len(self._named) > _MOST_NAMES:
+                self._named.popitem(last=False)
+
+    async def _of_file(self, source: ImageSource, tenant: str) -> tuple[_Key, ProcessedImage]:
+        """Raises ImageError, LimitExceeded."""
         file = await self._settings.allowed.file(source.url)
         side = str(longest_side(source.detail) or 0).encode()
         question = b"%b\n%b" % (side, file)
@@ -132,11 +154,7 @@ class Images:
             async with self._turns.process(tenant) as process:
                 image = self._known(key) or _image(await process.ask(question))
             self._keep(key, image)
-        if source.uuid:
-            self._named[name] = key
-            if len(self._named) > _MOST_NAMES:
-                self._named.popitem(last=False)
-        return image
+        return key, image
 
     def _known(self, key: _Key) -> ProcessedImage | None:
         image = self._cache.get(key)

@@ -8,8 +8,9 @@ import os
 import resource
 import time
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,3 +167,30 @@ async def test_a_folder_without_a_processor_is_named_at_the_start(tmp_path: Path
     began = time.monotonic()
     await images.close()
     assert time.monotonic() - began < 60
+
+
+async def test_images_of_one_request_are_processed_at_the_same_time(tmp_path: Path) -> None:
+    save_vision_files("smolvlm", tmp_path)
+    images = Images(tmp_path, ImageSettings(processes=3))
+    await images.start()
+    running = most = 0
+    turn = images._turns.process
+
+    @asynccontextmanager
+    async def counted(tenant: str) -> AsyncIterator[Any]:
+        nonlocal running, most
+        async with turn(tenant) as process:
+            running += 1
+            most = max(most, running)
+            yield process
+            running -= 1
+
+    images._turns.process = counted  # type: ignore[method-assign, assignment]
+    try:
+        files = [file_of(picture(number)) for number in range(6)]
+        found = await images.processed([source(file) for file in files], "a")
+        assert most == 2  # one is left to other tenants
+        alone = [(await images.processed([source(file)], "b"))[0] for file in files]
+        assert [one.item.digest for one in found] == [one.item.digest for one in alone]
+    finally:
+        await images.close()
