@@ -10,10 +10,12 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.utils import logging as reports
 
 from engine.core.media import MediaArray, MediaItem
 from engine.errors import UnservableRequest
+from engine.media import segments
 from engine.model_config.errors import WeightsError
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.modeling.general import classes
@@ -26,12 +28,21 @@ _DTYPES: Final = {
     "bool": torch.bool,
 }
 
+_IN_SEGMENTS: Final = frozenset(
+    f"transformers.models.{name}.modeling_{name}"
+    for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v")
+)
+"""Modules whose vision models pass the ends of segments to their attention."""
 _WITHOUT_LAYERS: Final = {
     "enable_moe_block": False,
     "hidden_size_per_layer_input": 0,
     "num_kv_shared_layers": 0,
+    "intermediate_size": 8,
+    "vocab_size": 8,
+    "vocab_size_per_layer_input": 8,
 }
-"""Fields of a language model that count its layers, or that make the one that is left large."""
+"""Fields of a language model that count its layers, or that make what is left of it large."""
+_IN_VOCABULARY: Final = ("pad_token_id", "bos_token_id", "eos_token_id")
 _OTHERS: Final = frozenset({"audio_config"})
 """Parts that are neither the vision model nor the language model."""
 
@@ -52,6 +63,8 @@ class Tower:
         self._spec = spec
         self._device = device
         self._model = _load(folder, dtype, dummy_seed).to(device)
+        if device.type == "cuda":
+            attend_in_segments(self._model)
 
     @torch.inference_mode()
     def rows(self, item: MediaItem) -> Tensor:
@@ -71,6 +84,13 @@ class Tower:
     def _tensor(self, array: MediaArray) -> Tensor:
         flat = torch.frombuffer(bytearray(array.data), dtype=_DTYPES[array.dtype])
         return flat.view(array.shape).to(self._device)
+
+
+def attend_in_segments(model: Any) -> None:
+    """Let vision models that attend within segments make one call for all; others stay as they are."""
+    for part in model.children():
+        if isinstance(part, PreTrainedModel) and type(part).__module__ in _IN_SEGMENTS:
+            part.config._attn_implementation = segments.NAME  # the method looks for a kernel of this name
 
 
 def _flat(features: Any) -> Tensor:
@@ -121,6 +141,7 @@ def _with_short_text(fields: dict[str, Any]) -> dict[str, Any]:
     if text.get("layer_types"):
         text["layer_types"] = text["layer_types"][:1]
     text |= {name: value for name, value in _WITHOUT_LAYERS.items() if name in text}
+    text |= {name: None for name in _IN_VOCABULARY if text.get(name) is not None}
     text.pop("per_layer_config", None)
     full |= dict.fromkeys(_OTHERS & full.keys())
     full.pop("quantization_config", None)
