@@ -25,7 +25,7 @@ class _Group(NamedTuple):
 
     rows: Tensor
     """[segments * length]: rows of the input."""
-    count: int
+    segments: int
 
 
 _known: list[tuple[Tensor, list[_Group]]] = []
@@ -50,8 +50,8 @@ def in_segments(
     groups = _groups_of(cu_seq_lens_q)
     found = torch.empty_like(query[0])
     for rows, count in groups:
-        of_group = (_split(each, rows, count) for each in (query, key, value))
-        attended = functional.scaled_dot_product_attention(*of_group, scale=scaling)
+        q, k, v = (_split(each, rows, count) for each in (query, key, value))
+        attended = functional.scaled_dot_product_attention(q, k, v, scale=scaling)
         found.index_copy_(1, rows, attended.transpose(0, 1).reshape(found.shape[0], len(rows), -1))
     return found.transpose(0, 1)[None], None
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils import logging as reports
 
@@ -33,6 +34,8 @@ _IN_SEGMENTS: Final = frozenset(
     for name in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v")
 )
 """Modules whose vision models pass the ends of segments to their attention."""
+_ALIGNED: Final = 64
+"""Features of which kernels take a multiple."""
 _WITHOUT_LAYERS: Final = {
     "enable_moe_block": False,
     "hidden_size_per_layer_input": 0,
@@ -65,6 +68,7 @@ class Tower:
         self._model = _load(folder, dtype, dummy_seed).to(device)
         if device.type == "cuda":
             attend_in_segments(self._model)
+            pad_mlps(self._model)
 
     @torch.inference_mode()
     def rows(self, item: MediaItem) -> Tensor:
@@ -91,6 +95,31 @@ def attend_in_segments(model: Any) -> None:
     for part in model.children():
         if isinstance(part, PreTrainedModel) and type(part).__module__ in _IN_SEGMENTS:
             part.config._attn_implementation = segments.NAME  # the method looks for a kernel of this name
+
+
+@torch.no_grad()
+def pad_mlps(model: nn.Module) -> None:
+    """Widen gated MLPs by features that are always 0, where kernels for aligned rows could not be used.
+
+    The 3,420 features of Qwen2.5-VL's take 21 of 53 ms of an image of 1,024 x 1,024 on an H200.
+    """
+    for module in model.modules():
+        layers: list[Any] = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+        if not all(isinstance(layer, nn.Linear) for layer in layers):
+            continue
+        gate, up, down = layers
+        if more := -gate.out_features % _ALIGNED:
+            for layer in (gate, up):
+                layer.weight = _padded(layer.weight, (0, 0, 0, more))
+                layer.out_features += more
+                if layer.bias is not None:
+                    layer.bias = _padded(layer.bias, (0, more))
+            down.weight = _padded(down.weight, (0, more))
+            down.in_features += more
+
+
+def _padded(parameter: Tensor, widths: tuple[int, ...]) -> nn.Parameter:
+    return nn.Parameter(functional.pad(parameter, widths), requires_grad=False)
 
 
 def _flat(features: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention in one call for all segments of an image, against one call for each."""
+"""Vision models as GPUs run them, against the modules of transformers: segments in one call, wider MLPs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.media import segments
-from engine.media.tower import Tower, attend_in_segments
+from engine.media.tower import Tower, attend_in_segments, pad_mlps
 from engine.model_config.model_spec import ModelSpec
 from tests.unit.engine.media.vlms import FAMILIES
 
@@ -62,3 +62,18 @@ def test_other_vision_models_stay_as_they_are(tmp_path: Path) -> None:
         str(part.config._attn_implementation) for part in tower._model.children() if hasattr(part, "config")
     }
     assert segments.NAME not in names
+
+
+def test_wider_mlps_compute_the_same(tmp_path: Path) -> None:
+    FAMILIES["qwen2.5-vl"].save(tmp_path)
+    vision = ModelSpec.from_folder(tmp_path).vision
+    assert vision is not None
+    tower = Tower(tmp_path, vision, device=torch.device("cpu"), dtype=torch.float32, dummy_seed=None)
+    image = FAMILIES["qwen2.5-vl"].images(1)[0].at(0)
+    before = tower.rows(image)
+    pad_mlps(tower._model)
+    (width,) = {
+        module.gate_proj.out_features for module in tower._model.modules() if hasattr(module, "gate_proj")
+    }
+    assert width == 64
+    torch.testing.assert_close(tower.rows(image), before)
