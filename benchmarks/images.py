@@ -42,7 +42,7 @@ from benchmarks.lib.servers.server import BatonServer
 from benchmarks.lib.vision_folder import SHAPES, write_vision_folder
 
 _SIDE_TOKENS: Final = 16
-"""Of the answers of requests with images."""
+"""Length of the answers of requests with images."""
 _EXTRA: Final = {"ignore_eos": True, "temperature": 0, "timings": True, "return_token_ids": True}
 _GRAIN: Final = 32
 """Pixels of a patch of one colour, about, so that a file has the size of a photograph's."""
@@ -84,7 +84,7 @@ class Inputs:
     pictures: Pictures
     texts: Texts
     request_tokens: int = 0
-    """Of a prompt with --images images."""
+    """Length of a prompt with --images images."""
 
     def request(self, count: int, max_tokens: int, at: float = 0.0) -> Work:
         return ImageWork(at, self.texts.take(32), max_tokens, self.pictures.take(count))

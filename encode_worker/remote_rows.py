@@ -42,7 +42,7 @@ class RowsReports(Protocol):
 @dataclass(slots=True, eq=False)
 class _Fetch:
     digest: bytes
-    """Of the image."""
+    """Digest of the image."""
     requests: list[Request] = field(default_factory=list)
 
 

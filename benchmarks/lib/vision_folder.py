@@ -65,7 +65,7 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         },
     },
 }
-"""By name. `tiny`: to try a benchmark on a CPU."""
+"""Shapes by name. `tiny`: to try a benchmark on a CPU."""
 
 
 def byte_tokenizer(special: tuple[str, ...], named: Mapping[str, str]) -> Any:

@@ -82,7 +82,7 @@ class AdaptivePlacement(PlacementPolicy):
         return Placement(prefill_worker.id, decode_worker.id, why, source)
 
     def encodes_elsewhere(self, request: RequestView, seconds: float, view: ClusterView) -> bool:
-        """By the cost of the best pair of workers, with the images encoded there and elsewhere."""
+        """Compare the cost of the best pair of workers with the images encoded there and elsewhere."""
         awaiting = replace(request, images=(), awaited=AwaitedRows(request.images, seconds))
         here, elsewhere = (self.place(one, view).why.candidates[0] for one in (request, awaiting))
         return elsewhere.cost <= here.cost + _INDIFFERENT
