@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,9 @@ from engine.core.request import Request
 from engine.core.sampling_params import SamplingParams
 from engine.executor.runner import ModelRunner
 from engine.model_config.errors import WeightsError
+from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader import tensor_digests
-from engine.modeling.loader.weights_identity import FilledCheckpoint, shape_identity
+from engine.modeling.loader.weights_identity import FilledCheckpoint, served_shape, shape_identity
 from kv_transfer import LayoutMismatch, Peer
 from rpc.baton.v1 import sampling_pb2
 from tests.unit.tiny import make_config, save_tiny_llama
@@ -158,6 +160,19 @@ def test_the_shape_is_also_of_what_is_done_at_load(
 ) -> None:
     assert shape_identity(folder, quantization, long_angles=long_angles) != shape_identity(folder)
     assert shape_identity(folder, "fp8") != shape_identity(folder, "int8")
+
+
+def test_the_shape_of_a_served_model_is_of_its_settings_and_angles(folder: Path) -> None:
+    plain, spec = make_config(folder), ModelSpec.from_folder(folder)
+    assert spec.rope is not None
+    long = replace(spec, rope=replace(spec.rope, factors=(2.0,), long_factors=(2.0,)))
+    shapes = {
+        served_shape(config, each)
+        for config in (plain, replace(plain, quantization="fp8"))
+        for each in (spec, long)
+    }
+    assert len(shapes) == 4
+    assert served_shape(plain, spec) == shape_identity(folder)
 
 
 def test_dummy_weights_are_known_by_their_seed(folder: Path) -> None:

@@ -122,6 +122,14 @@ def test_each_input_changes_its_fields_and_the_digest(change: dict[str, Any], na
     assert before.digest != after.digest
 
 
+def test_kind_and_text_of_a_grammar_are_in_it_and_counts_of_tokens() -> None:
+    grammars = [sampling_pb2.Grammar(kind=kind, text=text) for kind in (2, 3) for text in ("a*", "b*")]
+    receipts = [made(sampling={"grammar": grammar})[0] for grammar in grammars]
+    assert len({receipt.digest for receipt in receipts}) == len(grammars)
+    counts = receipts[0].prompt.count, receipts[0].output.count
+    assert counts == (len(PROMPT), len(TOKENS))
+
+
 def test_these_are_all_sampling_parameters_and_all_fields() -> None:
     changed = {name for change, _ in INPUTS for name in change.get("sampling", ())}
     known = {field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields}

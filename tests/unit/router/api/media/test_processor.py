@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,13 @@ def test_a_digest_is_of_all_that_the_processor_makes_of_an_image(
 
     monkeypatch.setattr(mine._processor, "_process_images", changed)
     assert mine.process(picture(1)).item.digest != before
+
+
+def test_a_digest_is_of_the_files_of_the_processor(folder: Path) -> None:
+    before = ImageProcessor(folder, {}).process(picture(1)).item.digest
+    path = folder / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"made_by": "somebody else"}))
+    assert ImageProcessor(folder, {}).process(picture(1)).item.digest != before
 
 
 def test_images_of_equal_patches_in_another_grid_have_other_digests(tmp_path: Path) -> None:
