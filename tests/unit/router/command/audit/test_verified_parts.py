@@ -259,3 +259,54 @@ def test_the_worst_outcome_is_that_of_all() -> None:
     order = [Outcome.DIFFERS, Outcome.NOT_COMPARABLE, Outcome.PARTLY_EQUAL, Outcome.EQUAL]
     for number, worst in enumerate(order):
         assert of_all(order[number:][::-1]) is worst
+
+
+def test_a_receipt_of_digests_is_located_by_its_pages() -> None:
+    made = receipt(OLD, detail=Detail.DIGESTS, sampling={"max_tokens": 40})
+    assert len(made["pages"]) == 2
+    assert verify.verified(made, Served(OLD), PROMPT)["outcome"] == "equal"
+    assert "--prompt-ids" in verify.verified(made, Served(OLD))["reason"]
+    forged = made | {"pages": made["pages"][:1]}
+    forged["digest"] = Presented.read(forged).receipt.digest
+    found = verify.verified(forged, Served(OLD), PROMPT)
+    assert (found["outcome"], found["altered"], found["difference"]) == ("differs", ["pages"], None)
+    found = verify.verified(made, Served(replace(NEW, digest="aa")), PROMPT)
+    assert found["difference"] == {"position": 0, "known": False, "recorded": None, "computed": None}
+    assert found["altered"] == []
+
+
+def test_an_answer_that_was_cut_differs_at_its_end() -> None:
+    made = receipt(OLD)
+    *tokens, last = made["token_ids"]
+    found = verify.verified(made | {"token_ids": tokens}, Served(OLD))
+    assert found["difference"] == {"position": 11, "known": True, "recorded": None, "computed": last}
+    longer = verify.verified(made | {"token_ids": [*tokens, last, 9]}, Served(OLD))
+    assert (longer["outcome"], longer["altered"]) == ("differs", ["output", "pages"])
+
+
+def test_stop_strings_are_searched_in_the_first_part_alone() -> None:
+    made = receipt(OLD, at(4, NEW), sampling={"stop": ["x"]})
+    for served, bodies in ((NEW, [None]), (OLD, [None, ["x"]])):
+        service = Served(served)
+        found = verify.verified(made, service)
+        assert [body.get("stop") for body in service.bodies] == bodies
+        assert found["outcome"] == "partly_equal"
+        assert not found["fields"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "field"),
+    [
+        ("json_schema", '{"type":"object"}', {"json": '{"type":"object"}'}),
+        ("regex", "a*", {"regex": "a*"}),
+        ("choice", '["a","b"]', {"choice": ["a", "b"]}),
+        ("ebnf", 'root ::= "a"', {"grammar": 'root ::= "a"'}),
+    ],
+)
+def test_a_grammar_is_asked_for_by_its_kind(kind: str, text: str, field: dict[str, Any]) -> None:
+    value = sampling_pb2.GrammarKind.Value(f"GRAMMAR_KIND_{kind.upper()}")
+    made = receipt(OLD, sampling={"grammar": sampling_pb2.Grammar(kind=value, text=text)})
+    service = Served(OLD)
+    verify.verified(made, service)
+    assert service.bodies[0]["structured_outputs"] == field
+    assert "min_tokens" not in service.bodies[0]
