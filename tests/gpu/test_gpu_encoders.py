@@ -55,7 +55,9 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "embedding-gemma": lambda: Gemma3TextModel(Gemma3TextConfig(**_GEMMA)),
     "qwen3": lambda: Qwen3Model(Qwen3Config(**_SHAPE, num_key_value_heads=2, head_dim=64)),
 }
-PROMPTS = [random_tokens(length, seed=length) for length in (1, 2, 3, 17, 64, 65, 200, 700, *range(20, 60))]
+PROMPTS = [
+    random_tokens(length, seed=length) for length in (1, 2, 3, 17, 64, 65, 97, 129, 200, 700, *range(20, 60))
+]
 
 
 def save(name: str, folder: Path) -> PreTrainedModel:

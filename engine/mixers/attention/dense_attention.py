@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.modeling.layers.layer_attention import LayerAttention
+
+_TILE: Final = 32
+"""Keys of a tile of torch's memory-efficient kernel."""
 
 
 def attend(
@@ -22,6 +27,9 @@ def attend(
     """
     # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
     narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
+    if q.is_cuda and mask is not None and keys.shape[-2] % _TILE == 1:
+        # With one key in the last tile it errs where heads share keys by a stride of 0 (pytorch#191937).
+        keys, values = keys.contiguous(), values.contiguous()
     if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
     scores = (q @ keys.transpose(-2, -1)).float() * rule.scale
