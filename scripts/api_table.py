@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
 from pydantic.fields import FieldInfo
 
 from router.api.apis import APIS
@@ -17,11 +17,12 @@ BEGIN, END = "<!-- fields: written by scripts/api_table.py -->\n", "<!-- end of 
 
 
 def tables() -> str:
-    """A table for each body; endpoints with fewer fields of the same ones have none."""
+    """A table for each body; endpoints with the bodies of others, or fewer of their fields, have none."""
     bodies: dict[type[BaseModel], str] = {}
     for endpoint in (endpoint for api in APIS for endpoint in api.endpoints):
-        if endpoint.body is not None and not any(issubclass(other, endpoint.body) for other in bodies):
-            bodies[endpoint.body] = endpoint.path
+        body = endpoint.body
+        if body is not None and not any(issubclass(other, body) for other in (*bodies, RootModel)):
+            bodies[body] = endpoint.path
     return "\n".join(_table(path, body) for body, path in bodies.items())
 
 

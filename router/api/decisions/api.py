@@ -35,15 +35,6 @@ DECISIONS: Final[Api] = Api(
             "systemone",
         ),
         computes(
-            "/v1/score",
-            LabelScoreBody,
-            lambda body, request_id: (body, request_id),
-            answers.label_scores,
-            answers.ScoresObject,
-            "Probabilities of label tokens after a query and each item (SGLang's).",
-            "score",
-        ),
-        computes(
             "/generative_scoring",
             LabelScoreBody,
             lambda body, request_id: (body, request_id),

@@ -153,8 +153,7 @@ async def cohere_embeddings(model: Generation, asked: tuple[CohereEmbedBody, str
 async def tei_embeddings(model: Generation, asked: tuple[TeiEmbedBody, str]) -> bytes:
     body, request_id = asked
     pooling = pooling_of(model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    inputs = _with_prompt(texts, pooling, body.prompt_name)
+    inputs = _with_prompt(body.texts, pooling, body.prompt_name)
     cut = _whole(model, body.truncation_direction == "Left") if body.truncate else None
     found = await pool(model, request_id, inputs, body.work, cut)
     vectors = embeddings(found.vectors, pooling, body.dimensions, body.normalize)
@@ -164,9 +163,8 @@ async def tei_embeddings(model: Generation, asked: tuple[TeiEmbedBody, str]) -> 
 async def tei_predictions(model: Generation, asked: tuple[TeiPredictBody, str]) -> bytes:
     body, request_id = asked
     pooling = _classifier(model)
-    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     cut = _whole(model, body.truncation_direction == "Left") if body.truncate else None
-    found = await pool(model, request_id, texts, body.work, cut)
+    found = await pool(model, request_id, body.texts, body.work, cut)
     rows = [_by_label(row, pooling) for row in scores(found.vectors, pooling, body.raw_scores)]
     return orjson.dumps(rows[0] if isinstance(body.inputs, str) else rows)
 

@@ -8,7 +8,8 @@ from typing import Final, TypeVar
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from router.api.embeddings import answers, bodies, schemas
+from router.api.decisions.answers import ScoresObject
+from router.api.embeddings import answers, bodies, forms, schemas
 from router.api.endpoints.kinds import computes, reads
 from router.api.endpoints.record import Api, ApiEndpoint, Backend
 from router.api.generation.generation import Generation
@@ -105,6 +106,21 @@ EMBEDDINGS: Final[Api] = Api(
             schemas.TeiPredictions,
             "Scores of a classifier's labels, as TEI's.",
             "predict",
+        ),
+        _pools(
+            "/",
+            forms.TeiBody,
+            forms.computed,
+            list[list[float]] | list[schemas.TeiRank] | schemas.TeiPredictions,
+            "What the model computes: embeddings, classes or a ranking, as TEI's.",
+        ),
+        _pools(
+            "/v1/score",
+            forms.EitherScoreBody,
+            forms.scored,
+            ScoresObject | schemas.PairScoreList,
+            "Probabilities of label tokens after a query and each item (SGLang's); scores of pairs (vLLM's).",
+            "score",
         ),
         reads("/info", _info, schemas.TeiInfo, "The model that computes vectors, as TEI's.", "400"),
     ),

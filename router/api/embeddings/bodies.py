@@ -204,23 +204,26 @@ class CohereEmbedBody(ScheduledFields):
         return ["".join(part.text for part in item.content) for item in self.inputs or ()]
 
 
-class TeiEmbedBody(ScheduledFields):
+class _TeiInputs(ScheduledFields):
+    inputs: _OneOrMore
+    truncate: bool | None = None
+    truncation_direction: Literal["Left", "Right"] | None = None
+    model: ModelName | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
+
+
+class TeiEmbedBody(_TeiInputs):
     """POST /embed."""
 
-    inputs: _OneOrMore
     normalize: bool = True
-    truncate: bool | None = None
-    truncation_direction: Literal["Left", "Right"] | None = None
     prompt_name: str | None = None
     dimensions: _Count | None = None
-    model: ModelName | None = None
 
 
-class TeiPredictBody(ScheduledFields):
+class TeiPredictBody(_TeiInputs):
     """POST /predict."""
 
-    inputs: _OneOrMore
     raw_scores: bool = False
-    truncate: bool | None = None
-    truncation_direction: Literal["Left", "Right"] | None = None
-    model: ModelName | None = None

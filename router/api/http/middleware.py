@@ -103,6 +103,11 @@ _KEY_HEADERS: Final = tuple(api.key_header for api in APIS if api.key_header is 
 _MONITORING_KEY: Final = "/metrics, /sd/workers and /status take a key of --metrics-key-file."
 
 
+def _is_open(scope: Scope) -> bool:
+    """Whether it is read without a key. `POST /` is a request to a model."""
+    return scope["method"] in ("GET", "HEAD") and scope["path"] in _OPEN
+
+
 class RequireApiKey:
     """ASGI middleware. Refuses requests before reading any of their body."""
 
@@ -129,7 +134,7 @@ class RequireApiKey:
         self._is_open = rl and admin_keys is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN:
+        if scope["type"] == "http" and not _is_open(scope):
             headers = Headers(scope=scope)
             authorization = headers.get("authorization")
             for name in () if authorization is not None else _KEY_HEADERS:

@@ -52,6 +52,7 @@ class TestHttp:
         [
             ("POST", COMPLETIONS),
             ("POST", "/v1/chat/completions"),
+            ("POST", "/"),
             ("GET", "/v1/models"),
             ("GET", "/metrics"),
             ("GET", "/sd/workers"),

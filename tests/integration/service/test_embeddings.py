@@ -162,6 +162,18 @@ async def test_the_shapes_of_others(cluster: LocalCluster, encoder: SmallModel) 
     assert len(ranked["results"]) == 2
 
 
+async def test_the_root_route_of_tei_embeds(cluster: LocalCluster, encoder: SmallModel) -> None:
+    for asked in ({"inputs": TEXTS}, {"inputs": TEXTS[0], "normalize": False, "truncate": True}):
+        assert await post(cluster, "/", asked) == await post(cluster, "/embed", asked)
+    for asked, said in (
+        ({"inputs": "a", "raw_scores": True}, "raw_scores has no meaning for a model of embeddings"),
+        ({"query": "a", "texts": ["b"]}, "is no reranker, and takes inputs"),
+        ({"inputs": "a", "query": "b"}, "inputs for embeddings or predictions, or query and texts"),
+        ({}, "inputs for embeddings or predictions, or query and texts"),
+    ):
+        assert said in (await post(cluster, "/", asked, 400))["error"]["message"]
+
+
 async def test_long_texts_are_refused_or_cut(cluster: LocalCluster, encoder: SmallModel) -> None:
     text = "the fox " * 3000
     assert "at most 2048" in (await post(cluster, "/v1/embeddings", {"input": text}, 400))["error"]["message"]
@@ -243,6 +255,17 @@ async def test_a_cross_encoder_sees_both_texts(reranker: SmallModel) -> None:
         ranked = await post(cluster, "/v2/rerank", body)
         tei = await post(cluster, "/rerank", {"query": "which animal", "texts": TEXTS, "raw_scores": True})
         pairs = await post(cluster, "/score", {"text_1": "which animal", "text_2": TEXTS})
+        root = await post(cluster, "/", {"query": "which animal", "texts": TEXTS, "raw_scores": True})
+        refused = await post(cluster, "/", {"inputs": "a"}, 400)
+        of_vllm = await post(cluster, "/v1/score", {"text_1": "which animal", "text_2": TEXTS})
+        for asked in (
+            {"text_1": "a", "text_2": "b", "label_token_ids": [3]},
+            {"query": "a", "items": ["b"], "label_token_ids": [3], "documents": ["b"]},
+            {"model": "small"},
+        ):
+            message = (await post(cluster, "/v1/score", asked, 400))["error"]["message"]
+            assert "label_token_ids" in message
+            assert "text_1" in message
         rewards = await post(cluster, "/classify", {"input": TEXTS, "use_activation": False})
         await post(cluster, "/v1/embeddings", {"input": "a"}, 400)
         async with httpx.AsyncClient() as client:
@@ -255,8 +278,26 @@ async def test_a_cross_encoder_sees_both_texts(reranker: SmallModel) -> None:
     for item in tei:
         assert item["score"] == pytest.approx(wanted[item["index"]], abs=1e-4)
     assert [item["score"] for item in pairs["data"]] == pytest.approx(scores, abs=1e-5)
+    assert root == tei
+    assert "is a reranker, and takes query and texts" in refused["error"]["message"]
+    assert of_vllm["data"] == pairs["data"]
     assert [len(item["probs"]) for item in rewards["data"]] == [1, 1, 1]
     assert "reranker" in info["model_type"]
+
+
+async def test_a_classifier_answers_tei_with_its_labels(tmp_path: Path) -> None:
+    def family(**of: Any) -> BertForSequenceClassification:
+        return BertForSequenceClassification(BertConfig(**of, num_labels=3))
+
+    small = with_ends(save_small_model(tmp_path, family), pairs=True)
+    async with running(small) as cluster:
+        for asked in ({"inputs": TEXTS}, {"inputs": TEXTS[0], "raw_scores": True}):
+            assert await post(cluster, "/", asked) == await post(cluster, "/predict", asked)
+        for asked, said in (
+            ({"inputs": "a", "normalize": False}, "normalize has no meaning for a classifier"),
+            ({"query": "a", "texts": ["b"]}, "is no reranker"),
+        ):
+            assert said in (await post(cluster, "/", asked, 400))["error"]["message"]
 
 
 async def test_a_model_of_text_refuses_vectors(small: SmallModel) -> None:
@@ -264,6 +305,8 @@ async def test_a_model_of_text_refuses_vectors(small: SmallModel) -> None:
         for path, body in (
             ("/v1/embeddings", {"input": "a"}),
             ("/rerank", {"query": "a", "documents": ["b"]}),
+            ("/", {"inputs": "a"}),
+            ("/v1/score", {"text_1": "a", "text_2": "b"}),
         ):
             message = (await post(cluster, path, body, 400))["error"]["message"]
             assert "--convert embed" in message

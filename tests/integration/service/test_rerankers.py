@@ -87,7 +87,9 @@ async def test_the_routes_score_by_two_tokens(reranker: SmallModel, mode: Mode) 
         assert {item["index"]: item["score"] for item in raw} == pytest.approx(
             dict(enumerate(wanted)), abs=1e-3
         )
-        pairs = await post(cluster, "/score", {"queries": QUERY, "documents": DOCUMENTS})
+        root = await post(cluster, "/", {"query": QUERY, "texts": DOCUMENTS})
+        assert [item["index"] for item in root] == [item["index"] for item in raw]
+        pairs = await post(cluster, "/v1/score", {"queries": QUERY, "documents": DOCUMENTS})
         assert [item["score"] for item in pairs["data"]] == pytest.approx(sigmoid(wanted), abs=1e-5)
         if mode is Mode.MIXED:
             assert pairs["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
