@@ -76,6 +76,8 @@ class Waterfall:
     _pauses: list[router_pb2.TimingPause] = field(default_factory=list)
     _interrupted: tuple[float, Interruption] | None = None
     """The latest interruption and its time."""
+    _read_s: float = 0.0
+    """Seconds until the numbers of a read were here; 0: they are not, or it is none."""
     _num_tokens: int = 0
     _drafted: int = 0
     _accepted: int = 0
@@ -151,6 +153,7 @@ class Waterfall:
     def read(self, at: float) -> None:
         """The numbers of a prompt that is read arrived, with which the request ends."""
         self.first_token = at
+        self._read_s = at - self.arrival
         self.observer.on_read(self.timings(at))
 
     def tokens(self, count: int, at: float, arrival: BatchTiming = ON_TIME) -> None:
@@ -233,6 +236,7 @@ class Waterfall:
             first_decode_s=max((self.second_token or arrived) - arrived, 0.0),
             ttft_s=first - self.arrival,
             e2e_s=at - self.arrival,
+            read_s=self._read_s,
             chunks=[*self._chunks_elsewhere, *self._chunks],
             pushes=self._pushes,
             encode_s=busy_seconds((span.begin_s, span.end_s) for span in encodes),

@@ -100,13 +100,15 @@ class History:
 def _summary(record: RequestRecord) -> str:
     """One line of text: outcome, tokens, times and workers."""
     output = sum(completion.output_tokens for completion in record.completions)
+    timed = [one.timings for one in record.completions if one.timings is not None]
+    reads = sum(1 for timings in timed if timings.read_s)
     parts = [
         record.outcome,
         f"{record.prompt_tokens} prompt tokens ({record.cached_tokens} cached)",
-        f"{output} output tokens",
+        f"{reads} reads" if reads else f"{output} output tokens",
     ]
-    timed = [one.timings for one in record.completions if one.timings is not None]
-    if first := min((timings.ttft_s for timings in timed if timings.ttft_s), default=0.0):
+    first = min((timings.ttft_s for timings in timed if timings.ttft_s), default=0.0)
+    if first and not reads:
         parts.append(f"TTFT {first:.3f} s")
     parts.append(f"{record.seconds:.3f} s")
     ways = dict.fromkeys(_way(timings) for timings in timed)

@@ -131,6 +131,7 @@ class StatusReader:
                 "output_history": recent.output_tokens.history(now),
             },
             "ttft_s": _quantiles(recent.ttft, now),
+            "read_s": _quantiles(recent.read, now),
             "itl_s": _quantiles(recent.itl, now),
             "e2e_s": _quantiles(recent.e2e, now),
             "workers": workers,

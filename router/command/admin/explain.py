@@ -124,10 +124,7 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     prefill, decode = completion["prefill_worker"], completion["decode_worker"]
     where = prefill if prefill == decode else f"{prefill} -> {decode}"
     yield f"{where}: {completion['placement']}"
-    yield (
-        f"TTFT {_s(completion['ttft_s'])}, E2E {_s(completion['e2e_s'])}, {completion['output_tokens']}"
-        " output tokens"
-    )
+    yield _result(completion)
     yield f"queue {_s(completion['queue_s'])}"
     for reason, seconds in sorted(completion["waited"].items(), key=lambda item: -item[1]):
         yield f"  {reason} {_s(seconds)}: {_REASONS.get(reason, reason)}"
@@ -153,6 +150,13 @@ def _of_completion(completion: Mapping[str, Any]) -> Iterator[str]:
     for move in completion.get("moves", ()):
         why = _MOVES.get(move["reason"], move["reason"])
         yield f"moved to {move['worker']} after {_s(move['at_s'])}: {why}"
+
+
+def _result(completion: Mapping[str, Any]) -> str:
+    if read_s := completion.get("read_s"):
+        return f"read: its numbers came after {_s(read_s)}, without a token"
+    tokens = completion["output_tokens"]
+    return f"TTFT {_s(completion['ttft_s'])}, E2E {_s(completion['e2e_s'])}, {tokens} output tokens"
 
 
 def _preemptions(completion: Mapping[str, Any]) -> Iterator[str]:

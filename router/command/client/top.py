@@ -117,17 +117,22 @@ def _figures(status: Mapping[str, Any]) -> Table:
         ("prompts", f"{_count(tokens['prompt_per_s'])} tokens/s", _spark(tokens["prompt_history"])),
         ("running", _requests_of(requests["running"]), f"{requests['ended_per_s']:.1f} ended/s"),
     )
-    spreads = (("TTFT", "ttft_s"), ("ITL", "itl_s"), ("request", "e2e_s"))
+    first = ("read", "read_s") if status["read_s"] and not status["ttft_s"] else ("TTFT", "ttft_s")
+    spreads = (first, ("ITL", "itl_s"), ("request", "e2e_s"))
     for (name, value, more), (label, key) in zip(rows, spreads, strict=True):
-        found = status[key] or {}
-        values = [_span(found.get(level)) for level in ("p50", "p90", "p99")]
-        table.add_row(name, value, f"{more:<14} {label:>7}", *values)
+        table.add_row(name, value, f"{more:<14} {label:>7}", *_levels(status[key]))
+    if status["read_s"] and status["ttft_s"]:
+        table.add_row("", "", f"{'':<14} {'read':>7}", *_levels(status["read_s"]))
     table.add_row(
         "waiting", _requests_of(waiting), f"{_count(requests['queued_tokens'])} prompt tokens ahead"
     )
     if wait:
         table.add_row("", "", wait)
     return table
+
+
+def _levels(found: Mapping[str, float] | None) -> list[str]:
+    return [_span((found or {}).get(level)) for level in ("p50", "p90", "p99")]
 
 
 def _requests_of(number: int) -> str:
@@ -204,13 +209,14 @@ def _requests(requests: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("request", "ended", "tokens", "TTFT", "all", "stages, decode")
     for request in requests:
         timings = request["timings"]
+        reads = timings["read_s"] > 0
         good = request["outcome"] in ("stop", "length")
         table.add_row(
             request["id"][-_ID:],
             # The first word of an error's code: the whole of deadline_exceeded cuts off the other columns.
             Text(request["outcome"].partition("_")[0], style="" if good else "red"),
-            f"{request['prompt_tokens']:,} → {request['output_tokens']:,}",
-            _span(timings["ttft_s"]),
+            f"{request['prompt_tokens']:,} → {'read' if reads else format(request['output_tokens'], ',')}",
+            _span(None if reads else timings["ttft_s"]),
             _span(timings["e2e_s"]),
             _stages(timings, longest),
         )

@@ -11,6 +11,8 @@ from rich.text import Text
 
 Spans: TypeAlias = Sequence[Mapping[str, Any]]
 
+_READ_STAGES: Final = 2
+"""Stages of a read: it has no token."""
 _STAGES: Final = (
     ("queue", "queue_s", "bright_black"),
     ("prefill", "prefill_s", "cyan"),
@@ -29,13 +31,14 @@ class _Bar:
 
 
 def waterfall_chart(timings: Mapping[str, Any], width: int = 52) -> Table:
-    """One row per stage, from the request's arrival to its second token; `width` is the chart's width in
-    cells.
+    """One row per stage, from the request's arrival to its second token, or to the numbers of a read; `width`
+    is the chart's width in cells.
 
     `timings` is what Baton sends for `"timings": true`: seconds a stage, and in disagg mode the spans of
     prefill chunks and of the pushes that carried their pages.
     """
-    total_s = sum(timings[key] for _, key, _ in _STAGES)
+    stages = _STAGES[:_READ_STAGES] if timings.get("read_s") else _STAGES
+    total_s = sum(timings[key] for _, key, _ in stages)
     chunks: Spans = timings.get("chunks", ())
     pushes: Spans = timings.get("pushes", ())
     table = Table(show_edge=False, box=None, padding=(0, 1), caption_justify="left")
@@ -44,7 +47,7 @@ def waterfall_chart(timings: Mapping[str, Any], width: int = 52) -> Table:
     table.add_column("time", justify="right")
 
     begin_s = 0.0
-    for name, key, color in _STAGES:
+    for name, key, color in stages:
         end_s = begin_s + timings[key]
         table.add_row(name, _row([_Bar(begin_s, end_s, color)], total_s, width), _duration(timings[key]))
         begin_s = end_s

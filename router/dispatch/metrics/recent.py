@@ -139,6 +139,8 @@ class Recent:
         self.output_tokens: Final = RateWindow(now)
         self.ended_requests: Final = RateWindow(now)
         self.ttft: Final = QuantileWindow()
+        self.read: Final = QuantileWindow()
+        """Seconds until the numbers of reads."""
         self.itl: Final = QuantileWindow()
         self.e2e: Final = QuantileWindow()
         self.requests: Final[deque[EndedRequest]] = deque(maxlen=_KEPT)

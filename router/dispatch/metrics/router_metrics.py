@@ -169,7 +169,8 @@ class RouterMetrics(Observer):
         self._observe(timings, _STAGES_TO_FIRST)
 
     def on_read(self, timings: router_pb2.Timings) -> None:
-        self._read.observe(timings.e2e_s)
+        self._read.observe(timings.read_s)
+        self.recent.read.add(timings.read_s, time.monotonic())
 
     def on_second_token(self, timings: router_pb2.Timings) -> None:
         self._observe(timings, _STAGES_TO_SECOND)

@@ -123,7 +123,9 @@ def _attributes(
         "baton.decode_worker": timings.decode_worker,
         "baton.placement": timings.placement,
     }
-    if sequence.waterfall.first_token is not None:
+    if timings.read_s:
+        attributes["baton.read_seconds"] = timings.read_s
+    elif sequence.waterfall.first_token is not None:
         attributes["gen_ai.server.time_to_first_token"] = timings.ttft_s
     if outcome not in _GOOD:
         attributes["error.type"] = outcome

@@ -160,7 +160,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "moves", "preemptions", "waited", "promoted", "drafted_tokens", "accepted_tokens", "pauses", "encode_s", "encodes", "encode_worker", "row_transfers", "adapter_loads")
+    __slots__ = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "ttft_s", "e2e_s", "chunks", "pushes", "prefill_worker", "decode_worker", "placement", "moves", "preemptions", "waited", "promoted", "drafted_tokens", "accepted_tokens", "pauses", "encode_s", "encodes", "encode_worker", "row_transfers", "read_s", "adapter_loads")
     class WaitedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class Timings(_message.Message):
     ENCODES_FIELD_NUMBER: _ClassVar[int]
     ENCODE_WORKER_FIELD_NUMBER: _ClassVar[int]
     ROW_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    READ_S_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_LOADS_FIELD_NUMBER: _ClassVar[int]
     queue_s: float
     prefill_s: float
@@ -229,8 +230,9 @@ class Timings(_message.Message):
     encodes: _containers.RepeatedCompositeFieldContainer[TimingSpan]
     encode_worker: str
     row_transfers: _containers.RepeatedCompositeFieldContainer[TimingSpan]
+    read_s: float
     adapter_loads: _containers.ScalarMap[str, float]
-    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pauses: _Optional[_Iterable[_Union[TimingPause, _Mapping]]] = ..., encode_s: _Optional[float] = ..., encodes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., encode_worker: _Optional[str] = ..., row_transfers: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., adapter_loads: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., reserve_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., first_decode_s: _Optional[float] = ..., ttft_s: _Optional[float] = ..., e2e_s: _Optional[float] = ..., chunks: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., prefill_worker: _Optional[str] = ..., decode_worker: _Optional[str] = ..., placement: _Optional[str] = ..., moves: _Optional[_Iterable[_Union[TimingMove, _Mapping]]] = ..., preemptions: _Optional[_Iterable[_Union[TimingPreemption, _Mapping]]] = ..., waited: _Optional[_Mapping[str, float]] = ..., promoted: _Optional[_Mapping[str, int]] = ..., drafted_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., pauses: _Optional[_Iterable[_Union[TimingPause, _Mapping]]] = ..., encode_s: _Optional[float] = ..., encodes: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., encode_worker: _Optional[str] = ..., row_transfers: _Optional[_Iterable[_Union[TimingSpan, _Mapping]]] = ..., read_s: _Optional[float] = ..., adapter_loads: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TimingPause(_message.Message):
     __slots__ = ("at_s", "seconds", "worker", "cause", "parts")

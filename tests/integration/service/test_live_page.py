@@ -58,6 +58,22 @@ async def test_the_page_shows_workers_links_figures_and_requests(small: SmallMod
         assert "KV pushes" in opened
 
 
+async def test_the_page_shows_reads_and_their_timelines(small: SmallModel) -> None:
+    async with live_page(small, Mode.MIXED, requests=0) as (cluster, page):
+        body = {"query": "one two three " * 40, "items": [" four", " five"], "label_token_ids": [7, 8]}
+        async with httpx.AsyncClient(base_url=cluster.url) as client:
+            (await client.post("/v1/score", json=body, timeout=60)).raise_for_status()
+        await page.until("document.querySelectorAll('.request').length == 2")
+        assert "→ numbers" in await page.evaluate("document.querySelector('.request summary').innerText")
+        assert "Read p50" in await page.evaluate("document.querySelector('#figures').innerText")
+        await page.evaluate("document.querySelector('.request summary').click()")
+        opened = await page.until("document.querySelector('.request[open] .waterfall').innerText")
+        assert "numbers " in opened
+        assert "first token" not in opened
+        ended = await page.evaluate("document.querySelector('.request[open] p.muted').textContent")
+        assert "ended with its numbers" in ended
+
+
 async def test_the_chat_answers_with_its_timeline_on_a_phone(small: SmallModel) -> None:
     async with live_page(small, Mode.MIXED, width=390, height=844) as (_, page):
         await page.until("document.querySelectorAll('.worker').length == 1")

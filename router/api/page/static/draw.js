@@ -85,9 +85,13 @@ export function waterfall(timings) {
     ? timings.prefill_worker
     : `${timings.prefill_worker} → ${timings.decode_worker}`;
   chart.append(element("p", "summary",
-    [place, timings.placement, `first token ${seconds(timings.ttft_s)}`, `all ${seconds(timings.e2e_s)}`, drafts(timings)]
+    [place, timings.placement, arrived(timings), `all ${seconds(timings.e2e_s)}`, drafts(timings)]
       .filter(Boolean).join(" · ")));
   return chart;
+}
+
+function arrived({ read_s, ttft_s }) {
+  return read_s ? `numbers ${seconds(read_s)}` : `first token ${seconds(ttft_s)}`;
 }
 
 /** How many drafted tokens were right; empty if none were drafted. */

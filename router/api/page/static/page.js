@@ -81,7 +81,7 @@ function uptime(s) {
   return s < 172800 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
 }
 
-function showFigures({ requests, tokens, ttft_s, itl_s, e2e_s }) {
+function showFigures({ requests, tokens, ttft_s, read_s, itl_s, e2e_s }) {
   const spread = (q) => (q ? `p90 ${seconds(q.p90)} · p99 ${seconds(q.p99)}` : "no request in the last minute");
   const waiting = requests.waiting + requests.held_back;
   const wait = requests.predicted_wait_s > 0 ? ` · wait about ${seconds(requests.predicted_wait_s)}` : "";
@@ -91,6 +91,7 @@ function showFigures({ requests, tokens, ttft_s, itl_s, e2e_s }) {
     tile("Running", count(requests.running), requests.running === 1 ? "request" : "requests", `${count(requests.ended_per_s)} ended/s`),
     tile("Waiting", count(waiting), waiting === 1 ? "request" : "requests", `${count(requests.queued_tokens)} prompt tokens ahead${wait}`),
     tile("TTFT p50", seconds(ttft_s?.p50), "", spread(ttft_s)),
+    ...(read_s ? [tile("Read p50", seconds(read_s.p50), "", spread(read_s))] : []),
     tile("ITL p50", seconds(itl_s?.p50), "", spread(itl_s)),
     tile("Request p50", seconds(e2e_s?.p50), "", spread(e2e_s)),
   );
@@ -242,13 +243,21 @@ function showRequests(ended) {
     row.append(
       element("summary", "",
         element("span", isGood ? "muted" : "failed", isGood ? ago : `${ago} · ${request.outcome.replaceAll("_", " ")}`),
-        element("span", "", `${count(request.prompt_tokens)} → ${count(request.output_tokens)} tokens`),
+        element("span", "", `${count(request.prompt_tokens)} → ${result(request)}`),
         element("span", "muted", seconds(request.timings.e2e_s)),
         stageBar(request.timings, longest)),
       waterfall(request.timings),
-      element("p", "muted", [`request ${request.id}`, ENDS[request.outcome]].filter(Boolean).join(" · ")));
+      element("p", "muted", [`request ${request.id}`, ending(request)].filter(Boolean).join(" · ")));
     return row;
   }));
+}
+
+function result({ timings, output_tokens: tokens }) {
+  return timings.read_s ? "numbers" : `${count(tokens)} tokens`;
+}
+
+function ending({ timings, outcome }) {
+  return timings.read_s ? "ended with its numbers (read)" : ENDS[outcome];
 }
 
 byId("more").addEventListener("click", () => {

@@ -71,6 +71,19 @@ def collector() -> Iterator[tuple[str, list[bytes], Event]]:
         thread.join()
 
 
+def test_a_read_has_a_span_for_its_prompt_and_no_first_token() -> None:
+    marks = Waterfall(arrival=100.0)
+    marks.attempt(100.0)
+    marks.placed("decode-0", None, "soonest")
+    marks.start(worker_pb2.Started(queued_s=0.25), at=100.25)
+    marks.read(101.0)
+    sequence = SequenceState(worker_pb2.Work(prompt=[1, 2], read=worker_pb2.Read(label_ids=[3])), marks)
+    whole, *stages = spans_of(sequence, "stop", 5000.0, 5001.0, "small")
+    assert [span.name for span in stages if span.name != "chunk"] == ["queue", "prefill"]
+    assert whole.attributes["baton.read_seconds"] == 1.0
+    assert "gen_ai.server.time_to_first_token" not in whole.attributes
+
+
 def test_a_request_continues_the_trace_of_its_caller() -> None:
     trace = TraceContext.of(f"00-{TRACE}-{PARENT}-01")
     assert trace == TraceContext(TRACE, PARENT, True)

@@ -43,6 +43,23 @@ def test_a_handoff_hidden_behind_the_prefill_costs_nothing() -> None:
     assert (timings.ttft_s, timings.e2e_s) == (3.0, 10.0)
 
 
+def test_a_read_ends_with_its_numbers() -> None:
+    told: list[router_pb2.Timings] = []
+    observer = Observer()
+    observer.on_read = told.append  # type: ignore[attr-defined]
+    marks = Waterfall(arrival=100.0, observer=observer)  # type: ignore[arg-type]
+    marks.attempt(100.5)
+    assert marks.timings(101.0).read_s == 0.0
+    marks.start(started(0.5), at=101.2)
+    marks.read(103.0)
+    assert told == [marks.timings(103.0)]
+    [timings] = told
+    assert (timings.queue_s, timings.prefill_s) == (1.0, 2.0)
+    assert timings.read_s == timings.e2e_s == 3.0
+    assert timings.first_decode_s == 0.0
+    assert not observer.first
+
+
 def test_a_late_reservation_is_the_reserve_stage() -> None:
     marks = Waterfall(arrival=0.0)
     marks.attempt(0.0)

@@ -20,6 +20,7 @@ TIMINGS = {
     "first_decode_s": 0.02,
     "ttft_s": 0.5,
     "e2e_s": 2.0,
+    "read_s": 0.0,
 }
 
 
@@ -42,6 +43,7 @@ def status(**changes: Any) -> dict[str, Any]:
             "output_history": [float(i) for i in range(59)],
         },
         "ttft_s": {"p50": 0.5, "p90": 0.7, "p99": 1.25, "count": 9},
+        "read_s": None,
         "itl_s": None,
         "e2e_s": None,
         "workers": [
@@ -130,6 +132,21 @@ def test_top_shows_a_router_that_has_served_nothing() -> None:
     text = drawn(status(links=[], pauses=[], ended=[], ttft_s=None))
     assert "KV from" not in text
     assert "prefill-0" in text
+
+
+def test_top_shows_reads_beside_answers_or_alone() -> None:
+    read = {**TIMINGS, "first_decode_s": 0.0, "transfer_s": 0.0, "e2e_s": 0.5, "read_s": 0.5}
+    ended = [{**status()["ended"][0], "outcome": "stop", "output_tokens": 0, "timings": read}]
+    spread = {"p50": 0.031, "p90": 0.042, "p99": 0.053, "count": 2}
+    both, alone = (
+        drawn(status(ended=ended, read_s=spread, ttft_s=ttft)) for ttft in (status()["ttft_s"], None)
+    )
+    for text in (both, alone):
+        assert "…" not in text
+        assert "40 → read" in text
+        assert "read   31.0 ms" in text
+    assert "TTFT   500.0 ms" in both
+    assert "TTFT   500.0 ms" not in alone
 
 
 def test_top_without_a_terminal_prints_once(

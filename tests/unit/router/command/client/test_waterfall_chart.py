@@ -10,7 +10,7 @@ from router.command.client.waterfall_chart import waterfall_chart
 
 
 def timings(**stages: float) -> dict[str, Any]:
-    names = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s")
+    names = ("queue_s", "prefill_s", "reserve_s", "transfer_s", "first_decode_s", "read_s")
     return {name: stages.get(name, 0.0) for name in names}
 
 
@@ -57,6 +57,12 @@ def test_chunks_and_pushes_are_drawn_where_they_happened() -> None:
     text = " ".join(" ".join(lines).split())  # the summary is as wide as the chart
     assert "1,024 tokens computed in 2 chunks" in text
     assert "4 MB of KV sent, 75% during prefill" in text
+
+
+def test_a_read_has_no_stages_after_its_prompt() -> None:
+    lines = drawn(timings(queue_s=1.0, prefill_s=1.0, read_s=2.0))
+    assert bar(lines, "prefill") == " " * 10 + "█" * 10
+    assert not any("decode" in line or "transfer" in line for line in lines)
 
 
 def test_mixed_mode_has_no_spans_to_draw() -> None:
