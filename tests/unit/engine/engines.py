@@ -39,6 +39,7 @@ def make_engine(
         FakeSpec(kv_groups=groups),
         num_state_slots=config.num_state_slots or 0,
         adapters=bank,
+        sums=config.sums,
     )
     engine = Engine(config, hooks=hooks, runner=runner, clock=clock)
     for content in adapters:

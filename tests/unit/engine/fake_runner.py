@@ -11,14 +11,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from common.kv_groups import NO_PAGE, ONE_GROUP, KVGroup
 from common.sidecars import KEPT_ALTERNATIVES, KINDS, SidecarKind, routed_experts
 from engine.core.batch.step_inputs import states_of
 from engine.core.plan import StepPlan
-from engine.core.read import LabelLogprobs
+from engine.core.read import LabelLogprobs, PageSums, Pooled, Read, page_parts
 from engine.core.request import PENDING
 from engine.core.request_state import NO_SLOT
 from engine.core.sampling_params import PromptLogprobs
@@ -26,6 +28,7 @@ from engine.core.weights import NewWeights, WeightsIdentity
 from engine.errors import NotFinite
 from engine.executor.base import StepResult
 from engine.kv.cache.pages import PagePool, PageState
+from engine.model_config.parts.layer_options import Pooling
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.sampling.scoring import labelled
 from tests.unit.engine.fake_adapters import FakeAdapters
@@ -64,8 +67,8 @@ class Work:
     targets: list[int]
     """Keys of those tokens."""
     num_top: int
-    labels: tuple[int, ...] | None
-    """What its request reads from the last row; None: nothing."""
+    read: Read | None
+    """What its request reads from the scored rows."""
 
 
 class FakeStep:
@@ -176,6 +179,26 @@ def reference_labels(keys: Sequence[int], ids: Sequence[int], namespace: bytes =
     return labels(len(keys), digest, ids)
 
 
+VECTOR: Final = 2
+"""Length of vectors."""
+
+
+def vector(position: int, digests: Sequence[int], read: Read) -> npt.NDArray[np.float32]:
+    """What rows from `position` on add to a vector: whole numbers, so that their order does not matter."""
+    weighs = Pooling(read.pooling) is Pooling.WEIGHTED_MEAN
+    weights = [position + place + 1 if weighs else 1 for place in range(len(digests))]
+    rows = [[w * (d & 0xFF), w * (d >> 8 & 0xFF)] for w, d in zip(weights, digests, strict=True)]
+    return np.sum(rows, axis=0).astype("<f4")
+
+
+def reference_vector(keys: Sequence[int], read: Read, namespace: bytes = b"") -> Pooled:
+    digests = [begin(namespace)]
+    for key in keys:
+        digests.append(extend(digests[-1], key))
+    first = 0 if read.needs_all_rows else len(keys) - 1
+    return read.finished(Pooled(len(keys), vector(first, digests[1 + first :], read).tobytes()))
+
+
 class FakeStates:
     """The digests in slots: the same in all numbers of a slot's pages, else the state is damaged."""
 
@@ -208,9 +231,12 @@ class FakeRunner:
     pool: PagePool | None = None
     """Owners of the pages; None: they are not checked."""
     weights: WeightsIdentity = field(default_factory=lambda: WeightsIdentity("fake"))
-    sidecars: tuple[SidecarKind, ...] = (*KINDS, routed_experts(1, 3, 256))
+    sums: SidecarKind | None = None
+    """What pages own if the model computes vectors of all rows."""
 
     def __post_init__(self) -> None:
+        experts_of_token = routed_experts(1, 3, 256)
+        self.sidecars = (*KINDS, experts_of_token) if self.sums is None else (self.sums,)
         pages = self.num_pages + self.num_state_slots * _BLOCKS_OF_SLOT
         self.memory = [[-1] * self.page_size for _ in range(pages)]
         self.states = FakeStates(self)
@@ -244,7 +270,7 @@ class FakeRunner:
                 scored=chunk.scored,
                 targets=list(chunk.request.keys(chunk.scored.start + 1, chunk.scored.stop + 1)),
                 num_top=max(chunk.request.sampling.prompt_logprobs or 0, KEPT_ALTERNATIVES),
-                labels=chunk.request.read.label_ids if chunk.request.read is not None else None,
+                read=chunk.request.read,
             )
             for chunk, state in zip(rows, states, strict=True)
         ]
@@ -279,12 +305,14 @@ class FakeRunner:
                 self.write(work.pages, position, digest)
                 answer.routed[row] = experts(digest)
                 row += 1
-                if position in work.scored and work.labels is None:
+                if position in work.scored and work.read is None:
                     scored.append(extend(digest, work.targets[position - work.scored.start]))
+                elif position in work.scored:
+                    scored.append(digest)
                 if save != NO_SLOT and position + 1 == work.start + rows:
                     self.states[save] = digest
-            if work.scored and work.labels is not None:
-                answer.scores.append(labels(work.scored.stop, digest, work.labels))
+            if work.scored and work.read is not None:
+                answer.scores.append(self._read(work, work.read, scored))
             elif work.scored:
                 answer.scores.append(scores(work.scored.start + 1, scored, work.num_top))
             state = digest
@@ -296,6 +324,17 @@ class FakeRunner:
                 answer.tokens.append(next_token(digest))
                 answer.logprobs.append(None)
                 self.last_tokens[work.slot] = answer.tokens[-1]
+
+    def _read(self, work: Work, read: Read, digests: Sequence[int]) -> LabelLogprobs | PageSums | Pooled:
+        """`digests`: of the scored rows."""
+        start, end = work.scored.start, work.scored.stop
+        if not read.pooling:
+            return labels(end, digests[-1], read.label_ids)
+        if self.sums is None:
+            return Pooled(end, vector(start, digests, read).tobytes())
+        parts = page_parts(start, end, self.page_size)
+        rows = [vector(first, digests[first - start : upto - start], read) for first, upto in parts]
+        return PageSums(start, end, self.page_size, np.stack(rows))
 
     def close(self) -> None:
         pass

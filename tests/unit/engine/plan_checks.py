@@ -41,7 +41,9 @@ def _check_chunk(chunk: Chunk) -> None:
     if sampled is not None:
         assert request.token(sampled) == PENDING
     elif request.read is not None:
-        assert chunk.num_scored == (chunk.end == request.num_tokens), "the last row is read, and no other"
+        ends = chunk.end == request.num_tokens
+        rows = chunk.length if request.read.needs_all_rows else int(ends)
+        assert chunk.num_scored == rows, "another row than is read"
     else:
         assert chunk.end < request.num_known, "the last known token gives the next one"
     assert len(chunk.scored) <= length

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 from hypothesis import strategies as st
 
 from common.origin import media_keys
+from engine.core.read import LabelLogprobs, Pooled, Read
 from engine.core.sampling_params import PromptLogprobs
+from engine.model_config.parts.layer_options import Pooling
 from router.dispatch.adapters.adapted_work import fill_origin
 from router.dispatch.adapters.table import Adapter
 from router.dispatch.sequence import SequenceState
 from router.dispatch.waterfall import Waterfall
 from rpc.baton.v1 import sampling_pb2, worker_pb2
 from tests.unit.engine.fake_adapters import digest_of
-from tests.unit.engine.fake_runner import reference, reference_scores
+from tests.unit.engine.fake_runner import reference, reference_labels, reference_scores, reference_vector
 
 WORKERS = 3
 ACTIVATED = {"echo": (1, 1)}
@@ -53,6 +56,8 @@ class Question:
     adapter: str = ""
     routed: bool = False
     """Whether the experts of its tokens are wanted."""
+    read: Read | None = None
+    """The numbers that are wanted in place of an answer."""
 
     @property
     def origin(self) -> tuple[list[int], bytes, str, str]:
@@ -84,22 +89,39 @@ class Question:
         """The only right log-probabilities, if they are wanted."""
         return None if self.scored is None else reference_scores(self.keys, self.scored, self.namespace)
 
+    @property
+    def numbers(self) -> LabelLogprobs | Pooled | None:
+        """The only right ones, if they are wanted, as messages have them."""
+        if self.read is None:
+            return None
+        if self.read.pooling:
+            return reference_vector(self.keys, self.read, self.namespace)
+        found = reference_labels(self.keys, self.read.label_ids, self.namespace)
+        return replace(found, mass=float(np.float32(found.mass)))
+
+    def pooled(self, pooling: Pooling) -> Question:
+        """As a model of vectors can be asked."""
+        return replace(self, read=Read(pooling=pooling), scored=None, routed=False, adapter="")
+
     def sequence(self) -> tuple[SequenceState, list[int]]:
         """And its only right answer."""
+        length = self.length if self.read is None else 0
         sampling = sampling_pb2.SamplingParams(
-            max_tokens=self.length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
+            max_tokens=length, top_p=1.0, repetition_penalty=1.0, ignore_eos=True
         )
-        if self.scored is not None:
+        if self.scored is not None and self.read is None:
             sampling.prompt_logprobs = self.scored
         kept = worker_pb2.Retention(key="k", seconds=self.kept_s) if self.kept_s else None
         request = worker_pb2.Work(
             sampling=sampling,
             priority=self.priority,
             retention=kept,
-            routed_experts=self.routed,
+            routed_experts=self.routed and self.read is None,
         )
         request.MergeFrom(self.prompted)
-        right = reference(self.keys, self.length, ignore_eos=True, namespace=self.namespace)
+        if self.read is not None:
+            request.read.CopyFrom(worker_pb2.Read(label_ids=self.read.label_ids, pooling=self.read.pooling))
+        right = reference(self.keys, length, ignore_eos=True, namespace=self.namespace)
         return SequenceState(request, Waterfall(0.0)), right
 
 
@@ -117,4 +139,5 @@ QUESTIONS = st.builds(
     scored=st.sampled_from([None, None, 0, 1, 2]),
     adapter=st.sampled_from(["", "", *ADAPTERS]),
     routed=st.booleans(),
+    read=st.sampled_from([None, None, None, Read(), Read((3,)), Read((5, 90, 17))]),
 )

@@ -24,6 +24,8 @@ from engine.core.request import Request
 from engine.kv.cache.pages import PageState
 from engine.kv.tiers.limits import TierLimits
 from engine.kv.tiers.tiers import KVTiers
+from engine.model_config.parts.layer_options import Pooling
+from engine.model_config.pooling_spec import PoolingSpec
 from engine.speculation.drafters import Drafter
 from kv_transfer import KVEndpoint, KVLayout, KVPort, ReceiverCommands, SenderCommands
 from kv_transfer.state_layout import StateLayout
@@ -32,7 +34,7 @@ from tests.kv_network import Network, NetworkTransport
 from tests.kv_support import Pool
 from tests.oracle import Oracle, speculate
 from tests.unit.engine.engines import make_engine
-from tests.unit.engine.fake_runner import VOCAB, reference
+from tests.unit.engine.fake_runner import VECTOR, VOCAB, reference
 from tests.unit.engine.kv.tiers.fake_copier import FakeCopier
 from tests.unit.router.dispatch.attempts.fake_session import FakeSession
 from tests.unit.whole_cluster.questions import ADAPTERS
@@ -61,6 +63,8 @@ class Kind:
     """Pages on the tier below that."""
     right: float | None = None
     """How often a draft is right; None: there are no drafts."""
+    pooling: Pooling | None = None
+    """How prompts become vectors; None: the model generates text, and has log-probabilities of labels."""
     kept: int | None = None
     """Adapters that workers keep which see no folder: all but the one named SEEING. None: all have all."""
 
@@ -113,7 +117,8 @@ class WholeWorker(FakeSession):
             "groups": groups,
             "num_state_slots": states,
             "clock": lambda: clock() + next(ticks) * 1e-6,
-            "adapters": ADAPTERS,
+            "adapters": ADAPTERS if kind.pooling is None else (),
+            "pooling": kind.pooling and PoolingSpec(kind.pooling, size=VECTOR, keeps_sums=kind.pooling.sums),
         }
         if kind.kept is not None and worker_id != SEEING:
             lora = LoraConfig(max_loras=1, max_cpu_loras=kind.kept)
