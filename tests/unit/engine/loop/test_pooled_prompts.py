@@ -106,9 +106,11 @@ def described(folder: Path, mode: str, *, dense: bool = False, normalize: bool =
     (folder / "1_Pooling/config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
 
 
-def engine_of(folder: Path, convert: Convert = Convert.POOL, **changes: Any) -> tuple[Engine, PoolingSpec]:
+def engine_of(
+    folder: Path, convert: Convert = Convert.POOL, override: str | None = None, **changes: Any
+) -> tuple[Engine, PoolingSpec]:
     spec = ModelSpec.from_folder(folder)
-    pooling = pooling_of(folder, spec, convert)
+    pooling = pooling_of(folder, spec, convert, override)
     assert pooling is not None
     config: EngineConfig = make_config(folder, **changes)
     config = replace(config, pooling=pooling)
@@ -274,6 +276,36 @@ def test_scores_of_labels(name: str, tmp_path: Path) -> None:
     assert len(pooling.labels) == model.config.num_labels
     for prompt, scores in zip(PROMPTS, found, strict=True):
         np.testing.assert_allclose(scores, model(torch.tensor([prompt])).logits[0].numpy(), atol=2e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 100])
+@pytest.mark.parametrize("pooling", ["LAST", "MEAN"])
+@pytest.mark.parametrize("labels", [1, 3])
+@torch.no_grad()
+def test_rewards_and_classes_of_decoders_for_every_chunk_size(
+    labels: int, pooling: str, chunk: int, tmp_path: Path
+) -> None:
+    """A reward is a classifier's one label. Means are those of the labels' logits, as the head is linear."""
+    config = Qwen3Config(**_DECODER, num_labels=labels)
+    model: Any = made(lambda: Qwen3ForSequenceClassification(config), tmp_path)
+    engine, spec = engine_of(
+        tmp_path,
+        Convert.AUTO,
+        json.dumps({"pooling_type": pooling}),
+        chunk_budget=chunk,
+        page_aligned_chunks=False,
+    )
+
+    once, again = vectors(engine, spec, PROMPTS), vectors(engine, spec, PROMPTS)
+
+    assert len(spec.labels) == labels
+    for prompt, first, second in zip(PROMPTS, once, again, strict=True):
+        rows = model.score(model.model(torch.tensor([prompt])).last_hidden_state[0])
+        wanted = (rows[-1] if pooling == "LAST" else rows.mean(0)).numpy()
+        np.testing.assert_allclose(first, wanted, atol=2e-4)
+        np.testing.assert_allclose(second, wanted, atol=2e-4)
+    hits = engine.stats().cache_hit_tokens
+    assert (hits > 0) == (pooling == "LAST"), "no page keeps the sum of a classifier"
 
 
 @torch.no_grad()
