@@ -1,17 +1,22 @@
-"""Questions a second about one state: decisions against chat with one token, in this process.
+"""Questions a second about one state: decisions against chat with one token, or decisions of a service.
 
     python -m benchmarks.decisions --model smollm2 --state 6000 --questions 50 --device cpu
     python -m benchmarks.decisions --model FOLDER --tokenizer smollm2 --load-format dummy --device cuda
+    python -m benchmarks.decisions --base-url http://127.0.0.1:30000 --at-once 1,4
 
 Each round has a state of its own, which no cache knows. `decisions`: `LLM.decide` with all questions.
 `chat together`: `LLM.chat` with a conversation for each question, one greedy token and 20 log-probabilities.
 `chat in turn`: the same, one after another. FOLDER has a config.json; weights are random, the tokenizer is
 that of another model. CPU seconds are comparable on a machine that others use too.
+
+With --base-url, `POST /v1/decisions` of a running router is measured: for each number of --at-once, so many
+requests together, each with all questions about a state of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import random
 import statistics
 import time
@@ -20,11 +25,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import httpx
 from rich.console import Console
 from rich.table import Table
 
 from baton import LLM, SamplingParams
 from benchmarks.lib.command import command, save_json
+from benchmarks.lib.load.client import only_model
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import with_tokenizer
 
@@ -34,6 +41,8 @@ _WORDS: Final = (
 )
 _LINE: Final = 18
 """Tokens of a line of the state, about."""
+_TIMEOUT_S: Final = 600.0
+"""Seconds that a request to a service may take."""
 _ONE_TOKEN: Final = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
 
 
@@ -94,6 +103,50 @@ def measure(llm: LLM, options: argparse.Namespace) -> dict[str, list[tuple[float
     return seconds
 
 
+async def served(options: argparse.Namespace) -> dict[int, list[list[float]]]:
+    """Seconds of the requests of each round, by how many are sent together; the first round is not counted.
+
+    Raises httpx.HTTPError.
+    """
+    url, model = options.base_url, only_model(options.base_url)
+    limits = httpx.Limits(max_connections=None)
+    client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, limits=limits, trust_env=False)
+
+    async def ask(asked: Questions) -> float:
+        body = {"model": model, "input": asked.state, "questions": asked.questions}
+        began = time.perf_counter()
+        answer = (await client.post("/v1/decisions", json=body)).raise_for_status()
+        assert len(answer.json()["answers"]) == len(asked.questions)
+        return time.perf_counter() - began
+
+    seconds: dict[int, list[list[float]]] = {}
+    async with client:
+        for count in options.at_once:
+            rounds = []
+            for number in range(options.rounds + 1):
+                states = [f"{options.seed} {count} {number} {index}" for index in range(count)]
+                asked = [Questions(options.state, options.questions, state) for state in states]
+                rounds.append(list(await asyncio.gather(*map(ask, asked))))
+            seconds[count] = rounds[1:]
+    return seconds
+
+
+def served_table(options: argparse.Namespace, seconds: dict[int, list[list[float]]]) -> Table:
+    table = Table(title=f"{options.base_url}: {options.questions} questions about each state")
+    for column in ("states at once", "questions/s", "median s of a request", "slowest s"):
+        table.add_column(column, justify="right")
+    for count, rounds in seconds.items():
+        rate = count * options.questions / statistics.median(map(max, rounds))
+        each = [value for one in rounds for value in one]
+        table.add_row(str(count), *(f"{v:.2f}" for v in (rate, statistics.median(each), max(each))))
+    return table
+
+
+def counts(text: str) -> list[int]:
+    """Numbers as in "1,4". Raises ValueError."""
+    return [int(part) for part in text.split(",")]
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = command("decisions", __doc__)
     parser.add_argument("--model", default="smollm2")
@@ -104,6 +157,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--max-model-len", type=int, metavar="TOKENS")
     parser.add_argument("--kv-pool-tokens", type=int, metavar="TOKENS", help="default: by memory")
+    parser.add_argument("--base-url", metavar="URL", help="measure this service instead; without /v1")
+    parser.add_argument(
+        "--at-once", type=counts, default=[1], metavar="N,...", help="requests to it together"
+    )
+    parser.add_argument("--seed", default="0", help="of the states that a service gets: another for each run")
     parser.add_argument("--state", type=int, default=10_000, metavar="TOKENS")
     parser.add_argument("--questions", type=int, default=50, metavar="N")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="after one that is not counted")
@@ -113,6 +171,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     options = make_parser().parse_args()
+    if options.base_url:
+        in_a_service(options)
+    else:
+        in_this_process(options)
+
+
+def in_a_service(options: argparse.Namespace) -> None:
+    seconds = asyncio.run(served(options))
+    report(options, served_table(options, seconds), seconds)
+
+
+def in_this_process(options: argparse.Namespace) -> None:
     names = ("device", "load_format", "max_model_len", "kv_pool_tokens")
     settings = {name: value for name in names if (value := getattr(options, name)) is not None}
     with (
@@ -131,6 +201,10 @@ def main() -> None:
         median = statistics.median(wall)
         row = (options.questions / median, median, min(wall), max(wall), statistics.median(cpu))
         table.add_row(way, *(f"{value:.2f}" for value in row))
+    report(options, table, seconds)
+
+
+def report(options: argparse.Namespace, table: Table, seconds: object) -> None:
     Console(width=110).print(table)
     if options.output:
         save_json(options.output, {"options": {k: str(v) for k, v in vars(options).items()}, "s": seconds})
