@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
-
-from router.api.media.images import Images, ImageSettings
 from router.config.choices import Mode
-from tests.faults.support.local_cluster import LocalCluster, LocalWorker, local_cluster
-from tests.faults.support.small_model import SmallModel
-from tests.integration.service.test_images import Service
+from tests.faults.support.local_cluster import LocalWorker
+from tests.integration.service.image_service import ImageService, serving
+from tests.integration.service.vision_models import VisionModel
 
 
-class Encoders(Service):
+class Encoders(ImageService):
     """A cluster with encode workers."""
 
     @property
@@ -39,7 +36,7 @@ class Encoders(Service):
         """Images whose rows were to come from an encode worker, by what became of them."""
         counts: dict[str, int] = {}
         for session in self.cluster.registry.computing():
-            text = (await self._client.get(f"http://{session.info.metrics_address}/metrics")).text
+            text = (await self.client.get(f"http://{session.info.metrics_address}/metrics")).text
             for outcome, count in re.findall(
                 r'^baton_image_rows_total\{.*outcome="(\w+)".*\} (\S+)$', text, re.M
             ):
@@ -59,19 +56,11 @@ class Encoders(Service):
 
 @asynccontextmanager
 async def encoding_service(
-    small: SmallModel, mode: Mode, *, encoders: int = 1, **more: Any
+    model: VisionModel, mode: Mode, *, encoders: int = 1, **more: Any
 ) -> AsyncIterator[Encoders]:
     """`more`: arguments of `local_cluster`."""
-    async with AsyncExitStack() as stack:
-        images = Images(small.folder, ImageSettings(processes=1))
-        stack.push_async_callback(images.close)
-        await images.start()
-        cluster: LocalCluster = await stack.enter_async_context(
-            local_cluster(small, mode, images=images, encoders=encoders, **more)
-        )
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.url, timeout=120))
-        yield Encoders(client, small, cluster)
-        await cluster.all_pages_back()
+    async with serving(model, mode, encoders=encoders, **more) as found:
+        yield Encoders(found.client, found.model, found.cluster)
 
 
 def _handler(worker: LocalWorker) -> Any:

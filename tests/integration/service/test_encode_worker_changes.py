@@ -22,17 +22,14 @@ from router.config.choices import Mode, UpdateMode
 from router.dispatch.adapters.adapters import ServedAdapters
 from router.dispatch.encodes.encode_pool import EncodePool
 from tests.faults.support.local_cluster import local_worker
-from tests.faults.support.small_model import SmallModel
 from tests.integration.adapting import shared
 from tests.integration.service.changed_weights import Changed, changed_model
 from tests.integration.service.encoders import Encoders, encoding_service
-from tests.integration.service.test_images import small
+from tests.integration.service.vision_models import VisionModel
 from tests.tiny_vision import picture
 from tests.unit.engine.adapters.peft_oracle import merged, save_adapter
 from tests.unit.router.cluster.key_values import KeyValues
 from worker.assembly import assemble
-
-__all__ = ["small"]
 
 _PATIENCE_S = 60.0
 _TARGETS = r".*text_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -40,26 +37,25 @@ FLEETS = [(Mode.MIXED, 2), (Mode.DISAGG, 1)]
 
 
 @pytest.fixture(scope="module")
-def changed(small: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> Changed:
-    model = changed_model(small, tmp_path_factory.mktemp("changed") / "model")
+def changed(smolvlm: VisionModel, tmp_path_factory: pytest.TempPathFactory) -> Changed:
+    model = changed_model(smolvlm.small, tmp_path_factory.mktemp("changed") / "model")
     file = model.folder / "model.safetensors"
     values = load_file(file)
-    values["lm_head.weight"][small.model.config.image_token_id] = 0.0  # never answers with a part of an image
+    values["lm_head.weight"][smolvlm.row_id :] = 0.0  # never answers with a part of an image
     save_file(values, file, metadata={"format": "pt"})
-    return Changed(model.folder, type(small.model).from_pretrained(model.folder).eval())
+    return Changed(model.folder, type(smolvlm.small.model).from_pretrained(model.folder).eval())
 
 
 @pytest.fixture(params=FLEETS, ids=lambda fleet: fleet[0].value)
-async def service(request: pytest.FixtureRequest, small: SmallModel) -> AsyncIterator[Encoders]:
+async def service(request: pytest.FixtureRequest, smolvlm: VisionModel) -> AsyncIterator[Encoders]:
     mode, each = request.param
-    async with encoding_service(small, mode, each=each) as running:
+    async with encoding_service(smolvlm, mode, each=each) as running:
         yield running
 
 
 def said_by(service: Encoders, model: Any, parts: Sequence[str | Image.Image]) -> list[int]:
     """What transformers answers with other weights."""
-    other = SmallModel(service._small.folder, model, service._small.tokenizer)
-    return Encoders(service._client, other, service.cluster).expected(parts).answer
+    return service.model.expected(parts, weights=model).answer
 
 
 async def answered(service: Encoders, parts: Sequence[str | Image.Image], **more: Any) -> list[int]:
@@ -76,7 +72,7 @@ async def test_rows_of_the_old_weights_are_not_used_with_the_new_ones(
 ) -> None:
     """The image was encoded before the update, and its rows were kept on both sides."""
     parts = ["Which? ", picture(401), " or ", picture(402)]
-    old, new = service.expected(parts).answer, said_by(service, changed.model, parts)
+    old, new = service.model.expected(parts).answer, said_by(service, changed.model, parts)
     assert old != new
     assert await answered(service, parts) == old
     await service.cluster.weights.update(str(changed.folder), "new", how=how)
@@ -84,7 +80,7 @@ async def test_rows_of_the_old_weights_are_not_used_with_the_new_ones(
     before = await service.outcomes()
     assert await answered(service, parts) == new
     assert await service.grown(before) == {"fetched": 2}
-    await service.cluster.weights.update(str(service._small.folder), "old again", how=how)
+    await service.cluster.weights.update(str(service.model.small.folder), "old again", how=how)
     assert await answered(service, parts) == old
 
 
@@ -93,7 +89,7 @@ async def test_an_update_while_an_image_is_encoded_mixes_no_weights(
     service: Encoders, changed: Changed, how: UpdateMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = ["While? ", picture(403), " it is ", picture(404)]
-    old, new = service.expected(parts).answer, said_by(service, changed.model, parts)
+    old, new = service.model.expected(parts).answer, said_by(service, changed.model, parts)
     held, released = hold(service, monkeypatch)
     asking = asyncio.create_task(answered(service, parts))
     await until(held.is_set)
@@ -110,23 +106,23 @@ async def test_an_update_while_an_image_is_encoded_mixes_no_weights(
 
 @pytest.mark.parametrize("mode", [Mode.MIXED, Mode.DISAGG])
 async def test_adapters_need_nothing_of_an_encode_worker(
-    small: SmallModel, mode: Mode, tmp_path: Path
+    smolvlm: VisionModel, mode: Mode, tmp_path: Path
 ) -> None:
     style = save_adapter(
-        small.folder,
+        smolvlm.small.folder,
         tmp_path / "style",
         1,
         kind=AutoModelForImageTextToText,
         size=1.0,
         target_modules=_TARGETS,
     )
-    model = merged(small.folder, style, kind=AutoModelForImageTextToText)
-    async with adapted(small, mode) as service:
+    model = merged(smolvlm.small.folder, style, kind=AutoModelForImageTextToText)
+    async with adapted(smolvlm, mode) as service:
         adapters = service.cluster.generation.adapters
         assert adapters is not None
         await adapters.load("style", str(style))
         parts = ["In which style? ", picture(410), "!"]
-        plain, styled = service.expected(parts).answer, said_by(service, model, parts)
+        plain, styled = service.model.expected(parts).answer, said_by(service, model, parts)
         assert plain != styled
         before = await service.outcomes()
         assert await answered(service, parts, model="style") == styled
@@ -136,8 +132,8 @@ async def test_adapters_need_nothing_of_an_encode_worker(
 
 
 @asynccontextmanager
-async def adapted(small: SmallModel, mode: Mode) -> AsyncIterator[Encoders]:
-    async with encoding_service(small, mode, lora=LoraConfig(max_loras=2, max_lora_rank=8)) as service:
+async def adapted(smolvlm: VisionModel, mode: Mode) -> AsyncIterator[Encoders]:
+    async with encoding_service(smolvlm, mode, lora=LoraConfig(max_loras=2, max_lora_rank=8)) as service:
         adapters = ServedAdapters(service.cluster.registry, shared(KeyValues()), "small")
         service.cluster.generation.adapters = adapters  # type: ignore[misc]
         running = asyncio.create_task(adapters.run())
@@ -184,8 +180,8 @@ async def test_an_encode_worker_that_is_added_encodes(service: Encoders) -> None
         await registry.remove(leaving)
 
 
-async def test_another_encode_worker_takes_over_from_one_that_is_lost(small: SmallModel) -> None:
-    async with encoding_service(small, Mode.MIXED, encoders=2) as service:
+async def test_another_encode_worker_takes_over_from_one_that_is_lost(smolvlm: VisionModel) -> None:
+    async with encoding_service(smolvlm, Mode.MIXED, encoders=2) as service:
         await service.check(["two ", picture(430), picture(431)])
         lost = service.encoder
         await lost.stop()
@@ -204,9 +200,9 @@ async def test_another_encode_worker_takes_over_from_one_that_is_lost(small: Sma
 
 @pytest.mark.parametrize(("seconds", "outcome"), [(0.0, {"fetched": 1}), (1000.0, {})])
 async def test_adaptive_mode_encodes_where_it_expects_it_sooner(
-    small: SmallModel, seconds: float, outcome: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    smolvlm: VisionModel, seconds: float, outcome: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with encoding_service(small, Mode.ADAPTIVE) as service:
+    async with encoding_service(smolvlm, Mode.ADAPTIVE) as service:
         await service.check(["first ", picture(440)])
         monkeypatch.setattr(EncodePool, "_seconds", lambda *_: seconds)
         before = await service.outcomes()

@@ -13,12 +13,10 @@ from PIL import Image
 
 from engine.core.media import MediaItem
 from router.config.choices import Mode
-from tests.faults.support.small_model import SmallModel
 from tests.integration.service.encoders import Encoders, encoding_service
-from tests.integration.service.test_images import BLUE, RED, small
+from tests.integration.service.image_service import BLUE, RED
+from tests.integration.service.vision_models import VisionModel
 from tests.tiny_vision import picture
-
-__all__ = ["small"]
 
 _PATIENCE_S = 60.0
 
@@ -26,8 +24,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[Mode.MIXED, Mode.DISAGG])
-async def service(request: pytest.FixtureRequest, small: SmallModel) -> AsyncIterator[Encoders]:
-    async with encoding_service(small, request.param) as running:
+async def service(request: pytest.FixtureRequest, smolvlm: VisionModel) -> AsyncIterator[Encoders]:
+    async with encoding_service(smolvlm, request.param) as running:
         yield running
 
 
@@ -78,8 +76,8 @@ async def test_the_text_before_an_image_is_computed_while_the_image_is_encoded(
 ) -> None:
     held, released = _hold(service, monkeypatch)
     parts = ["word " * 60, picture(305)]
-    prompt = service.expected(parts).prompt
-    row = service._small.model.config.image_token_id
+    prompt = service.model.expected(parts).prompt
+    row = service.model.row_id
     cached = 64  # at most, of the beginning of all chats
     before = await _computed_tokens(service)
     asking = asyncio.create_task(service.check(parts))

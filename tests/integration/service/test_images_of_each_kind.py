@@ -1,38 +1,31 @@
-"""Images over HTTP for a family of each kind: every answer is transformers', with a handoff.
+"""Images over HTTP for a family of each kind: answers are transformers', in one process or with a handoff.
 
-`test_images` has the same of SmolVLM, in every mode.
+`test_images` has what is not a matter of the family.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import pytest
 import pytest_asyncio
-from PIL import Image
 
 from baton import LLM, SamplingParams
 from engine.config import Forecast
-from engine.model_config.model_spec import ModelSpec
-from router.api.media.images import Images, ImageSettings
 from router.config.choices import Mode
-from tests.faults.support.local_cluster import LocalCluster, local_cluster
+from tests.integration.service.image_service import BLUE, PAGE, RED, ImageService, part_of, serving
 from tests.integration.service.vision_models import TOKENS, VisionModel
-from tests.tiny_vision import file_of, picture
+from tests.tiny_vision import picture
 
-PAGE = 16
-RED, BLUE = (Image.new("RGB", (40, 40), colour) for colour in ("red", "blue"))
-KINDS = (
-    "gemma3",  # bidirectional
-    "gemma4",  # padded patches
-    "qwen2_5_vl",  # M-RoPE
-    "qwen3_vl",  # deepstack
-)
+KINDS = {
+    "smolvlm": Mode.MIXED,  # tiles
+    "gemma3": Mode.DISAGG,  # bidirectional
+    "gemma4": Mode.DISAGG,  # padded patches
+    "qwen2_5_vl": Mode.DISAGG,  # M-RoPE
+    "qwen3_vl": Mode.DISAGG,  # deepstack
+}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -40,58 +33,10 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return VisionModel(request.param, tmp_path_factory.mktemp(request.param))
 
 
-class Service:
-    def __init__(self, client: httpx.AsyncClient, model: VisionModel, cluster: LocalCluster) -> None:
-        self.client, self.model, self.cluster = client, model, cluster
-
-    async def answer(self, parts: Sequence[str | Image.Image], **more: Any) -> dict[str, Any]:
-        body = {
-            "messages": [{"role": "user", "content": [_part(part) for part in parts]}],
-            "max_tokens": TOKENS,
-            "temperature": 0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        response = await self.client.post("/v1/chat/completions", json=body | more)
-        assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()
-        return found
-
-    async def check(self, parts: Sequence[str | Image.Image], tokens: int = TOKENS) -> int:
-        """Cached tokens of an answer that is right."""
-        asked, found = self.model.expected(parts, tokens), await self.answer(parts, max_tokens=tokens)
-        assert found["prompt_token_ids"] == asked.prompt
-        assert found["choices"][0]["token_ids"] == asked.answer
-        assert found["usage"]["prompt_tokens"] == len(asked.prompt)
-        cached: int = found["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return cached
-
-
-def _part(part: str | Image.Image) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"type": "text", "text": part}
-    url = f"data:image/png;base64,{base64.b64encode(file_of(part)).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-@asynccontextmanager
-async def serving(model: VisionModel, mode: Mode, **settings: Any) -> AsyncIterator[Service]:
-    async with AsyncExitStack() as stack:
-        vision = ModelSpec.from_folder(model.small.folder).vision
-        assert vision is not None
-        images = Images(model.small.folder, ImageSettings(processes=1, arrays=sorted(vision.arrays)))
-        stack.push_async_callback(images.close)
-        await images.start()
-        cluster = await stack.enter_async_context(local_cluster(model.small, mode, images=images, **settings))
-        client = await stack.enter_async_context(httpx.AsyncClient(base_url=cluster.url, timeout=120))
-        yield Service(client, model, cluster)
-        await cluster.all_pages_back()
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(model: VisionModel) -> AsyncIterator[Service]:
-    """Every answer is computed by a prefill worker and a decode worker, which gets no pixels."""
-    async with serving(model, Mode.DISAGG) as found:
+async def service(model: VisionModel) -> AsyncIterator[ImageService]:
+    """With a handoff, the decode worker gets no pixels."""
+    async with serving(model, KINDS[model.model_type]) as found:
         yield found
 
 
@@ -107,17 +52,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
     ],
     ids=["one", "several", "repeated"],
 )
-async def test_an_answer_is_transformers(service: Service, parts: list[Any]) -> None:
+async def test_an_answer_is_transformers(service: ImageService, parts: list[Any]) -> None:
     await service.check(parts)
     cached = await service.check(parts)
     assert cached >= len(service.model.prompt(parts)) - PAGE - 1
 
 
-async def test_a_text_without_images_is_answered(service: Service) -> None:
+async def test_a_text_without_images_is_answered(service: ImageService) -> None:
     await service.check(["no image at all"])
 
 
-async def test_a_blue_image_is_not_answered_as_the_red_one_before_it(service: Service) -> None:
+async def test_a_blue_image_is_not_answered_as_the_red_one_before_it(service: ImageService) -> None:
     question = "Colour? ", "Answer:"
     red, blue = ([question[0], image, question[1]] for image in (RED, BLUE))
     asked = [service.model.expected(parts) for parts in (red, blue)]
@@ -129,13 +74,13 @@ async def test_a_blue_image_is_not_answered_as_the_red_one_before_it(service: Se
     assert await service.check(red) > cached
 
 
-async def test_two_images_of_equal_size_may_change_places(service: Service) -> None:
+async def test_two_images_of_equal_size_may_change_places(service: ImageService) -> None:
     for _ in range(2):
         await service.check([RED, BLUE, "first?"])
         await service.check([BLUE, RED, "first?"])
 
 
-async def test_a_prefix_hit_ends_within_an_image(service: Service) -> None:
+async def test_a_prefix_hit_ends_within_an_image(service: ImageService) -> None:
     image = picture(6)
     for padding in range(PAGE):
         parts = ["." * (1 + padding), image]
@@ -148,9 +93,9 @@ async def test_a_prefix_hit_ends_within_an_image(service: Service) -> None:
     assert await service.check([*parts, "Which?" * 8]) == boundary
 
 
-async def test_tokenize_counts_as_usage_does(service: Service) -> None:
+async def test_tokenize_counts_as_usage_does(service: ImageService) -> None:
     parts = ["a", picture(5), "b", picture(7, (20, 50))]
-    messages = [{"role": "user", "content": [_part(part) for part in parts]}]
+    messages = [{"role": "user", "content": [part_of(part) for part in parts]}]
     counted = (await service.client.post("/tokenize", json={"messages": messages})).json()
     assert counted["tokens"] == service.model.prompt(parts)
     assert counted["count"] == (await service.answer(parts))["usage"]["prompt_tokens"]
@@ -171,7 +116,7 @@ async def test_answers_offline_are_the_same(model: VisionModel) -> None:
     parts = ["Look: ", RED, BLUE, "?"]
     asked = model.expected(parts)
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    content = [_part("Look: "), {"type": "image_pil", "image_pil": RED}, _part(BLUE), _part("?")]
+    content = [part_of("Look: "), {"type": "image_pil", "image_pil": RED}, part_of(BLUE), part_of("?")]
     with LLM(str(model.small.folder), device="cpu", dtype="float32", kv_pool_tokens=1024) as llm:
         [said] = llm.chat([{"role": "user", "content": content}], params, progress=False)
         plain = {"prompt": model.rendered(parts), "multi_modal_data": {"image": [RED, BLUE]}}
@@ -182,6 +127,6 @@ async def test_answers_offline_are_the_same(model: VisionModel) -> None:
             llm.generate(plain | {"prompt": "no placeholder"}, params, progress=False)
 
 
-async def test_the_card_of_the_model_says_that_it_takes_images(service: Service) -> None:
+async def test_the_card_of_the_model_says_that_it_takes_images(service: ImageService) -> None:
     [card] = (await service.client.get("/v1/models")).json()["data"]
     assert card["no_images"] == ""

@@ -22,7 +22,7 @@ TOKENS: Final = 8
 VOCAB: Final = 320
 _ARRAYS: Final = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
 _EYES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "smolvlm": {"image_size": 16, "patch_size": 4},
+    "smolvlm": {"image_size": 16, "patch_size": 4, "initializer_range": 0.5},
     "gemma3": {"image_size": 16, "patch_size": 4},
     "gemma4": {"patch_size": 4, "position_embedding_size": 64},
 }
@@ -42,6 +42,7 @@ class VisionModel:
     """A model in a folder, with transformers' answers."""
 
     def __init__(self, model_type: str, folder: Path) -> None:
+        self.model_type: Final = model_type
         family = FAMILIES[_NAMES.get(model_type, model_type)]
         self.row_id = PROCESSORS[model_type].save(folder)
         torch.manual_seed(0)
@@ -68,7 +69,14 @@ class VisionModel:
         ids: list[int] = self._processed(parts)["input_ids"][0].tolist()
         return ids
 
-    def expected(self, parts: Sequence[str | Image.Image], tokens: int = TOKENS) -> Asked:
+    def expected(
+        self,
+        parts: Sequence[str | Image.Image],
+        tokens: int = TOKENS,
+        weights: PreTrainedModel | None = None,
+    ) -> Asked:
+        """`weights`: those that answer; None: the model's own."""
+        model = self.small.model if weights is None else weights
         given = self._processed(parts)
         prompt: list[int] = given["input_ids"][0].tolist()
         arrays = {name: given[name] for name in _ARRAYS if name in given}
@@ -77,7 +85,7 @@ class VisionModel:
             for _ in range(tokens):
                 all_ids = torch.tensor([ids])
                 kinds = {} if self._kinds is None else {self._kinds: (all_ids == self.row_id).long()}
-                output = self.small.model(input_ids=all_ids, use_cache=False, **arrays, **kinds)
+                output = model(input_ids=all_ids, use_cache=False, **arrays, **kinds)
                 ids.append(int(output.logits[0, -1].argmax()))
         return Asked(prompt, ids[len(prompt) :])
 
