@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import grpc
 import httpx
@@ -21,6 +21,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer
 from router.api.grpc.server import GrpcConfig, GrpcFrontend
 from router.api.http.server import HttpConfig, HttpServer
 from router.command.admin.endpoint import ManagedModel, admin_app
@@ -30,6 +31,7 @@ from rpc.baton.v1.router_pb2_grpc import RouterStub
 from tests.integration.fake_cluster import PROMPT, Service, pair, service
 from tests.integration.fake_worker import FakeWorker, decode_worker
 from tests.integration.router.test_router_admission import NEED, reports
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="disagg", max_model_len=64, vocab_size=1000)
 
@@ -72,10 +74,7 @@ class Router:
 
 @asynccontextmanager
 async def router(*workers: FakeWorker) -> AsyncIterator[Router]:
-    tokenizer = Mock()
-    tokenizer.encode = AsyncMock(return_value=PROMPT)
-    tokenizer.detokenizer.return_value.feed.return_value = "x"
-    tokenizer.detokenizer.return_value.flush.return_value = ""
+    tokenizer = Tokenizer(byte_level(), vocab_size=MODEL.vocab_size)
     async with service(*workers) as served:
         history = History(10)
         generation = Generation(MODEL, tokenizer, served.dispatcher, history=history)

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -24,6 +23,7 @@ from router.api.generation.generation import Generation
 from router.api.generation.history import History
 from router.api.generation.models import ServedModels
 from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer
 from router.api.http.server import HttpConfig, HttpServer
 from router.config.choices import Mode
 from router.config.settings import RouterConfig
@@ -33,6 +33,7 @@ from router.dispatch.workers.registry import Registry
 from rpc.baton.v1.worker_pb2 import ROLE_DECODE
 from tests.faults.support.local_cluster import LocalWorker
 from tests.integration.tiny_cluster import Link, before_each_step, commands_arrived, worker
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 from worker.config import WorkerRole
 
 LOUD, QUIET = "a-key-of-one-client", "a-key-of-another"
@@ -52,9 +53,7 @@ async def serving(folder: Path, history: History, **engine: Any) -> AsyncIterato
         config = RouterConfig(model="tiny", mode=Mode.MIXED)
         dispatcher = ClusterDispatcher(config, registry, RouterMetrics())
         model = ServedModel(name="tiny", path=folder, mode="mixed", max_model_len=128, vocab_size=97)
-        tokenizer = Mock()
-        tokenizer.detokenizer.return_value.feed.return_value = "x"
-        tokenizer.detokenizer.return_value.flush.return_value = ""
+        tokenizer = Tokenizer(byte_level(), vocab_size=model.vocab_size)
         server = HttpServer(
             ServedModels([Generation(model, tokenizer, dispatcher, history=history)]),
             HttpConfig(port=0, access=Access(ApiKeys({LOUD: "loud", QUIET: "quiet"}))),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -14,15 +13,17 @@ import pytest
 from common.log_format import formatter
 from router.api.generation.generation import Generation
 from router.api.generation.generation_request import GenerationRequest
-from router.api.generation.history import History, RequestRecord
+from router.api.generation.history import CompletionRecord, History, RequestRecord
 from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.served_model import ServedModel
+from router.api.generation.text.tokenizer import Tokenizer
 from router.command.admin.endpoint import ManagedModel, admin_app
 from router.command.admin.explain import explained
-from router.dispatch.interface import OnCut
-from router.dispatch.token_stream import DeliveryQueue, Delta, TokenStream
-from router.errors import Overloaded
-from rpc.baton.v1 import router_pb2, sampling_pb2, worker_pb2
+from router.dispatch.token_stream import Delta
+from router.errors import Overloaded, RouterError
+from rpc.baton.v1 import router_pb2
+from tests.integration.frontends import LENGTH, Call, ScriptedDispatcher
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
 TIMINGS = router_pb2.Timings(
@@ -39,33 +40,17 @@ TIMINGS = router_pb2.Timings(
 )
 
 
-class FakeDispatcher:
-    async def generate(
-        self, request: worker_pb2.Work, stream: TokenStream, on_cut: OnCut
-    ) -> router_pb2.Timings:
-        if request.prompt[0] == 99:
-            raise Overloaded("the queue is full")
-        stream.queue = DeliveryQueue()
-        for delta in (
-            Delta(token_ids=[5], cached_tokens=2),
-            Delta(token_ids=[6], finish=sampling_pb2.FINISH_REASON_LENGTH),
-        ):
-            stream.delta = delta
-            stream.changed()
-            await stream.drained()
-        return TIMINGS
+def deltas(_: Call) -> list[Delta]:
+    return [Delta(token_ids=[5], cached_tokens=2), Delta(token_ids=[6], finish=LENGTH)]
 
 
-def make_generation(history: History) -> Generation:
-    tokenizer = Mock()
-    tokenizer.encode = AsyncMock(return_value=[1, 2, 3])
-    tokenizer.detokenizer.return_value.feed.return_value = "x"
-    tokenizer.detokenizer.return_value.flush.return_value = ""
-    return Generation(MODEL, tokenizer, FakeDispatcher(), history=history)  # type: ignore[arg-type]
+def make_generation(history: History, failure: RouterError | None = None) -> Generation:
+    dispatcher = ScriptedDispatcher(deltas, failure=failure, timings=TIMINGS)
+    return Generation(MODEL, Tokenizer(byte_level(), vocab_size=400), dispatcher, history=history)
 
 
-async def run(generation: Generation, request_id: str, prompt: Sequence[int] = (1, 2, 3)) -> None:
-    request = GenerationRequest(id=request_id, prompts=[list(prompt)], options=SamplingOptions())
+async def run(generation: Generation, request_id: str) -> None:
+    request = GenerationRequest(id=request_id, prompts=[[1, 2, 3]], options=SamplingOptions())
     await (await generation.start(request)).serve(lambda _chunk: None)
 
 
@@ -83,7 +68,7 @@ async def test_a_finished_request_is_recorded_with_its_timings_even_without_the_
 async def test_a_request_that_failed_is_remembered_with_its_error() -> None:
     history = History(10)
     with pytest.raises(Overloaded):
-        await run(make_generation(history), "full", [99])
+        await run(make_generation(history, Overloaded("the queue is full")), "full")
     found = history.find("full")
     assert found is not None
     assert found["message"] == "the queue is full"
@@ -138,6 +123,37 @@ async def test_explain_shows_the_workers_of_a_request_and_what_it_waited_for() -
         "transfer 20.0 ms more, in 0 pushes",
         "first decode 0.0 ms",
     ]
+
+
+READ = router_pb2.Timings(
+    queue_s=0.5,
+    prefill_s=0.3,
+    ttft_s=0.8,
+    e2e_s=0.8,
+    read_s=0.8,
+    chunks=[router_pb2.TimingSpan(num_tokens=512)],
+    prefill_worker="decode-1",
+    decode_worker="decode-1",
+    placement="soonest",
+)
+
+
+def test_explain_shows_the_reads_of_a_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="router.api.generation.history")
+    history = History(10)
+    questions = [CompletionRecord("stop", 0, READ) for _ in range(2)]
+    history.add(RequestRecord("decision-1", "anybody", "ok", "", 0.8, 0, 1024, 512, questions))
+    found = history.find("decision-1")
+    assert found is not None
+    of_one = [
+        "  decode-1: soonest",
+        "  read: its numbers came after 800.0 ms, without a token",
+        "  queue 500.0 ms",
+        "  prefill 300.0 ms, chunks of 512 tokens",
+    ]
+    assert list(explained(found))[1:] == ["completion 0:", *of_one, "completion 1:", *of_one]
+    [line] = caplog.messages
+    assert "1024 prompt tokens (512 cached), 2 reads, 0.800 s, decode-1" in line
 
 
 async def test_explain_shows_how_many_drafted_tokens_were_right() -> None:

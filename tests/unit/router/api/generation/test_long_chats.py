@@ -7,7 +7,6 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -25,14 +24,27 @@ from router.api.generation.text.tokenizer import Tokenizer
 from router.api.openai.requests import ChatCompletionBody
 from router.errors import InvalidRequest, Overloaded
 from router.request_limits import RequestLimits
+from tests.integration.frontends import ScriptedDispatcher
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 
-MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
+MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=400)
 MESSAGE = {"role": "user", "content": "x"}
 
 
-def make_generation(tokenizer: Any) -> Generation:
-    tokenizer.fewest_tokens = Mock(return_value=1)
-    return Generation(MODEL, tokenizer, Mock(), formats=OutputFormats())
+class Template(ChatTemplate):
+    """Notes the threads that render it."""
+
+    def __init__(self) -> None:
+        super().__init__("", {})
+        self.threads: list[int] = []
+
+    def render(self, *_: Any, **__: Any) -> str:
+        self.threads.append(threading.get_ident())
+        return "rendered"
+
+
+def make_generation(tokenizer: Tokenizer) -> Generation:
+    return Generation(MODEL, tokenizer, ScriptedDispatcher(), formats=OutputFormats())
 
 
 def make_request(*prompts: Any) -> GenerationRequest:
@@ -40,11 +52,12 @@ def make_request(*prompts: Any) -> GenerationRequest:
 
 
 async def test_a_chat_of_more_messages_than_the_context_has_tokens_is_refused_unrendered() -> None:
-    tokenizer = Mock()
+    template = Template()
+    tokenizer = Tokenizer(byte_level(), vocab_size=400, chat_template=template)
     with pytest.raises(InvalidRequest, match="at least 64 tokens") as refusal:
         await make_generation(tokenizer).start(make_request(Chat([MESSAGE] * 64)))
     assert refusal.value.code == "context_length_exceeded"
-    tokenizer.rendered.assert_not_called()
+    assert not template.threads
 
 
 @pytest.mark.parametrize("kind", [ChatCompletionBody, MessagesBody])
@@ -62,29 +75,22 @@ def test_too_many_messages_are_refused_as_soon_as_they_are_parsed(kind: Any) -> 
     ("messages", "length", "inline"), [(2, 10, True), (1, 10_000, False), (500, 1, False)]
 )
 async def test_long_conversations_are_rendered_in_a_thread(messages: int, length: int, inline: bool) -> None:
-    threads: list[int] = []
-
-    class Template(ChatTemplate):
-        def render(self, *_: Any, **__: Any) -> str:
-            threads.append(threading.get_ident())
-            return "rendered"
-
-    tokenizer = Mock(spec=Tokenizer, _chat_template=Template("", {}))
-    tokenizer.render = lambda *args: Tokenizer.render(tokenizer, *args)
-    text = await Tokenizer.rendered(tokenizer, [{"role": "user", "content": "x" * length}] * messages, {})
+    template = Template()
+    tokenizer = Tokenizer(byte_level(), vocab_size=400, chat_template=template)
+    text = await tokenizer.rendered([{"role": "user", "content": "x" * length}] * messages, {})
     assert text == "rendered"
-    assert [thread == threading.get_ident() for thread in threads] == [inline]
+    assert [thread == threading.get_ident() for thread in template.threads] == [inline]
 
 
 async def test_a_request_counts_for_its_key_while_its_prompt_is_prepared() -> None:
     encoding = asyncio.Event()
 
-    async def encode(_: str) -> list[int]:
-        await encoding.wait()
-        return [1, 2, 3]
+    class SlowTokenizer(Tokenizer):
+        async def encode(self, text: str) -> list[int]:
+            await encoding.wait()
+            return await super().encode(text)
 
-    tokenizer = Mock(encode=AsyncMock(side_effect=encode))
-    generation = make_generation(tokenizer)
+    generation = make_generation(SlowTokenizer(byte_level(), vocab_size=400))
     tenant = Tenant("mine", max_requests=1)
     CURRENT_TENANT.set(tenant)
     first = asyncio.create_task(generation.start(make_request("hello")))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -15,8 +14,11 @@ from router.api.generation.generation_request import GenerationRequest
 from router.api.generation.params.sampling_options import SamplingOptions
 from router.api.generation.served_model import ServedModel
 from router.api.generation.tenants import CURRENT_TENANT, Tenant
+from router.api.generation.text.tokenizer import Tokenizer
 from router.errors import InvalidRequest
 from router.request_limits import RequestLimits
+from tests.integration.frontends import ScriptedDispatcher
+from tests.unit.router.api.generation.text.tokenizers import byte_level
 
 MODEL = ServedModel(name="small", path=Path("none"), mode="mixed", max_model_len=64, vocab_size=100)
 
@@ -28,9 +30,7 @@ def make_request(priority: int) -> GenerationRequest:
 
 
 def make_generation(limits: RequestLimits = RequestLimits()) -> Generation:  # noqa: B008 (frozen)
-    tokenizer = Mock()
-    tokenizer.encode = AsyncMock(return_value=[1, 2, 3])
-    return Generation(MODEL, tokenizer, Mock(), limits)
+    return Generation(MODEL, Tokenizer(byte_level(), vocab_size=400), ScriptedDispatcher(), limits)
 
 
 @pytest.mark.parametrize("priority", [1, -1, (1 << 31) - 1])
