@@ -326,6 +326,7 @@ class Generation:
             token_ids = await tokenizer.encode(prompt)
         elif isinstance(prompt, TokensWithImages):
             token_ids, param = prompt.tokens, "prompt"
+            self._check_length(len(token_ids), param)
             media = await placed(prompt, self.model, self._images)
         else:
             token_ids, param = prompt, "prompt"

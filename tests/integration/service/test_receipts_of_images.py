@@ -235,6 +235,9 @@ async def test_images_are_placed_in_prompts_of_token_ids(model: VisionModel) -> 
             refused = await client.post("/v1/completions", json=body | change)
             assert refused.status_code == 400, change
             assert refused.json()["error"]["param"] in {"images", "messages"}, refused.text
+        long = body | {"prompt": prompt * 200, "images": [{"url": "data:no image"}]}
+        refused = await client.post("/v1/completions", json=long)
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
         await cluster.all_pages_back()
 
 
