@@ -36,7 +36,7 @@ def open_transport(config: WorkerConfig, name: str, memory: PoolMemory) -> Trans
 
 def layout_of(runner: ModelRunner) -> KVLayout:
     """Layout of a worker with one rank."""
-    spec, pool, delta = runner.spec, runner.kv, runner.spec.delta
+    spec, pool, recurrent = runner.spec, runner.kv, runner.spec.recurrent
     return KVLayout(
         model=runner.shape,
         dtype=_name(pool.tensor.dtype),
@@ -49,7 +49,9 @@ def layout_of(runner: ModelRunner) -> KVLayout:
         # CPUs and GPUs use different digests, the fastest of each. The digest is part of the layout hash, so
         # workers on a CPU and on a GPU refuse each other's KV.
         digest=SUM64 if pool.tensor.is_cuda else XXH3,
-        state=None if delta is None else StateLayout(delta.key_heads, delta.state_rows(pool.dtype.itemsize)),
+        state=None
+        if recurrent is None
+        else StateLayout(recurrent.key_heads, recurrent.state_rows(pool.dtype.itemsize)),
         sidecars=tuple(kind.identity for kind in runner.sidecars),
     )
 

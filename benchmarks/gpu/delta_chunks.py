@@ -19,9 +19,10 @@ from engine.core.batch.batch import Batch, StateBatch
 from engine.core.request_state import NO_SLOT
 from engine.kv.cache.state_pool import StatePool
 from engine.mixers.recurrence.triton_recurrence import TritonRecurrence
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
+from engine.modeling.layers.recurrent import RecurrentWeights
 
-SPEC: Final = DeltaSpec(
+SPEC: Final = RecurrentSpec(
     layers=frozenset({0}), key_heads=16, value_heads=32, key_dim=128, value_dim=128, kernel=4
 )
 PROMPTS: Final = {"1 x 2048": [2048], "1 x 8192": [8192], "4 x 2048": [2048] * 4, "32 x 256": [256] * 32}
@@ -81,7 +82,7 @@ def measure(lengths: Sequence[int]) -> tuple[float, float, float]:
     for flashinfer in (False, True):
         recurrence = TritonRecurrence(pool, flashinfer=flashinfer)
         recurrence.prepare(batch)
-        compute = partial(recurrence.recur, 0, mixed, decays, beta, kernel)
+        compute = partial(recurrence.recur, 0, mixed, decays, beta, RecurrentWeights(kernel))
         results.append(compute().float())
         times.append(microseconds(compute))
     apart = (results[0] - results[1]).norm() / results[0].norm()

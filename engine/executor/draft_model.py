@@ -72,7 +72,7 @@ class DraftModel:
     def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
         """`config`: see `draft_engine_config`. Raises EngineError for a model whose KV cannot go back."""
         spec = runner.spec
-        if spec.delta is not None or any(group.window is not None for group in spec.kv_groups):
+        if spec.recurrent is not None or any(group.window is not None for group in spec.kv_groups):
             raise EngineError(
                 f"{config.model_path.name} cannot draft: its layers have windows or a recurrent state; use a"
                 " --speculative-model whose layers all attend to all tokens"

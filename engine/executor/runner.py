@@ -150,7 +150,7 @@ class ModelRunner:
         progress("Sizing the KV pool", 0, 0)
         # Page ids are the same on all ranks, so the rank with the least memory decides.
         num_pages, slots = config.num_pages, 0
-        if self.spec.delta is not None:
+        if self.spec.recurrent is not None:
             slots = wanted_slots(config.num_state_slots, config.scheduler.max_running_requests)
         if not num_pages:
             num_pages, slots = self._pages_and_slots_that_fit(config, slots, profile)
@@ -354,7 +354,7 @@ class ModelRunner:
                 page_size=config.page_size,
                 dtype=self._model.embed.weight.dtype,
                 device=self._device,
-                delta=self._model.part.delta,
+                recurrent=self._model.part.recurrent,
                 num_slots=num_slots,
                 fp8=self._fp8_kv,
             )

@@ -9,7 +9,7 @@ from typing import Any, Final
 from engine.model_config.config_fields import Config, llama
 from engine.model_config.eagle_spec import EAGLE3, eagle3, is_eagle3
 from engine.model_config.errors import UnsupportedModel
-from engine.model_config.families import delta, dense, encoders, experts, gemma4, latent
+from engine.model_config.families import delta, dense, encoders, experts, gemma4, latent, mamba2
 from engine.model_config.parts.layer_options import Head
 
 
@@ -90,6 +90,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "DeepseekV32ForCausalLM": Architecture("deepseek_v32", latent.deepseek_v32),
     "GlmMoeDsaForCausalLM": Architecture("glm_moe_dsa", latent.glm_moe_dsa),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
+    "NemotronHForCausalLM": Architecture("nemotron_h", mamba2.nemotron_h),
+    "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid", mamba2.granite_moe_hybrid),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
     "BertModel": Architecture("bert", encoders.bert),
     "RobertaModel": Architecture("roberta", encoders.roberta),

@@ -42,7 +42,7 @@ def mtp_head(target: ModelSpec, *, ranks: int = 1) -> ModelSpec:
     return replace(
         target,
         num_layers=1,
-        delta=None,
+        recurrent=None,
         experts=experts,
         mtp=replace(mtp, own_lm_head=ranks > 1 and not target.tied_embeddings),
         is_mtp_head=True,

@@ -17,13 +17,13 @@ from engine.model_config.general import general_fields
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.mtp_spec import MtpSpec
 from engine.model_config.parts.attention_spec import AttentionSpec
-from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.model_config.parts.encoder_spec import EncoderSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.general_spec import GeneralSpec
 from engine.model_config.parts.latent_spec import LatentSpec
 from engine.model_config.parts.layer_options import Activation, Head, Norms, QKNorm
 from engine.model_config.parts.per_layer_spec import PerLayerSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 from engine.model_config.parts.rope_spec import RopeSpec
 from engine.model_config.parts.vision_spec import VisionSpec
 from engine.model_config.quantization import ONLINE_FP8, Quantization
@@ -76,9 +76,11 @@ class ModelSpec:
     qk_norm: QKNorm | None = None
     output_gate: bool = False
     """Whether attention's output is multiplied by the sigmoid of a gate, a part of the query projection."""
-    delta: DeltaSpec | None = None
-    """Gated delta nets in place of the attention of some layers."""
+    recurrent: RecurrentSpec | None = None
+    """Recurrent states in place of the attention of some layers."""
     attention: AttentionSpec = field(default_factory=AttentionSpec)
+    lone_mlps: frozenset[int] | None = None
+    """Layers that are an MLP or experts alone, the others attention or a state alone; None: all have both."""
     wide_mlps: frozenset[int] = frozenset()
     """Layers whose MLP has twice the `intermediate_size`."""
     per_layer: PerLayerSpec | None = None
@@ -177,12 +179,13 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """Weights of all matrices. Norms and biases, which are few, count nowhere."""
-        return self._layer_parameters(0 if self.experts is None else self.experts.features) + self._embeddings
+        features = 0 if self.experts is None else self.experts.features(self.hidden_size)
+        return self._layer_parameters(features) + self._embeddings
 
     @property
     def active_parameters(self) -> int:
         """Weights that one token is multiplied with: its experts, the other layers, the head."""
-        features = 0 if self.experts is None else self.experts.active_features
+        features = 0 if self.experts is None else self.experts.active_features(self.hidden_size)
         return self._layer_parameters(features) + self.vocab_size * self.hidden_size
 
     def weight_bytes(self, value_bytes: int) -> float:
@@ -200,7 +203,7 @@ class ModelSpec:
 
     def bytes_per_dense_weight(self, value_bytes: int) -> float:
         """Bytes per weight of the layers' other matrices."""
-        attention = f"model.layers.{self.attention_layers[-1]}.self_attn.o_proj"
+        attention = f"model.layers.{self.attention_layers[-1]}.{self.attention.name}.o_proj"
         format = None if self.quantization is None else self.quantization.of(attention)
         return format.bytes_per_weight if format is not None and format.stays_on_gpus else value_bytes
 
@@ -239,18 +242,24 @@ class ModelSpec:
         """Weights of one routed expert in all layers that have experts."""
         if self.experts is None:
             return 0
-        layers = self.num_layers - len(self.experts.dense_layers)
-        return layers * 3 * self.hidden_size * self.experts.intermediate_size
+        size = (self.experts.latent or self.hidden_size) * self.experts.intermediate_size
+        return self._routed_layers * (3 if self.gated_mlp else 2) * size
 
     @property
     def widest_mlp(self) -> int:
         """Features of the MLP that takes the most activations of a token."""
-        routed = 0 if self.experts is None else self.experts.active_features
+        routed = 0 if self.experts is None else self.experts.active_features(self.hidden_size)
         return max(routed, self.intermediate_size if self._dense_layers else 0)
 
     @property
+    def _routed_layers(self) -> int:
+        return 0 if self.experts is None else self.num_layers - len(self.experts.dense_layers)
+
+    @property
     def _dense_layers(self) -> int:
-        return self.num_layers if self.experts is None else len(self.experts.dense_layers)
+        """Layers with an MLP in place of experts."""
+        mlps = self.num_layers if self.lone_mlps is None else len(self.lone_mlps)
+        return mlps - self._routed_layers
 
     @property
     def rotary_dim(self) -> int:
@@ -303,9 +312,10 @@ class ModelSpec:
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers with attention; the others have a recurrent state."""
-        recurrent = frozenset() if self.delta is None else self.delta.layers
-        return tuple(layer for layer in range(self.num_layers) if layer not in recurrent)
+        """Layers with attention; the others have a recurrent state, or are an MLP."""
+        others = frozenset() if self.recurrent is None else self.recurrent.layers
+        others |= self.lone_mlps or frozenset()
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers
@@ -326,14 +336,13 @@ class ModelSpec:
         """Weights of all layers, of which those with experts have an MLP of `expert_features`."""
         if self.general is not None:
             return self.general.parameters
-        mlp_matrices = 3 if self.gated_mlp else 2
-        routed = self.num_layers - self._dense_layers
+        routed = self._routed_layers
         dense = (self._dense_layers + len(self.wide_mlps)) * self.intermediate_size
-        mlps = mlp_matrices * (dense + routed * expert_features)
+        mlps = (3 if self.gated_mlp else 2) * (dense + routed * expert_features)
         routers = 0 if self.experts is None else routed * self.experts.count
         mixers = sum(self._mixer_features(layer) for layer in self.attention_layers)
-        if self.delta is not None:
-            mixers += len(self.delta.layers) * self.delta.weights
+        if self.recurrent is not None:
+            mixers += len(self.recurrent.layers) * self.recurrent.weights
         if self.latent is not None:
             latent = self.latent.weights(self.hidden_size, self.num_heads, self.num_layers)
             return latent + self.hidden_size * (mlps + routers)

@@ -52,10 +52,10 @@ class Shard:
                 shared_size=experts.shared_size // self.size,
                 group=self.rank // within.size,
             )
-        delta = spec.delta
-        if delta is not None:
-            heads = delta.key_heads // self.size, delta.value_heads // self.size
-            delta = replace(delta, key_heads=heads[0], value_heads=heads[1])
+        recurrent = spec.recurrent
+        if recurrent is not None:
+            heads = recurrent.key_heads // self.size, recurrent.value_heads // self.size
+            recurrent = replace(recurrent, key_heads=heads[0], value_heads=heads[1])
         attention = spec.attention
         if other := attention.other_heads:
             attention = replace(attention, other_heads=replace(other, heads=other.heads.of_rank(self.size)))
@@ -63,7 +63,7 @@ class Shard:
             spec,
             attention=attention,
             experts=experts,
-            delta=delta,
+            recurrent=recurrent,
             num_heads=spec.num_heads // self.size,
             num_kv_heads=max(1, spec.num_kv_heads // self.size),
             intermediate_size=spec.intermediate_size // self.size,
@@ -115,8 +115,8 @@ def _misfit(spec: ModelSpec, size: int) -> str:
             return f"{size} ranks cannot form {experts.parallel} equal groups for experts"
         shared.append(("features of an expert", experts.intermediate_size, size // experts.parallel))
         shared.append(("features of the shared expert", experts.shared_size, size))
-    if spec.delta is not None:
-        shared.append(("key heads of the delta nets", spec.delta.key_heads, size))
+    if spec.recurrent is not None:
+        shared.append((f"key heads of a {spec.recurrent.rule.value}", spec.recurrent.key_heads, size))
     for what, count, ranks in shared:
         if count % ranks:
             return f"{count} {what} cannot be shared equally by {ranks} ranks"

@@ -179,7 +179,7 @@ class ModelStart:
             vocab_size=spec.vocab_size,
             impl=spec.impl,
             eos_token_ids=spec.eos_token_ids,
-            has_states=spec.delta is not None,
+            has_states=spec.recurrent is not None,
             sampling_defaults=defaults,
             shape=served_shape(engine, spec),
             numerics=engine.numerics,

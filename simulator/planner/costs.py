@@ -126,7 +126,7 @@ def _state_slots(model: ModelSpec, ranks: int, room: float) -> int:
 
 def _state_bytes(model: ModelSpec) -> int:
     """Size of a request's recurrent state, on all ranks together."""
-    return 0 if model.delta is None else model.delta.state_bytes(_BYTES)
+    return 0 if model.recurrent is None else model.recurrent.state_bytes(_BYTES)
 
 
 def kv_bytes_per_token(model: ModelSpec) -> int:

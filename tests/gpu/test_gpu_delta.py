@@ -16,13 +16,14 @@ from engine.core.sampling_params import SamplingParams
 from engine.kv.cache.state_pool import StatePool
 from engine.loop.engine import Engine
 from engine.mixers.recurrence.torch_recurrence import TorchRecurrence
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
+from engine.modeling.layers.recurrent import RecurrentWeights
 from tests.gpu.driving import generate, gpu_config, random_tokens
 from tests.gpu.models import VOCAB, save
 from tests.oracle import Oracle, speculate
 from tests.unit.engine.mixers.recurrence.test_triton_recurrence import batch_of, verified
 
-SPEC = DeltaSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)
+SPEC = RecurrentSpec(layers=frozenset({0}), key_heads=4, value_heads=8, key_dim=128, value_dim=128, kernel=4)
 SLOTS = 12
 N = NO_SLOT
 CASES: dict[str, list[tuple[int, ...]]] = {
@@ -66,8 +67,8 @@ def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...
     kernels.prepare(batch)
     oracle.prepare(batch)
 
-    expected = oracle.recur(0, mixed.float(), decays, beta, kernel.float())
-    result = kernels.recur(0, mixed, decays, beta, kernel)
+    expected = oracle.recur(0, mixed.float(), decays, beta, RecurrentWeights(kernel.float()))
+    result = kernels.recur(0, mixed, decays, beta, RecurrentWeights(kernel))
 
     if any(len(r) > 5 for r in requests):
         for recurrence in (kernels, oracle):
@@ -78,7 +79,7 @@ def test_the_kernels_compute_what_plain_torch_does(requests: list[tuple[int, ...
     again = pool(torch.bfloat16)
     kernels = TritonRecurrence(again, max_verified=16)
     kernels.prepare(batch)
-    assert torch.equal(kernels.recur(0, mixed, decays, beta, kernel), result)
+    assert torch.equal(kernels.recur(0, mixed, decays, beta, RecurrentWeights(kernel)), result)
     if not any(len(r) > 5 for r in requests):
         assert torch.equal(again.layer(0)[0], ours.layer(0)[0])
 

@@ -10,7 +10,7 @@ import torch
 from common.kv_groups import KVGroup, KVHeads, page_features
 from engine.kv.cache.state_pool import StatePool
 from engine.kv.cache.stored import FP8, Fp8KV
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 
 
 class KVPool:
@@ -39,7 +39,7 @@ class KVPool:
         page_size: int,
         dtype: torch.dtype,
         device: torch.device | str,
-        delta: DeltaSpec | None = None,
+        recurrent: RecurrentSpec | None = None,
         num_slots: int = 0,
         fp8: Fp8KV | None = None,
     ) -> None:
@@ -63,15 +63,17 @@ class KVPool:
             features = page_features([len(group.layers) for group in groups], self.heads)
             shape = (num_pages + 1, features * page_size)
         self.page_bytes = math.prod(shape[1:]) * stored.itemsize
-        self.slot_blocks = 0 if delta is None else -(-delta.state_bytes(dtype.itemsize) // self.page_bytes)
+        self.slot_blocks = (
+            0 if recurrent is None else -(-recurrent.state_bytes(dtype.itemsize) // self.page_bytes)
+        )
         """Blocks of a slot."""
-        slots = 0 if delta is None else num_slots + 1
+        slots = 0 if recurrent is None else num_slots + 1
         self.num_blocks = num_pages + 1 + slots * self.slot_blocks
         self.memory = torch.zeros((self.num_blocks, self.page_bytes), dtype=torch.uint8, device=device)
         self.tensor = self.memory[: num_pages + 1].view(stored).view(shape)
         self.states: StatePool | None = None
-        if delta is not None:
-            self.states = StatePool(self.memory[num_pages + 1 :].view(slots, -1), delta, dtype)
+        if recurrent is not None:
+            self.states = StatePool(self.memory[num_pages + 1 :].view(slots, -1), recurrent, dtype)
         places = {
             layer: (number, place)
             for number, group in enumerate(groups)

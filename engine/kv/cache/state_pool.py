@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 
 
 class StatePool:
@@ -16,7 +16,7 @@ class StatePool:
     convolutions `[layer, feature, kernel - 1]` in the dtype of activations, then unused bytes.
     """
 
-    def __init__(self, memory: Tensor, spec: DeltaSpec, dtype: torch.dtype) -> None:
+    def __init__(self, memory: Tensor, spec: RecurrentSpec, dtype: torch.dtype) -> None:
         """`memory` [num_slots + 1, bytes of a slot] uint8, zeroed. `spec`: of this rank's part."""
         self.spec = spec
         self.num_slots = len(memory) - 1

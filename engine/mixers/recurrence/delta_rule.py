@@ -22,7 +22,7 @@ _EPS: Final = 1e-6
 
 
 class DeltaInputs(NamedTuple):
-    """Inputs of the delta rule for T tokens of H value heads, in float32."""
+    """Inputs of a rule for T tokens of H value heads, in float32."""
 
     q: Tensor
     """[T, H, key_dim]"""
@@ -49,12 +49,12 @@ def _unit(heads: Tensor) -> Tensor:
     return heads * torch.rsqrt(heads.square().sum(dim=-1, keepdim=True) + _EPS)
 
 
-def convolve(window: Tensor, weight: Tensor) -> Tensor:
+def convolve(window: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """SiLU of the causal convolution of each feature: `window` [B, features, K - 1 + T] -> [B, features, T].
 
     The first K - 1 columns are inputs before the first token. `weight` is [features, 1, K].
     """
-    return functional.silu(functional.conv1d(window, weight, groups=len(weight)))
+    return functional.silu(functional.conv1d(window, weight, bias, groups=len(weight)))
 
 
 def recurrent_delta_rule(state: Tensor, inputs: DeltaInputs) -> Tensor:
@@ -76,7 +76,7 @@ def chunked_delta_rule(state: Tensor, inputs: DeltaInputs) -> tuple[Tensor, Tens
     transform of the delta rule); the chunks follow one another.
     """
     num_tokens = len(inputs.q)
-    q, k, v, log_decay, beta = (_in_chunks(values) for values in inputs)
+    q, k, v, log_decay, beta = (in_chunks(values) for values in inputs)
     total = log_decay.cumsum(dim=-1)  # [H, N, C]: log of the decay since the chunk's first token, inclusive
     since = total.exp().unsqueeze(-1)
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).tril().exp().tril()  # [H, N, C, C]: from j to i
@@ -97,7 +97,7 @@ def chunked_delta_rule(state: Tensor, inputs: DeltaInputs) -> tuple[Tensor, Tens
     return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
 
 
-def _in_chunks(values: Tensor) -> Tensor:
+def in_chunks(values: Tensor) -> Tensor:
     """[T, H, ...] -> [H, chunks, CHUNK, ...]; what is added at the end is zero, and changes no state."""
     missing = -len(values) % CHUNK
     padded = functional.pad(values, (0, 0) * (values.dim() - 1) + (0, missing))

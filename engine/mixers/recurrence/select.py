@@ -29,7 +29,9 @@ def with_states(
     )
 
     if not suits_kernels(pool.spec, dtype):
-        logger.warning("delta nets run in plain torch, which is many times slower: %s, %s", pool.spec, dtype)
+        logger.warning(
+            "recurrent layers run in plain torch, which is many times slower: %s, %s", pool.spec, dtype
+        )
         return StatefulAttention(attention, TorchRecurrence(pool))
     if isinstance(attention, GraphableAttention):
         return GraphableStateful(attention, TritonRecurrence(pool, max_verified))

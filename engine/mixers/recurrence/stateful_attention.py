@@ -9,6 +9,7 @@ import torch
 from engine.core.batch.batch import Batch
 from engine.mixers.attention.base import AttentionBackend, GraphableAttention
 from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.layers.recurrent import RecurrentWeights
 
 
 class Recurrence(Protocol):
@@ -22,7 +23,7 @@ class Recurrence(Protocol):
         mixed: torch.Tensor,
         log_decay: torch.Tensor,
         beta: torch.Tensor,
-        kernel: torch.Tensor,
+        weights: RecurrentWeights,
     ) -> torch.Tensor:
         """See `RecurrentAttention.recur`. Of verify chunks it writes no state: `keep` does."""
 
@@ -61,9 +62,9 @@ class StatefulAttention:
         mixed: torch.Tensor,
         log_decay: torch.Tensor,
         beta: torch.Tensor,
-        kernel: torch.Tensor,
+        weights: RecurrentWeights,
     ) -> torch.Tensor:
-        return self._recurrence.recur(layer, mixed, log_decay, beta, kernel)
+        return self._recurrence.recur(layer, mixed, log_decay, beta, weights)
 
     def keep(self, accepted: torch.Tensor) -> None:
         self._recurrence.keep(accepted)

@@ -1,7 +1,7 @@
-"""Gated delta nets over a batch in plain torch: for CPUs, and the oracle of the kernels for GPUs.
+"""Layers with states over a batch in plain torch: for CPUs, and the oracle of the kernels for GPUs.
 
 A verify chunk writes no state while it runs. Its rows' inputs are kept until the sampler has told how many of
-its drafts are right; then the delta rule, and nothing else of the model, runs over those rows again and
+its drafts are right; then the rule, and nothing else of the model, runs over those rows again and
 writes the state after them. The inputs take about 32 kB a row and layer with 32 value heads of 128 features
 in 16 bits. To keep the state after every row instead would take 2 MB for each of them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,15 @@ from engine.mixers.recurrence.delta_rule import (
     recurrent_delta_rule,
     unit_keys,
 )
+from engine.mixers.recurrence.state_space import chunked_state_space, recurrent_state_space
+from engine.model_config.parts.recurrent_spec import Rule
+from engine.modeling.layers.recurrent import RecurrentWeights
+
+_RULES: Final = {
+    Rule.GATED_DELTA: (chunked_delta_rule, recurrent_delta_rule),
+    Rule.STATE_SPACE: (chunked_state_space, recurrent_state_space),
+}
+"""Chunked and recurrent form of each rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +52,7 @@ class _Inputs(NamedTuple):
     mixed: Tensor
     log_decay: Tensor
     beta: Tensor
-    kernel: Tensor
+    weights: RecurrentWeights
 
 
 class _Runs:
@@ -75,6 +84,7 @@ class TorchRecurrence:
     def __init__(self, pool: StatePool) -> None:
         self._pool = pool
         self._spec = pool.spec
+        self._chunked, self._single = _RULES[pool.spec.rule]
         self._batch: Batch | None = None
         self._chunks: list[_Chunk] = []
         self._first_single = 0
@@ -99,16 +109,19 @@ class TorchRecurrence:
         slots = np.where(states.runs[runs] > 1, NO_SLOT, states.slots[runs])
         self._singles = self._runs(runs, states.runs[runs], slots) if len(runs) else None
 
-    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+    def recur(
+        self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, weights: RecurrentWeights
+    ) -> Tensor:
         """See `RecurrentAttention.recur`."""
         heads, features = log_decay.shape[1], self._spec.value_dim
         out = mixed.new_empty(len(mixed), heads, features)
         for chunk in self._chunks:
             rows = chunk.rows
-            out[rows] = self._chunk(layer, chunk, mixed[rows], log_decay[rows], beta[rows], kernel)
+            inputs = _Inputs(mixed[rows], log_decay[rows], beta[rows], weights)
+            out[rows] = self._chunk(layer, chunk, inputs)
         if self._singles is not None:
             rows = slice(self._first_single, None)
-            inputs = _Inputs(mixed[rows], log_decay[rows], beta[rows], kernel)
+            inputs = _Inputs(mixed[rows], log_decay[rows], beta[rows], weights)
             if len(self._singles.rounds) > 1:
                 self._seen[layer] = inputs
             self._follow(layer, inputs, self._singles, out[rows])
@@ -130,25 +143,24 @@ class TorchRecurrence:
         firsts = batch.query_indptr[requests] - self._first_single
         return _Runs(firsts, counts, batch.states.sources[requests], slots, batch.input_ids.device)
 
-    def _chunk(
-        self, layer: int, chunk: _Chunk, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor
-    ) -> Tensor:
+    def _chunk(self, layer: int, chunk: _Chunk, given: _Inputs) -> Tensor:
         matrices, windows = self._pool.layer(layer)
         if chunk.source == NO_SLOT:
             state, window = torch.zeros_like(matrices[0]), torch.zeros_like(windows[0])
         else:
             state, window = matrices[chunk.source], windows[chunk.source]
         before = window.shape[1]
-        window = torch.cat((window, mixed.t()), dim=1)
-        inputs = self._inputs(convolve(window[None], kernel)[0].t(), log_decay, beta)
+        window = torch.cat((window, given.mixed.t()), dim=1)
+        convolved = convolve(window[None], given.weights.kernel, given.weights.bias)[0].t()
+        inputs = self._inputs(convolved, given.log_decay, given.beta)
         outputs = []
         for (begin, _), (end, slot) in pairwise([(0, NO_SLOT), *chunk.ends]):
             if begin < end:
-                output, state = chunked_delta_rule(state, inputs.rows(slice(begin, end)))
+                output, state = self._chunked(state, inputs.rows(slice(begin, end)))
                 outputs.append(output)
             matrices[slot] = state
             windows[slot] = window[:, end : end + before]
-        return torch.cat(outputs)
+        return _skipped(torch.cat(outputs), inputs, given.weights)
 
     def _follow(self, layer: int, inputs: _Inputs, runs: _Runs, out: Tensor | None = None) -> None:
         """Compute the rows of runs, one of each at a time, and write the states after their last ones."""
@@ -159,12 +171,11 @@ class TorchRecurrence:
         for which, rows in runs.rounds:
             state = states[which]
             seen = torch.cat((window[which], inputs.mixed[rows].unsqueeze(2)), dim=2)
-            convolved = convolve(seen, inputs.kernel).squeeze(2)
-            result = recurrent_delta_rule(
-                state, self._inputs(convolved, inputs.log_decay[rows], inputs.beta[rows])
-            )
+            convolved = convolve(seen, inputs.weights.kernel, inputs.weights.bias).squeeze(2)
+            given = self._inputs(convolved, inputs.log_decay[rows], inputs.beta[rows])
+            result = self._single(state, given)
             if out is not None:
-                out[rows] = result.to(out.dtype)
+                out[rows] = _skipped(result, given, inputs.weights).to(out.dtype)
             if isinstance(which, slice):  # `state` is `states`
                 window = seen[:, :, 1:]
             else:
@@ -178,6 +189,15 @@ class TorchRecurrence:
         tokens, keys = len(convolved), spec.key_size
         q, k = convolved[:, :keys], convolved[:, keys : 2 * keys]
         q, k = (heads.reshape(tokens, spec.key_heads, spec.key_dim) for heads in (q, k))
-        q, k = unit_keys(q, k, spec.value_heads // spec.key_heads)
+        repeats = spec.value_heads // spec.key_heads
+        if spec.rule is Rule.GATED_DELTA:
+            q, k = unit_keys(q, k, repeats)
+        else:
+            q, k = (heads.float().repeat_interleave(repeats, dim=1) for heads in (q, k))
         v = convolved[:, 2 * keys :].reshape(tokens, spec.value_heads, spec.value_dim).float()
         return DeltaInputs(q, k, v, log_decay, beta)
+
+
+def _skipped(result: Tensor, inputs: DeltaInputs, weights: RecurrentWeights) -> Tensor:
+    """What a layer returns, [T, H, value_dim], of the `result` of its rule."""
+    return result if weights.skip is None else result + inputs.v * weights.skip[:, None]

@@ -31,15 +31,17 @@ from engine.kernels.delta_net.single_rows import SingleRows
 from engine.kv.cache.state_pool import StatePool
 from engine.mixers.recurrence.chunk_stages import chunk_stages
 from engine.mixers.recurrence.hopper_chunks import SentStage, hopper_chunks, sent_stages, suits_hopper
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec, Rule
+from engine.modeling.layers.recurrent import RecurrentWeights
 
 
-def suits_kernels(spec: DeltaSpec, dtype: torch.dtype) -> bool:
+def suits_kernels(spec: RecurrentSpec, dtype: torch.dtype) -> bool:
     """Whether this computes such layers, with activations in `dtype`."""
-    return suits(_shape(spec)) and dtype != torch.float32 and spec.kernel > 1
+    known = spec.rule is Rule.GATED_DELTA and not spec.kernel_bias
+    return known and suits(_shape(spec)) and dtype != torch.float32 and spec.kernel > 1
 
 
-def _shape(spec: DeltaSpec) -> DeltaShape:
+def _shape(spec: RecurrentSpec) -> DeltaShape:
     return DeltaShape(spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim)
 
 
@@ -102,8 +104,11 @@ class TritonRecurrence:
         stages = chunk_stages(batch.query_indptr[: n + 1], *(array[:n] for array in arrays))
         return sent_stages(stages, batch.input_ids.device)
 
-    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+    def recur(
+        self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, weights: RecurrentWeights
+    ) -> Tensor:
         """See `RecurrentAttention.recur`."""
+        kernel = weights.kernel
         shape, rows = self._shape, self._num_chunk_rows
         matrices, windows = self._pool.layer(layer)
         convolved = mixed.new_empty(mixed.shape)

@@ -87,6 +87,17 @@ _DEFAULTS: Final[Mapping[str, Fields]] = {
     "glm_moe_dsa": _DEEPSEEK_V3
     | _INDEXER
     | {"index_n_heads": 32, "q_lora_rank": 2048, "n_group": 1, "topk_group": 1},
+    "nemotron_h": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "time_step_min": 0.001,
+        "norm_topk_prob": True,
+        "layer_norm_epsilon": 1e-5,
+    },
+    "granitemoehybrid": {"mamba_conv_bias": True, "mamba_n_groups": 1, "mamba_d_conv": 4},
     "glm4_moe_lite": {"n_shared_experts": 1, "routed_scaling_factor": 1.8, "q_lora_rank": 768},
 }
 """Keyed by model type."""

@@ -8,8 +8,8 @@ from engine.model_config.config_fields import Config, llama
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.families.experts import qwen_experts
 from engine.model_config.mtp_spec import QWEN_MTP
-from engine.model_config.parts.delta_spec import DeltaSpec
 from engine.model_config.parts.layer_options import QKNorm
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 
 
 def qwen3_next(config: Config) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def _with_delta_nets(config: Config, *, interleaved: bool = False) -> dict[str, 
     ]
     if unknown := set(kinds) - {"linear_attention", "full_attention"}:
         raise UnsupportedModel(f"layer_types has {', '.join(sorted(unknown))}, which is not supported here")
-    delta = DeltaSpec(
+    delta = RecurrentSpec(
         layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "linear_attention"),
         key_heads=config["linear_num_key_heads"],
         value_heads=config["linear_num_value_heads"],
@@ -50,6 +50,6 @@ def _with_delta_nets(config: Config, *, interleaved: bool = False) -> dict[str, 
         "qk_norm": QKNorm.HEAD,
         "centred_norms": True,
         "output_gate": True,
-        "delta": delta,
+        "recurrent": delta,
         "mtp": QWEN_MTP,
     }

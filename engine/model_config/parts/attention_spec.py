@@ -26,6 +26,8 @@ class AttentionSpec:
     """Attention of token i with window w covers tokens i - w + 1 to i of its request; if it is bidirectional,
     to i + w - 1."""
 
+    name: str = "self_attn"
+    """Name of its module within a layer of a checkpoint."""
     windows: tuple[int | None, ...] = ()
     """For each layer, how many tokens a token attends to, itself included; None: all. Empty: no layer has a
     window."""

@@ -41,6 +41,9 @@ class ExpertSpec:
     """Features of the shared expert, which computes every token; 0: there is none."""
     shared_gate: bool = False
     """Whether the shared expert's output is multiplied by a gate of its own."""
+    latent: int | None = None
+    """Features that the routed experts compute with, to which the hidden state is projected and from which
+    their sum is projected back; None: those of the hidden state."""
     beside_mlp: bool = False
     """Whether the shared expert is a plain MLP with norms of its own, and the router normalises and scales
     its inputs, and scales the weights of each expert (Gemma 4)."""
@@ -70,15 +73,16 @@ class ExpertSpec:
         first, last = (group * self.count // self.parallel for group in (self.group, self.group + 1))
         return range(first, last)
 
-    @property
-    def features(self) -> int:
-        """Features of all experts of a layer."""
-        return self.count * self.intermediate_size + self.shared_size
+    def features(self, hidden: int) -> int:
+        """Features of all experts of a layer; narrower experts count by their share of `hidden` features."""
+        return self.count * self._features_of_one(hidden) + self.shared_size
 
-    @property
-    def active_features(self) -> int:
+    def active_features(self, hidden: int) -> int:
         """Features of the experts that compute one token."""
-        return self.per_token * self.intermediate_size + self.shared_size
+        return self.per_token * self._features_of_one(hidden) + self.shared_size
+
+    def _features_of_one(self, hidden: int) -> int:
+        return self.intermediate_size * (self.latent or hidden) // hidden
 
     def reached(self, tokens: float) -> float:
         """Experts that compute at least one of `tokens`, on average, if all are equally likely."""

@@ -16,13 +16,15 @@ class QKNorm(Enum):
 
 
 class Activation(Enum):
-    """The function of a gated MLP's two products."""
+    """The function of a gated MLP's two products, or of one product of an MLP without a gate."""
 
     SILU = "silu(gate) * up"
     GELU = "gelu(gate) * up"
     """In the tanh approximation (Gemma)."""
     CLAMPED = "silu(gate) * (up + 1), clamped"
     """`gate` at most 7, `up` between -7 and 7, and the sigmoid of 1.702 * gate (gpt-oss)."""
+    SQUARED_RELU = "relu(up) ** 2"
+    """Without a gate (Nemotron-H)."""
 
 
 class Head(Enum):

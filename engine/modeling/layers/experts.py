@@ -162,6 +162,15 @@ class ExpertStack(Packable):
         return dict(self.named_parameters(recurse=False)), self._product
 
 
+class LatentProjections(nn.Module):
+    """Projections from the hidden state to what experts compute with, and back. Every rank has both whole."""
+
+    def __init__(self, into: Linear, back: Linear) -> None:
+        super().__init__()
+        self.into = into
+        self.back = back
+
+
 class ExpertMLP(nn.Module):
     """x [T, d] -> the weighted sum of the outputs of each token's experts, [T, d]."""
 
@@ -170,6 +179,7 @@ class ExpertMLP(nn.Module):
         router: ExpertRouter,
         gate_up: ExpertStack,
         down: ExpertStack,
+        latent: LatentProjections | None,
         shared: nn.Module | None,
         shared_gate: Linear | None,
         activation: Activation,
@@ -181,6 +191,7 @@ class ExpertMLP(nn.Module):
         self.router = router
         self.gate_up = gate_up
         self.down = down
+        self.latent = latent
         self.shared = shared
         self.shared_gate = shared_gate
         self._activation = activation
@@ -190,8 +201,11 @@ class ExpertMLP(nn.Module):
     def forward(self, x: Tensor, routed_by: Tensor | None = None) -> Tensor:
         """`routed_by`: what the router sees instead of `x`."""
         routes: Routes = self.router(x if routed_by is None else routed_by)
-        inner = self._ops.gate(self.gate_up(x, routes, by_token=True), self._activation)
+        given = x if self.latent is None else self.latent.into(x)
+        inner = self._ops.gate(self.gate_up(given, routes, by_token=True), self._activation)
         output = self._ops.weighted_sum(self.down(inner, routes), routes)
+        if self.latent is not None:  # of this rank's part: the projection of a sum is the sum of projections
+            output = self.latent.back(output)
         if self.shared is not None:
             output = output + self._shared_part(x, self.shared)
         return self._communicator.all_reduce(output)

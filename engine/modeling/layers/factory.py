@@ -15,11 +15,18 @@ from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import QKNorm
 from engine.model_config.quantization import Quantization
-from engine.modeling.layers.experts import ExpertMLP, ExpertRouter, ExpertStack, LiveRows, ScaledRouter
+from engine.modeling.layers.experts import (
+    ExpertMLP,
+    ExpertRouter,
+    ExpertStack,
+    LatentProjections,
+    LiveRows,
+    ScaledRouter,
+)
 from engine.modeling.layers.formats.choose import method_of
 from engine.modeling.layers.linear.linear_layer import PLAIN, Linear, LinearMethod
 from engine.modeling.layers.mlp import GatedMLP, MlpNames
-from engine.modeling.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm
+from engine.modeling.layers.modules import AllHeadsNorm, Embedding, GateUp, HeadNorm, RMSNorm, Up
 from engine.modeling.layers.ops.ops import Ops
 from engine.modeling.layers.sharded import SumLinear, VocabularyHead
 from engine.parallel.communicator import Communicator
@@ -104,9 +111,10 @@ class Layers:
             self.sum_linear(names.dense.down, in_features=inner, out_features=hidden, bias=bias),
         )
 
-    def _gate_up(self, spec: ModelSpec, inner: int, names: MlpNames, *, bias: bool) -> GateUp:
-        method = self._method(*dict.fromkeys((names.gate, names.up)))
-        return GateUp(
+    def _gate_up(self, spec: ModelSpec, inner: int, names: MlpNames, *, bias: bool) -> GateUp | Up:
+        method = self._method(*names.first)
+        kind = GateUp if spec.gated_mlp else Up
+        return kind(
             spec.hidden_size, inner, bias=bias, activation=spec.activation, ops=self.ops, method=method
         )
 
@@ -125,22 +133,33 @@ class Layers:
                     of_shared.down, in_features=size, out_features=hidden, bias=False, shares=shard.size
                 ),
             )
-        first = names.expert(0)
+        first, width = names.expert(0), experts.latent or hidden
         return ExpertMLP(
             router=self._router(spec, experts),
-            gate_up=ExpertStack(experts, hidden, 2 * inner, self._method(first.gate, first.up)),
+            gate_up=ExpertStack(
+                experts, width, (2 if spec.gated_mlp else 1) * inner, self._method(*first.first)
+            ),
             down=ExpertStack(
                 experts,
                 inner,
-                hidden,
+                width,
                 self._method(first.down, shares=within.size),
                 adds_bias=within.is_first_rank,  # once, not once per rank
             ),
             activation=spec.activation,
+            latent=self._latent_projections(hidden, experts),
             shared=shared,
             shared_gate=Linear(hidden, 1, bias=False) if experts.shared_gate else None,
             ops=self.ops,
             communicator=self.communicator,
+        )
+
+    def _latent_projections(self, hidden: int, experts: ExpertSpec) -> LatentProjections | None:
+        if experts.latent is None:
+            return None
+        return LatentProjections(
+            self.linear("mixer.fc1_latent_proj", in_features=hidden, out_features=experts.latent, bias=False),
+            self.linear("mixer.fc2_latent_proj", in_features=experts.latent, out_features=hidden, bias=False),
         )
 
     def _router(self, spec: ModelSpec, experts: ExpertSpec) -> ExpertRouter:

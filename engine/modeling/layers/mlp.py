@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from engine.modeling.layers.linear.linear_layer import Linear
-from engine.modeling.layers.modules import GateUp
+from engine.modeling.layers.modules import GateUp, Up
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,14 @@ class MlpNames:
     router: str = "mlp.gate"
 
     @property
+    def first(self) -> tuple[str, ...]:
+        """Modules that the first matrix merges: gate and up, or one, which has both or no gate."""
+        return tuple(dict.fromkeys((self.gate, self.up)))
+
+    @property
     def dense(self) -> MlpNames:
         """The names of a layer's plain MLP."""
-        return self if self.block == "mlp" else MlpNames()
+        return self if self.block in ("mlp", "mixer") else MlpNames()
 
     def expert(self, index: int) -> MlpNames:
         """The names of one expert, whose projections are called as those of `block`."""
@@ -42,9 +47,9 @@ class MlpNames:
 
 
 class GatedMLP(nn.Module):
-    """down(silu(gate) * up): x [T, d] -> [T, d]."""
+    """down(silu(gate) * up), or without a gate down(f(up)): x [T, d] -> [T, d]."""
 
-    def __init__(self, gate_up: GateUp, down: Linear) -> None:
+    def __init__(self, gate_up: GateUp | Up, down: Linear) -> None:
         super().__init__()
         self.gate_up = gate_up
         self.down = down

@@ -37,6 +37,27 @@ class GateUp(Linear):
         return self.ops.gate(super().forward(x), self.activation) if fused is None else fused
 
 
+class Up(Linear):
+    """The first half of an MLP without a gate: x [T, d] -> the activation, [T, I]."""
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        activation: Activation,
+        ops: Ops,
+        method: LinearMethod = PLAIN,
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias, method=method)
+        self.activation = activation
+        self.ops = ops
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ops.gate(super().forward(x), self.activation)
+
+
 class Embedding(nn.Module):
     """ids [T] -> [T, d]. `weight` is [rows, d]."""
 

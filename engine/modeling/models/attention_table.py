@@ -34,8 +34,8 @@ _NORMS: Final = {
 
 def projections(spec: ModelSpec) -> list[str]:
     """The modules of a checkpoint's layer that its projection to queries, keys and values merges."""
-    fused = spec.architecture in _FUSED
-    return ["self_attn.qkv_proj"] if fused else [f"self_attn.{name}_proj" for name in "qkv"]
+    fused, within = spec.architecture in _FUSED, spec.attention.name
+    return [f"{within}.qkv_proj"] if fused else [f"{within}.{name}_proj" for name in "qkv"]
 
 
 def norm_table(spec: ModelSpec) -> dict[str, ParamSlice]:
@@ -46,31 +46,31 @@ def norm_table(spec: ModelSpec) -> dict[str, ParamSlice]:
 
 def attention_table(whole: ModelSpec, part: ModelSpec, shard: Shard) -> dict[str, ParamSlice]:
     """Which modules of a checkpoint's layer fill its attention."""
-    q, kv = part.q_size, part.kv_size
+    q, kv, name = part.q_size, part.kv_size, whole.attention.name
     heads, kv_heads = shard.rows(whole.q_size, q), shard.rows(whole.kv_size, kv)
     queries, keys = _rotated_first(whole, heads), _rotated_first(whole, kv_heads)
     query_norm = queries
     if whole.output_gate:
         q, queries = 2 * q, _gates_and_queries(whole, part, shard)
-    table = {"self_attn.o_proj": ParamSlice("attention.out", cut=shard.columns(whole.q_size))}
+    table = {f"{name}.o_proj": ParamSlice("attention.out", cut=shard.columns(whole.q_size))}
     if whole.architecture in _FUSED:
-        table["self_attn.qkv_proj"] = ParamSlice("attention.qkv", cut=_stacked(queries, keys, kv_heads))
+        table[f"{name}.qkv_proj"] = ParamSlice("attention.qkv", cut=_stacked(queries, keys, kv_heads))
     else:
         table |= {
-            "self_attn.q_proj": ParamSlice("attention.qkv", 0, q, cut=queries),
-            "self_attn.k_proj": ParamSlice("attention.qkv", q, kv, cut=keys),
-            "self_attn.v_proj": ParamSlice("attention.qkv", q + kv, kv, cut=kv_heads),
+            f"{name}.q_proj": ParamSlice("attention.qkv", 0, q, cut=queries),
+            f"{name}.k_proj": ParamSlice("attention.qkv", q, kv, cut=keys),
+            f"{name}.v_proj": ParamSlice("attention.qkv", q + kv, kv, cut=kv_heads),
         }
     if whole.qk_norm is not None:
         each = whole.qk_norm is QKNorm.HEAD
         one_head = _rotated_first(whole, Cut(0, whole.head_dim, (range(whole.head_dim),)))
         table |= {
-            "self_attn.q_norm": ParamSlice("attention.q_norm", cut=one_head if each else query_norm),
-            "self_attn.k_norm": ParamSlice("attention.k_norm", cut=one_head if each else keys),
+            f"{name}.q_norm": ParamSlice("attention.q_norm", cut=one_head if each else query_norm),
+            f"{name}.k_norm": ParamSlice("attention.k_norm", cut=one_head if each else keys),
         }
     if whole.attention.sinks:
         cut = shard.rows(whole.num_heads, part.num_heads)
-        table["self_attn"] = ParamSlice("attention", cut=cut)
+        table[name] = ParamSlice("attention", cut=cut)
     return table
 
 

@@ -23,6 +23,7 @@ from engine.modeling.layers.linear.linear_layer import Linear
 from engine.modeling.layers.linear.packable import Packable
 from engine.modeling.layers.modules import Embedding
 from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.layers.recurrent import RecurrentWeights
 from engine.modeling.models.weight_table import ParamSlice, WeightTable
 
 _KV_SCALES: Final = (".k_scale", ".v_scale", ".kv_scale")
@@ -50,11 +51,13 @@ class Attention(Protocol):
 class RecurrentAttention(Attention, Protocol):
     """The same for models whose other layers have a recurrent state, which it owns too."""
 
-    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
-        """The gated delta rule over each sequence, from its state and into it.
+    def recur(
+        self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, weights: RecurrentWeights
+    ) -> Tensor:
+        """The rule of `RecurrentSpec` over each sequence, from its state and into it.
 
-        `mixed` [T, features]: queries, keys and values, concatenated, before their convolution with `kernel`
-        [features, 1, K]. `log_decay` and `beta` [T, H] in float32. Returns [T, H, value_dim].
+        `mixed` [T, features]: queries, keys and values, concatenated, before their convolution. `log_decay`
+        and `beta` [T, H] in float32. Returns [T, H, value_dim].
         """
         ...
 

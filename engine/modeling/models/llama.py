@@ -21,7 +21,11 @@ from engine.modeling.layers.linear.linear_layer import weight
 from engine.modeling.layers.modules import NoNorm
 from engine.modeling.layers.ops.ops import Rotation
 from engine.modeling.layers.rope import rope_table
-from engine.modeling.models.attention_table import attention_table, norm_table, projections
+from engine.modeling.models.attention_table import (
+    attention_table,
+    norm_table,
+    projections,
+)
 from engine.modeling.models.base import Attention, CausalLM
 from engine.modeling.models.mlp_table import mlp_names, mlp_table
 from engine.modeling.models.weight_table import ParamSlice, WeightTable, per_layer
@@ -152,12 +156,12 @@ class LlamaModel(CausalLM):
 
     def layer_tables(self) -> WeightTable:
         """Which modules of the checkpoint fill the layers."""
-        whole = self.spec
-        tables = [
-            norm_table(whole) | self.mixer_table(index) | self.mlp_table(index)
-            for index in range(whole.num_layers)
-        ]
+        tables = [self.layer_table(index) for index in range(self.spec.num_layers)]
         return dict(per_layer(tables, self.layer_name, "layers.{}."))
+
+    def layer_table(self, index: int) -> dict[str, ParamSlice]:
+        """Which modules of a checkpoint's layer fill a layer."""
+        return norm_table(self.spec) | self.mixer_table(index) | self.mlp_table(index)
 
     def mixer_table(self, index: int) -> dict[str, ParamSlice]:
         """Which modules of a checkpoint's layer fill its `mixer`."""
@@ -232,7 +236,7 @@ class LlamaAttention(nn.Module):
             rearranged=spec.rearranges_heads,
         )
         self.out = layers.sum_linear(
-            "self_attn.o_proj",
+            f"{spec.attention.name}.o_proj",
             in_features=spec.q_size,
             out_features=spec.hidden_size,
             bias=spec.output_bias,

@@ -19,7 +19,21 @@ _MIXTRAL: Final = MlpNames(
 _FUSED: Final = MlpNames(gate="mlp.gate_up_proj", up="mlp.gate_up_proj")
 _BESIDE: Final = MlpNames("", ".gate_proj", ".up_proj", ".down_proj", router="router.proj")
 _SHARED_EXPERTS: Final = MlpNames(shared_block="mlp.shared_experts")
+_NEMOTRON_H: Final = MlpNames(
+    "mixer", "mixer.up_proj", "mixer.up_proj", "mixer.down_proj", "mixer.shared_experts", "mixer.gate"
+)
+_GRANITE_HYBRID: Final = MlpNames(
+    "block_sparse_moe",
+    "block_sparse_moe.gate_proj",
+    "block_sparse_moe.up_proj",
+    "block_sparse_moe.down_proj",
+    shared_block="shared_mlp",
+    router="block_sparse_moe.router.layer",
+)
+_GRANITE_DENSE: Final = MlpNames("mlp", "shared_mlp.gate_proj", "shared_mlp.up_proj", "shared_mlp.down_proj")
 _NAMES: Final = {
+    "GraniteMoeHybridForCausalLM": _GRANITE_HYBRID,
+    "NemotronHForCausalLM": _NEMOTRON_H,
     "MixtralForCausalLM": _MIXTRAL,
     "MiniMaxM2ForCausalLM": _MIXTRAL,
     "HYV3ForCausalLM": _SHARED_EXPERTS,
@@ -41,6 +55,8 @@ _NAMES: Final = {
 
 
 def mlp_names(spec: ModelSpec) -> MlpNames:
+    if spec.architecture == "GraniteMoeHybridForCausalLM" and spec.experts is None:
+        return _GRANITE_DENSE
     return _NAMES.get(spec.architecture, MlpNames())
 
 
@@ -48,22 +64,35 @@ def mlp_table(whole: ModelSpec, part: ModelSpec, shard: Shard, layer: int) -> di
     """Which modules of a checkpoint's layer fill its MLP or its experts."""
     experts, mine, names = whole.experts, part.experts, mlp_names(whole)
     if experts is None or mine is None or not whole.has_experts(layer):
-        return _gated("mlp", whole.intermediate_size, part.intermediate_size, shard, names.dense)
+        return _matrices(whole, "mlp", whole.intermediate_size, part.intermediate_size, shard, names.dense)
     table: dict[str, ParamSlice] = {names.router: ParamSlice("mlp.router")}
     sizes = experts.intermediate_size, mine.intermediate_size
     within = shard.within_experts(experts)
     for index, expert in enumerate(mine.held):
-        table |= _gated("mlp", *sizes, within, names.expert(expert), expert=index)
+        table |= _matrices(whole, "mlp", *sizes, within, names.expert(expert), expert=index)
     if experts.shared_size and not experts.beside_mlp:
-        table |= _gated("mlp.shared", experts.shared_size, mine.shared_size, shard, names.shared)
+        table |= _matrices(whole, "mlp.shared", experts.shared_size, mine.shared_size, shard, names.shared)
+    if experts.latent is not None:
+        table |= {
+            f"{names.block}.fc1_latent_proj": ParamSlice("mlp.latent.into"),
+            f"{names.block}.fc2_latent_proj": ParamSlice("mlp.latent.back"),
+        }
     if experts.shared_gate:
         table["mlp.shared_expert_gate"] = ParamSlice("mlp.shared_gate")
     return table
 
 
-def _gated(
-    target: str, whole: int, part: int, shard: Shard, names: MlpNames, *, expert: int | None = None
+def _matrices(
+    spec: ModelSpec,
+    target: str,
+    whole: int,
+    part: int,
+    shard: Shard,
+    names: MlpNames,
+    *,
+    expert: int | None = None,
 ) -> dict[str, ParamSlice]:
+    """`whole`, `part`: features of the MLP, and of the rank's part of it."""
     features = shard.rows(whole, part)
     gate_up, down = f"{target}.gate_up", f"{target}.down"
     table = {
@@ -71,6 +100,8 @@ def _gated(
         names.up: ParamSlice(gate_up, part, part, expert, cut=features),
         names.down: ParamSlice(down, expert=expert, cut=shard.columns(whole)),
     }
-    if names.gate == names.up:  # one tensor has both
+    if not spec.gated_mlp:
+        table[names.up] = ParamSlice(gate_up, expert=expert, cut=features)
+    elif names.gate == names.up:  # one tensor has both
         table[names.gate] = ParamSlice(gate_up, cut=shard.rows(whole, part, blocks=2))
     return table

@@ -9,11 +9,11 @@ from typing import Final
 from torch import Tensor, nn
 
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 from engine.model_config.shard import Cut, Shard
-from engine.modeling.layers.delta_net import Convolution, Decay, GatedNorm
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.layers.recurrent import Convolution, Decay, GatedNorm, RecurrentWeights
 from engine.modeling.models.base import RecurrentAttention
 from engine.modeling.models.rearranged import StackedExpertsModel
 from engine.modeling.models.weight_table import ParamSlice
@@ -21,20 +21,20 @@ from engine.modeling.models.weight_table import ParamSlice
 
 class Qwen3NextModel(StackedExpertsModel):
     def mixer(self, index: int, layers: Layers) -> nn.Module:
-        delta = self.part.delta
+        delta = self.part.recurrent
         if delta is None or index not in delta.layers:
             return super().mixer(self.part.attention_layers.index(index), layers)
         return GatedDeltaNet(self.part, delta, sorted(delta.layers).index(index), layers)
 
     def mixer_table(self, index: int) -> dict[str, ParamSlice]:
-        whole, part = self.spec.delta, self.part.delta
+        whole, part = self.spec.recurrent, self.part.recurrent
         if whole is None or part is None or index not in whole.layers:
             return super().mixer_table(index)
         return _delta_table(whole, part, self.shard)
 
 
 class GatedDeltaNet(nn.Module):
-    def __init__(self, spec: ModelSpec, delta: DeltaSpec, index: int, layers: Layers) -> None:
+    def __init__(self, spec: ModelSpec, delta: RecurrentSpec, index: int, layers: Layers) -> None:
         """`index`: among the layers with a delta net."""
         super().__init__()
         self.index = index
@@ -66,12 +66,13 @@ class GatedDeltaNet(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, attn: RecurrentAttention) -> Tensor:
         mixed, gate = self.mixed_and_gate(x).split(self._sizes, dim=1)
         log_decay, beta = self.decay(self.rates(x))
-        heads = attn.recur(self.index, mixed, log_decay, beta, self.convolution.weight)
+        weights = RecurrentWeights(self.convolution.weight)
+        heads = attn.recur(self.index, mixed, log_decay, beta, weights)
         output: Tensor = self.out(self.norm(heads, gate.unflatten(1, self._heads)).flatten(1))
         return output
 
 
-def _delta_table(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> dict[str, ParamSlice]:
+def _delta_table(whole: RecurrentSpec, part: RecurrentSpec, shard: Shard) -> dict[str, ParamSlice]:
     """A rank has consecutive key heads with their value heads.
 
     Queries, keys and values are three parts of one tensor, each of which is cut for itself.
@@ -101,7 +102,7 @@ _MIXED: Final = "attention.mixed_and_gate"
 _RATES: Final = "attention.rates"
 
 
-def _mixed(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> Cut:
+def _mixed(whole: RecurrentSpec, part: RecurrentSpec, shard: Shard) -> Cut:
     """This rank's queries, keys and values of a tensor with all queries, then all keys, then all values."""
     keys = shard.rows(whole.key_size, part.key_size, blocks=2).stretches
     (values,) = shard.rows(whole.value_size, part.value_size).stretches
@@ -109,18 +110,18 @@ def _mixed(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> Cut:
     return Cut(0, whole.mixed_size, (*keys, behind))
 
 
-def _interleaved_mixed(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> Cut:
+def _interleaved_mixed(whole: RecurrentSpec, part: RecurrentSpec, shard: Shard) -> Cut:
     """The same, and gates, of a tensor that has the query, key, values and gates of one key head together."""
     group = whole.value_heads // whole.key_heads * whole.value_dim
     return _of_key_heads(whole, part, shard, [whole.key_dim, whole.key_dim, group, group])
 
 
-def _interleaved_rates(whole: DeltaSpec, part: DeltaSpec, shard: Shard) -> Cut:
+def _interleaved_rates(whole: RecurrentSpec, part: RecurrentSpec, shard: Shard) -> Cut:
     group = whole.value_heads // whole.key_heads
     return _of_key_heads(whole, part, shard, [group, group])
 
 
-def _of_key_heads(whole: DeltaSpec, part: DeltaSpec, shard: Shard, sizes: Sequence[int]) -> Cut:
+def _of_key_heads(whole: RecurrentSpec, part: RecurrentSpec, shard: Shard, sizes: Sequence[int]) -> Cut:
     """Cut of a tensor with pieces of `sizes` for each key head: all first pieces, then all second ones, and
     so on.
     """

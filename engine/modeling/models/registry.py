@@ -15,6 +15,7 @@ from engine.modeling.models.eagle3 import Eagle3Head
 from engine.modeling.models.gemma4 import Gemma4Model
 from engine.modeling.models.gpt2 import GPT2Model
 from engine.modeling.models.llama import LlamaModel
+from engine.modeling.models.mamba2 import GraniteHybridModel, NemotronHModel
 from engine.modeling.models.ministral import Ministral3Model
 from engine.modeling.models.mtp import DeepseekMtpHead, MtpHead, Qwen3NextMtpHead
 from engine.modeling.models.qwen3_next import Qwen3NextModel
@@ -49,6 +50,8 @@ _MODELS: Final[dict[str, _Build]] = {
     "Gemma4ForConditionalGeneration": Gemma4Model,
     "Gemma4UnifiedForCausalLM": Gemma4Model,
     "Gemma4UnifiedForConditionalGeneration": Gemma4Model,
+    "NemotronHForCausalLM": NemotronHModel,
+    "GraniteMoeHybridForCausalLM": GraniteHybridModel,
     "GPT2LMHeadModel": GPT2Model,
     "BertModel": BertModel,
     "RobertaModel": BertModel,

@@ -128,10 +128,10 @@ def _check_pool(tokens: int, token_bytes: int, machine: Machine) -> None:
 
 def _state_bytes(config: RouterConfig, scheduler: SchedulerConfig, part: ModelSpec, dtype: str) -> int:
     """Size of all slots for recurrent states, as many as wanted."""
-    if part.delta is None:
+    if part.recurrent is None:
         return 0
     slots = wanted_slots(config.state_slots, scheduler.max_running_requests)
-    return slots * part.delta.state_bytes(_BYTES_PER_VALUE[dtype])
+    return slots * part.recurrent.state_bytes(_BYTES_PER_VALUE[dtype])
 
 
 def _token_bytes(config: RouterConfig, spec: ModelSpec, dtype: str) -> int:

@@ -21,7 +21,7 @@ def _obstacles(spec: ModelSpec, device: str, ranks: int) -> Iterator[str]:
         yield "several ranks add their results"
     kinds = {
         "latent attention": spec.latent,
-        "recurrent layers": spec.delta,
+        "recurrent layers": spec.recurrent,
         "embeddings by layer": spec.per_layer,
         "transformers' own modules": spec.general,
         "an encoder": spec.encoder,

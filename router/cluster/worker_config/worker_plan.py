@@ -317,7 +317,7 @@ def _scheduler(
         costly_context=_ATTENTION_RATE * balanced_context(part),
     )
     speculation = scheduler.speculation
-    if part.delta is not None and speculation is not None and not speculation.reserves:
+    if part.recurrent is not None and speculation is not None and not speculation.reserves:
         return replace(scheduler, speculation=None)  # verify steps keep the inputs of recurrent layers
     return scheduler
 

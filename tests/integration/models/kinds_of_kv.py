@@ -18,11 +18,23 @@ from transformers import (
     Gemma4TextConfig,
     GlmMoeDsaConfig,
     GlmMoeDsaForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
 )
 from transformers.models.qwen3_5 import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-__all__ = ["KINDS", "chosen", "chosen_together", "latents", "latents_v2", "other_heads", "states", "windows"]
+__all__ = [
+    "KINDS",
+    "chosen",
+    "chosen_together",
+    "latents",
+    "latents_v2",
+    "mamba",
+    "other_heads",
+    "states",
+    "windows",
+]
 
 _LATENT: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
@@ -90,6 +102,15 @@ def states(**fields: Any) -> PreTrainedModel:
     types = ["linear_attention", "full_attention"] * 2
     fields |= {"head_dim": 8, "num_hidden_layers": len(types), "layer_types": types}
     return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**fields, **linear))
+
+
+def mamba(**fields: Any) -> PreTrainedModel:
+    """Steps are far from the smallest one: transformers applies it to prompts only."""
+    sizes = {"ssm_state_size": 8, "mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 2, "head_dim": 8}
+    fields = {name: value for name, value in fields.items() if name != "num_hidden_layers"} | sizes
+    kinds = ["linear_attention", "mlp", "full_attention", "linear_attention", "full_attention"]
+    config = NemotronHConfig(**fields, layers_block_type=kinds, time_step_min=1e-9, chunk_size=16)
+    return NemotronHForCausalLM(config)
 
 
 KINDS: Final[list[Callable[..., PreTrainedModel]]] = [windows, other_heads, latents, states]

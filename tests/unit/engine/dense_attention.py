@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine.model_config.parts.recurrent_spec import Rule
 from engine.modeling.layers.indexer import IndexRows
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
+from engine.modeling.layers.recurrent import RecurrentWeights
 from engine.modeling.models.base import CausalLM
 
 
@@ -49,7 +51,7 @@ class DenseAttention:
 
     def __init__(self, model: CausalLM) -> None:
         self._num_heads = model.part.num_heads
-        self._delta = model.part.delta
+        self._delta = model.part.recurrent
         self._rules: Sequence[LayerAttention] = model.layer_attention()
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._chosen = torch.empty(0)
@@ -80,25 +82,32 @@ class DenseAttention:
         values = rows[:, -1:, : rule.latent_rank]
         return attend(rows[:, :-1], rows[:, -1:], values, rule, self._chosen)
 
-    def recur(self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, kernel: Tensor) -> Tensor:
+    def recur(
+        self, layer: int, mixed: Tensor, log_decay: Tensor, beta: Tensor, weights: RecurrentWeights
+    ) -> Tensor:
         """Token by token, as the rule is defined."""
+        kernel = weights.kernel
         heads, features, columns = log_decay.shape[1], mixed.shape[1], kernel.shape[2]
         padded = torch.cat((mixed.new_zeros(columns - 1, features), mixed)).float()
         taps = [padded[k : k + len(mixed)] * kernel[:, 0, k].float() for k in range(columns)]
-        convolved = functional.silu(torch.stack(taps).sum(dim=0))
+        summed = torch.stack(taps).sum(dim=0)
+        convolved = functional.silu(summed if weights.bias is None else summed + weights.bias)
         delta = self._delta
         assert delta is not None
         key_heads, key_dim, value_dim = delta.key_heads, delta.key_dim, delta.value_dim
         q, k, v = convolved.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
         q, k = (x.view(len(x), key_heads, key_dim) for x in (q, k))
-        q, k = (x / (x.square().sum(dim=2, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-        q, k = (x.repeat_interleave(heads // key_heads, dim=1) for x in (q / key_dim**0.5, k))
+        is_delta = delta.rule is Rule.GATED_DELTA
+        if is_delta:
+            q, k = (x / (x.square().sum(dim=2, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+            q = q / key_dim**0.5
+        q, k = (x.repeat_interleave(heads // key_heads, dim=1) for x in (q, k))
         v = v.view(len(v), heads, value_dim)
         state = torch.zeros(heads, key_dim, value_dim)
         out = torch.empty(v.shape)
         for t in range(len(mixed)):
             state = state * log_decay[t].exp()[:, None, None]
-            error = v[t] - torch.einsum("hkv,hk->hv", state, k[t])
+            error = v[t] - torch.einsum("hkv,hk->hv", state, k[t]) if is_delta else v[t]
             state = state + torch.einsum("hk,hv,h->hkv", k[t], error, beta[t])
             out[t] = torch.einsum("hkv,hk->hv", state, q[t])
-        return out.to(mixed.dtype)
+        return (out if weights.skip is None else out + v * weights.skip[:, None]).to(mixed.dtype)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from engine.model_config.model_spec import ModelSpec
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 from engine.model_config.quantization_config import read_quantization
 from router.placement import EVERYTHING, StepWork
 from simulator.device import H200_8B
@@ -157,11 +157,11 @@ def test_layers_with_windows_attend_to_their_windows_alone() -> None:
 
 
 def test_recurrent_states_take_memory_and_limit_the_requests_that_run() -> None:
-    delta = DeltaSpec(
+    delta = RecurrentSpec(
         layers=frozenset(range(24)), key_heads=16, value_heads=64, key_dim=128, value_dim=128, kernel=4
     )
     plain, stateful = (
-        costs_of(model, GPUS["h100"], 1) for model in (LLAMA_8B, replace(LLAMA_8B, delta=delta))
+        costs_of(model, GPUS["h100"], 1) for model in (LLAMA_8B, replace(LLAMA_8B, recurrent=delta))
     )
     assert (plain.max_running, plain.state_slots) == (512, 0)
     assert stateful.max_running == stateful.state_slots < 512

@@ -1,4 +1,4 @@
-"""What a rank has of a recurrent state: `DeltaSpec.state_rows` describe the engine's memory."""
+"""What a rank has of a recurrent state: `RecurrentSpec.state_rows` describe the engine's memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 from common.kv_groups import full_group
 from engine.kv.cache.pool import KVPool
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 from kv_transfer import KVLayout
 from kv_transfer.planner import plan_state_copies
 from kv_transfer.state_layout import StateLayout
 
-DELTA = DeltaSpec(layers=frozenset({0, 1}), key_heads=4, value_heads=8, key_dim=4, value_dim=6, kernel=4)
+DELTA = RecurrentSpec(layers=frozenset({0, 1}), key_heads=4, value_heads=8, key_dim=4, value_dim=6, kernel=4)
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -28,7 +28,7 @@ def pool_of(ranks: int, dtype: torch.dtype) -> KVPool:
         page_size=8,
         dtype=dtype,
         device="cpu",
-        delta=part,
+        recurrent=part,
         num_slots=2,
     )
 

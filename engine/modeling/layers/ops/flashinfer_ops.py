@@ -45,6 +45,8 @@ class FlashInferOps(Ops):
         return x, residual
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        if activation is Activation.SQUARED_RELU:
+            return super().gate(gate_up, activation)
         return gate(gate_up, activation)
 
     def norm_heads(self, heads: Tensor, weight: Tensor, eps: float) -> None:

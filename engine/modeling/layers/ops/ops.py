@@ -52,14 +52,17 @@ class Ops:
         return self.rms_norm(residual, weight, eps), residual
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """The activation of `gate_up` [T, 2I], gate first: [T, I]."""
+        """The activation of `gate_up` [T, 2I], gate first, or [T, I] without a gate: [T, I]."""
+        if activation is Activation.SQUARED_RELU:
+            return gate_up.relu_().square_()
         gate, up = gate_up.chunk(2, dim=-1)
         match activation:
             case Activation.SILU:
                 return functional.silu(gate).mul_(up)
             case Activation.GELU:
                 return functional.gelu(gate, approximate="tanh").mul_(up)
-            case Activation.CLAMPED:
+            case _:
+                assert activation is Activation.CLAMPED
                 gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
                 return (gate * 1.702).sigmoid_().mul_(gate).mul_(up + 1.0)
 

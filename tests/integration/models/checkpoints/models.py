@@ -149,7 +149,7 @@ MODELS: Final = (
         "Nemotron-Super 49B",
         (OfConfig({"architectures": ["DeciLMForCausalLM"], "model_type": "nemotron-nas"}),),
     ),
-    Row(30, "Nemotron-3", classes("NemotronHForCausalLM"), True),
+    Row(30, "Nemotron-3", classes("NemotronHForCausalLM"), True, _CODER, ToolFormat.QWEN3_CODER),
     Row(
         31,
         "Gemma 4",
@@ -219,7 +219,7 @@ MODELS: Final = (
         ToolFormat.OLMO3,
     ),
     Row(43, "Granite 3", classes("GraniteForCausalLM"), False, "<|tool_call|>", ToolFormat.GRANITE),
-    Row(44, "Granite 4", classes("GraniteMoeHybridForCausalLM")),
+    Row(44, "Granite 4", classes("GraniteMoeHybridForCausalLM"), False, _HERMES, ToolFormat.HERMES),
     Row(45, "LFM2", classes("Lfm2ForCausalLM"), False, "<|tool_call_start|>", ToolFormat.LFM2),
     Row(46, "Seed-OSS", classes("SeedOssForCausalLM"), False, "<seed:tool_call>", ToolFormat.SEED_OSS),
     Row(

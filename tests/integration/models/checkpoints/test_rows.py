@@ -29,7 +29,7 @@ def test_formats_and_files_load_or_are_refused_by_name(row: Row) -> None:
     assert found.loads == (row.number not in _REFUSED), found.refused
 
 
-@pytest.mark.parametrize("number", [5, 12, 14, 16, 21, 31])
+@pytest.mark.parametrize("number", [5, 12, 14, 16, 21, 30, 31])
 def test_models_that_matter_load_and_call_tools_or_are_refused_by_name(number: int) -> None:
     found = result(MODELS[number - 1])
     assert found.loads == found.calls_tools == (number != 14), found.refused

@@ -77,14 +77,23 @@ _OTHERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0, "mrope_section": [3, 3, 2]}
     },
     "glm_moe_dsa": {"indexer_types": ["full", "shared", "full", "shared"]},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 2},
     "hrm_text": {"num_layers_per_stack": 1, "num_hidden_layers": 8},
     "mistral4": {"qk_nope_head_dim": 8, "head_dim": 16},  # half of it is rotated
+    "nemotron_h": {  # transformers applies the smallest step to prompts only
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "time_step_min": 1e-9,
+    },
     "qwen2_5_omni_thinker": {"vision_start_token_id": 250},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 250},
 }
 """Fields of configs, by their type, whose shrunk default no class takes: as published ones have them."""
 
 _KINDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "granitemoehybrid": ("linear_attention", "full_attention", "linear_attention", "full_attention"),
     "lfm2": ("conv", "full_attention", "conv", "full_attention"),
     "minimax_m3_vl_text": ("full_attention", "minimax_m3_sparse", "full_attention", "minimax_m3_sparse"),
 }

@@ -9,7 +9,7 @@ import torch
 
 from rpc.baton.v1 import worker_pb2
 from tests.integration.conftest import Oracle
-from tests.integration.models.kinds_of_kv import other_heads, states, windows
+from tests.integration.models.kinds_of_kv import mamba, other_heads, states, windows
 from tests.integration.tiny_cluster import Link, pair, work, worker
 from tests.integration.workers.caching.test_pulled_prefixes import pull, share
 from tests.integration.workers.caching.test_tiers import copied, flip_bits, run, stats
@@ -31,7 +31,7 @@ PROMPTS = [[(seed * 31 + i * i * 7) % 97 for i in range(62)] for seed in range(4
 TURN = [5, 6, 7, 8, 9, 10]
 
 
-@pytest.fixture(scope="module", params=[windows, other_heads, states])
+@pytest.fixture(scope="module", params=[windows, other_heads, states, mamba])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Oracle]:
     torch.manual_seed(0)
     model = request.param(**SHAPE).eval()

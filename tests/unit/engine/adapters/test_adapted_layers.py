@@ -37,6 +37,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     },
     "deepseek v3": {"target_modules": ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"]},
     "qwen3.5": {"target_modules": ["in_proj_qkv", "in_proj_z", "in_proj_b", "out_proj", "q_proj", "k_proj"]},
+    "nemotron-h": {"target_modules": ["in_proj", "q_proj", "o_proj", "up_proj", "down_proj"]},
     "qwen3-next": {"target_modules": ["in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj"]},
 }
 

@@ -21,6 +21,7 @@ from engine.speculation.drafters import Drafter
 from engine.speculation.kinds import DraftHints
 from tests.drafters import Random
 from tests.faults.support.small_model import SmallModel, save_small_model
+from tests.integration.models.kinds_of_kv import mamba
 from tests.oracle import Oracle, speculate
 from tests.unit.engine.grammar.test_structured_output import GRAMMARS, PROMPTS
 from tests.unit.engine.speculation.drafting import answers
@@ -58,7 +59,7 @@ def _qwen3_next(**fields: Any) -> PreTrainedModel:
 @pytest.fixture(scope="module")
 def models(model: SmallModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, SmallModel]:
     """Without and with recurrent states."""
-    families = {"qwen3.5": _qwen3_5, "qwen3-next": _qwen3_next}
+    families = {"qwen3.5": _qwen3_5, "qwen3-next": _qwen3_next, "nemotron-h": mamba}
     saved = {name: save_small_model(tmp_path_factory.mktemp(name), f) for name, f in families.items()}
     return {"llama": model, **saved}
 
@@ -88,7 +89,7 @@ def samplings(draw: st.DrawFn) -> SamplingParams:
 
 @settings(max_examples=45, deadline=None)
 @given(
-    name=st.sampled_from(["llama", "qwen3.5", "qwen3-next"]),
+    name=st.sampled_from(["llama", "qwen3.5", "qwen3-next", "nemotron-h"]),
     chosen=st.lists(samplings(), min_size=1, max_size=4),
     drafter=st.sampled_from(["random", "wrong", "sometimes", "right", "configured"]),
     most=st.integers(1, 6),

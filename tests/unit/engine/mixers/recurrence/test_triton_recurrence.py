@@ -15,12 +15,13 @@ from engine.core.batch.batch import Batch, StateBatch
 from engine.core.request_state import NO_SLOT
 from engine.kv.cache.state_pool import StatePool
 from engine.mixers.recurrence.torch_recurrence import TorchRecurrence
-from engine.model_config.parts.delta_spec import DeltaSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
+from engine.modeling.layers.recurrent import RecurrentWeights
 
 interprets = os.environ.get("TRITON_INTERPRET") == "1"
 interpreted = pytest.mark.skipif(not interprets, reason="needs triton, and TRITON_INTERPRET=1")
 
-SPEC = DeltaSpec(layers=frozenset({0, 1}), key_heads=2, value_heads=4, key_dim=16, value_dim=32, kernel=4)
+SPEC = RecurrentSpec(layers=frozenset({0, 1}), key_heads=2, value_heads=4, key_dim=16, value_dim=32, kernel=4)
 SLOTS = 9
 
 
@@ -56,13 +57,14 @@ def batch_of(requests: list[tuple[int, ...]]) -> Batch:
     )
 
 
-def inputs(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def inputs(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, RecurrentWeights]:
     """A view of a larger row, as a merged projection has it; log decays, rates, convolution."""
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.randn(rows, SPEC.mixed_size + 8, generator=generator)[:, : SPEC.mixed_size]
     decays = -torch.rand(rows, SPEC.value_heads, generator=generator) * 0.3
     beta = torch.rand(rows, SPEC.value_heads, generator=generator)
-    return mixed, decays, beta, torch.randn(SPEC.mixed_size, 1, SPEC.kernel, generator=generator)
+    kernel = torch.randn(SPEC.mixed_size, 1, SPEC.kernel, generator=generator)
+    return mixed, decays, beta, RecurrentWeights(kernel)
 
 
 N = NO_SLOT
@@ -122,9 +124,9 @@ def test_the_state_behind_right_drafts_is_the_one_that_decodes_leave() -> None:
     own, other = (1, 6, 6, N, 0), (1, N, 2, N, 0)
     for row, request in [(0, own), (1, own), (2, own), (4, other)]:
         singly.prepare(batch_of([request]))
-        for layer, (mixed, decays, beta, kernel) in enumerate(given):
+        for layer, (mixed, decays, beta, weights) in enumerate(given):
             part = slice(row, row + 1)
-            out = singly.recur(layer, mixed[part], decays[part], beta[part], kernel)
+            out = singly.recur(layer, mixed[part], decays[part], beta[part], weights)
             torch.testing.assert_close(out[0], together[layer][row])
     assert_alike(drafted, decoded)
 
@@ -135,8 +137,8 @@ def test_equal_tokens_without_decay_do_not_overflow() -> None:
     from engine.mixers.recurrence.triton_recurrence import TritonRecurrence
 
     batch = batch_of([(64, N, 1, N, 0)])
-    mixed, decays, beta, kernel = inputs(64)
-    given = mixed[:1].expand(64, -1).contiguous(), decays * 0, beta * 0 + 1, kernel
+    mixed, decays, beta, weights = inputs(64)
+    given = mixed[:1].expand(64, -1).contiguous(), decays * 0, beta * 0 + 1, weights
     results = []
     for recurrence in (TritonRecurrence(pool(1)), TorchRecurrence(pool(1))):
         recurrence.prepare(batch)
@@ -156,9 +158,9 @@ def test_a_padded_graph_step_changes_the_slots_of_its_requests_alone() -> None:
     kernels.prepare_replay(batch, 8)
     oracle.prepare(batch)
     for layer in range(2):
-        mixed, decays, beta, kernel = inputs(8, seed=layer)
-        expected = oracle.recur(layer, mixed[:5], decays[:5], beta[:5], kernel)
-        result = kernels.recur(layer, mixed, decays, beta, kernel)
+        mixed, decays, beta, weights = inputs(8, seed=layer)
+        expected = oracle.recur(layer, mixed[:5], decays[:5], beta[:5], weights)
+        result = kernels.recur(layer, mixed, decays, beta, weights)
         torch.testing.assert_close(result[:5], expected, atol=2e-5, rtol=1e-4)
     assert_alike(ours, theirs)
     for recurrence in (kernels, oracle):

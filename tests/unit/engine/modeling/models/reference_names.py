@@ -1,6 +1,9 @@
 """Names of the checkpoints that `references.reference` makes."""
 
-RECURRENT = ["qwen3-next", "qwen3.5", "qwen3.5 with experts"]
+RECURRENT = [
+    *("qwen3-next", "qwen3.5", "qwen3.5 with experts"),
+    *("nemotron-h", "nemotron-h with latent experts", "granite 4", "granite 4 without experts"),
+]
 NAMES = [
     "llama",
     "llama with tied embeddings",

@@ -82,6 +82,7 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTex
 
 from engine.modeling.models.base import CausalLM
 from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.modeling.models.hybrid_references import granite_hybrid, nemotron_h
 from tests.unit.engine.modeling.models.reference_names import RECURRENT
 
 TINY: dict[str, Any] = {
@@ -298,6 +299,19 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             shape = tiny | DELTA | EXPERTS | {"shared_expert_intermediate_size": 40}
             del shape["intermediate_size"]
             model = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**shape))
+        case "nemotron-h":
+            kinds = ["linear_attention", "mlp", "full_attention", "moe", "linear_attention", "full_attention"]
+            model = nemotron_h(tiny | NO_PADDING, kinds)
+        case "nemotron-h with latent experts":
+            kinds = ["linear_attention", "moe", "linear_attention", "moe", "full_attention", "moe"]
+            model = nemotron_h(
+                tiny | NO_PADDING | {"moe_latent_size": 20, "n_group": 4, "topk_group": 2}, kinds
+            )
+        case "granite 4":
+            experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}
+            model = granite_hybrid(tiny | experts)
+        case "granite 4 without experts":
+            model = granite_hybrid(tiny | {"num_local_experts": 0, "position_embedding_type": "rope"})
         case "seed-oss":
             model = SeedOssForCausalLM(SeedOssConfig(**tiny, head_dim=16, attention_out_bias=True))
         case "granite":

@@ -24,7 +24,10 @@ _NESTED: Final = {
     for name, known in ARCHITECTURES.items()
     for inner in sorted(known.text_types)
 }
-_NEEDED: Final[dict[str, Any]] = {"deepseek_v2": {"num_experts_per_tok": 6}}
+_NEEDED: Final[dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
+}
 """What the default of a class lacks."""
 _NO_COMPUTATION: Final = frozenset({"model_type", "eos_token_id", "num_nextn_predict_layers"})
 """Fields that decide which class it is, where an answer ends, and whether a checkpoint has a head besides."""

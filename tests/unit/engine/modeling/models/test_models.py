@@ -18,6 +18,7 @@ from engine.model_config.architectures import ARCHITECTURES
 from engine.modeling.loader.model_loader import load_model
 from engine.modeling.models import registry
 from tests.unit.engine.dense_attention import DenseAttention
+from tests.unit.engine.modeling.models.hybrid_references import nemotron_h
 from tests.unit.engine.modeling.models.reference_names import LIKE_OTHERS, NAMES
 from tests.unit.engine.modeling.models.references import TINY, logits, reference, tolerance
 from tests.unit.engine.modeling.models.vision_references import with_vision
@@ -81,6 +82,18 @@ def test_experts_of_qwen3_vl_are_read_in_both_orientations(tmp_path: Path) -> No
 
     assert any(".experts." in name for name in tensors)
     assert torch.equal(logits(load_model(tmp_path), ids), before)
+
+
+@torch.inference_mode()
+def test_steps_of_mamba2_are_not_smaller_than_the_smallest(tmp_path: Path) -> None:
+    kinds = ["linear_attention", "full_attention"]
+    oracle = nemotron_h({**TINY, "eos_token_id": None}, kinds, smallest_step=0.9).eval()
+    oracle.save_pretrained(tmp_path)
+    ids = torch.randint(97, (50,), generator=torch.Generator().manual_seed(1))
+
+    ours = logits(load_model(tmp_path), ids)
+
+    torch.testing.assert_close(ours, oracle(ids[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
 @torch.inference_mode()

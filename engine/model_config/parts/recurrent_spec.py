@@ -1,21 +1,29 @@
-"""The gated delta nets of a model: layers with a recurrent state."""
+"""Layers with a recurrent state in place of keys and values of every token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from engine.model_config.errors import UnsupportedModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSpec:
-    """Each key head serves `value_heads / key_heads` consecutive value heads.
+class Rule(Enum):
+    """How a token changes the state of its head."""
 
-    Source: Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024).
+    GATED_DELTA = "gated delta net"
+    """Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024)."""
+    STATE_SPACE = "Mamba2"
+    """Dao and Gu, "Transformers are SSMs" (2024): B are keys, C queries, the inputs values; dt scales these.
     """
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrentSpec:
+    """Each key head serves `value_heads / key_heads` consecutive value heads."""
+
     layers: frozenset[int]
-    """Layers with a delta net; all others have attention."""
+    """Layers with a state."""
     key_heads: int
     """There are as many query heads."""
     value_heads: int
@@ -23,14 +31,19 @@ class DeltaSpec:
     """Features of a key head."""
     value_dim: int
     kernel: int
-    """Tokens that the causal convolution before the delta rule sees."""
+    """Tokens that the causal convolution before the rule sees."""
+    rule: Rule = Rule.GATED_DELTA
+    kernel_bias: bool = False
+    """Whether the convolution has a bias."""
+    smallest_step: float = 0.0
+    """Smallest dt of a Mamba2 layer."""
     interleaved: bool = False
     """Whether checkpoints store q, k, v and z of each key head side by side (Qwen3-Next), and b and a too."""
 
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise UnsupportedModel(
-                f"linear_num_value_heads={self.value_heads}, linear_num_key_heads={self.key_heads}:"
+                f"{self.value_heads} value heads and {self.key_heads} key heads of a {self.rule.value}:"
                 " value heads must divide evenly among the key heads"
             )
 
@@ -51,7 +64,7 @@ class DeltaSpec:
 
     @property
     def matrix_values(self) -> int:
-        """Values in the state of the delta rule, of one layer: a matrix for each value head."""
+        """Values in the state of the rule, of one layer: a matrix for each value head."""
         return self.value_heads * self.key_dim * self.value_dim
 
     @property
@@ -78,4 +91,5 @@ class DeltaSpec:
     @property
     def weights(self) -> int:
         """Weights of one layer's matrices for each feature of the model."""
-        return self.mixed_size + 2 * self.value_size + 2 * self.value_heads
+        rates = 2 if self.rule is Rule.GATED_DELTA else 1
+        return self.mixed_size + 2 * self.value_size + rates * self.value_heads
