@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from encode_worker.role import EncodeWorker
+from engine.core.request import Request
+from engine.core.sampling_params import SamplingParams
 from engine.loop.engine import Engine
 from tests.gpu.driving import gpu_config
 from tests.unit.engine.media.vlms import FAMILIES, TEXT, Part, request_of
@@ -84,3 +87,25 @@ def test_the_memory_of_images_is_set_aside_before_the_pool_is_sized(tmp_path: Pa
         torch.cuda.empty_cache()
     usual, larger, without = pages
     assert larger < usual < without
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "smolvlm"])
+def test_an_encode_worker_encodes_as_others_and_answers_probes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TEXT, "head_dim", 64)  # for which there are kernels
+    family = FAMILIES[name]
+    family.save(tmp_path)
+    whole = gpu_config(tmp_path)
+    engines = [Engine(config) for config in (whole, EncodeWorker.engine(whole))]
+    encoders = [engine.runner.media for engine in engines]
+    for image in family.images(2):
+        rows = [encoder.encode(image.at(0))[0] for encoder in encoders]
+        torch.testing.assert_close(rows[0], rows[1])
+    probe = Request(1, list(range(8)), SamplingParams(max_tokens=2, ignore_eos=True, seed=1))
+    engines[1].submit(probe)
+    while engines[1].has_work:
+        engines[1].step()
+    assert len(probe.output) == 2
+    for engine in engines:
+        engine.close()
