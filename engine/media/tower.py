@@ -61,12 +61,14 @@ class Tower:
         device: torch.device,
         dtype: torch.dtype,
         dummy_seed: int | None,
+        plain: bool = False,
     ) -> None:
-        """`dummy_seed`: of random weights; None: those of the checkpoint. Raises WeightsError."""
+        """`dummy_seed`: of random weights; None: those of the checkpoint. `plain`: leave the modules as they
+        are, for comparisons. Raises WeightsError."""
         self._spec = spec
         self._device = device
         self._model = _load(folder, dtype, dummy_seed).to(device)
-        if device.type == "cuda":
+        if device.type == "cuda" and not plain:
             attend_in_segments(self._model)
             pad_mlps(self._model)
 
