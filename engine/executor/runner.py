@@ -368,6 +368,7 @@ class ModelRunner:
             self._model.part.num_heads,
             self._model.layer_attention(),
             max_requests=config.max_decode_rows,
+            max_context=config.max_model_len,
         )
         if pool.states is None:
             return attention

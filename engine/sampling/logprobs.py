@@ -64,8 +64,16 @@ class LogprobTensors:
 
 def of_tokens(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Log-probabilities of `tokens` [L, n], from `logits` [L, vocab], in float32."""
-    logits = logits.float()
-    return (logits.gather(1, tokens) - logits.logsumexp(dim=-1, keepdim=True)).clamp_(min=EXCLUDED)
+    return (logits.gather(1, tokens).float() - _totals(logits)).clamp_(min=EXCLUDED)
+
+
+def _totals(logits: torch.Tensor) -> torch.Tensor:
+    """Logarithm of the sum of exp(logit) of each row: [L, vocab] -> [L, 1] float32."""
+    if logits.is_cuda:
+        from engine.kernels.sampling.totals import log_totals  # Triton comes with torch's CUDA builds alone
+
+        return log_totals(logits).unsqueeze(1)
+    return logits.float().logsumexp(dim=-1, keepdim=True)
 
 
 def of_named(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor | None:
@@ -83,7 +91,8 @@ def of_named(logits: torch.Tensor, chunks: Sequence[Chunk]) -> torch.Tensor | No
 
 def measure(logits: torch.Tensor, tokens: torch.Tensor, num_top: int) -> LogprobTensors:
     """Log-probabilities of `tokens` [L] and of the `num_top` most likely tokens, from `logits` [L, vocab]."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
+    total = _totals(logits)
+    logits = logits.float()
     chosen = logits.gather(1, tokens[:, None])
     top, top_ids = logits.topk(num_top, dim=-1)
     return LogprobTensors(

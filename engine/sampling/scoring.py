@@ -196,6 +196,6 @@ def score(
     of_blocks = zip(torch.split(targets, _BLOCK_ROWS), torch.split(labels, _BLOCK_ROWS), strict=True)
     for logits, (tokens, wanted) in zip(blocks, of_blocks, strict=True):
         of_labels = of_tokens(logits, wanted)
-        parts.append([all_finite(logits), of_labels, *measure(logits.float(), tokens, num_top).tensors()])
+        parts.append([all_finite(logits), of_labels, *measure(logits, tokens, num_top).tensors()])
     finite, of_labels, *columns = (torch.cat(column) for column in zip(*parts, strict=True))
     return Scores(finite, of_labels, LogprobTensors(*columns))

@@ -139,7 +139,7 @@ class RouterConfig:
     reproducible: bool = _memory(
         False,
         "the logits of a token depend on the weights and the tokens before it alone, bit by bit: not on"
-        " batch, chunks, prefix hits, worker or restart; on CPUs, with slower decodes",
+        " batch, chunks, prefix hits, worker or restart; slower; on CPUs, H100 and H200",
     )
     load_format: str = _memory("auto", "auto, or dummy for random weights (for benchmarks)", "FORMAT")
     quantization: QuantizationChoice = _memory(

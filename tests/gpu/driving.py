@@ -51,6 +51,8 @@ class Forced:
     request: Request = field(init=False)
     predicted: dict[int, torch.Tensor] = field(default_factory=dict)
     """Position to log-probabilities [vocab] of the token after it."""
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The same as logits."""
 
     def __post_init__(self) -> None:
         sampling = SamplingParams(max_tokens=len(self.tokens))
@@ -74,10 +76,10 @@ def step(runner: ModelRunner, *work: tuple[Forced, int]) -> None:
         result = runner.launch(runner.prepare(StepPlan(chunks=chunks))).result()
     assert not result.errors
     sampling = [forced for (forced, _), chunk in zip(ordered, chunks, strict=True) if chunk.samples]
-    rows = torch.cat(seen).log_softmax(-1).cpu() if sampling else []
-    for forced, row in zip(sampling, rows, strict=True):
+    rows = torch.cat(seen) if sampling else torch.empty(0, VOCAB)
+    for forced, row, logits in zip(sampling, rows.log_softmax(-1).cpu(), rows.cpu(), strict=True):
         position = forced.request.num_tokens - 1
-        forced.predicted[position] = row
+        forced.predicted[position], forced.logits[position] = row, logits
         forced.request.output.append(forced.tokens[position + 1])
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.config import UNIFORM
 from engine.core.plan import Chunk, StepPlan
 from engine.core.read import LabelLogprobs, Read
 from engine.core.request import Request
@@ -143,11 +144,17 @@ def test_launching_a_step_never_waits_for_the_device(graphs: int, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "quantization"),
-    [("llama-128", None), ("llama-128", "fp8"), ("qwen3-experts", None), ("deepseek", None)],
+    ("name", "changes"),
+    [
+        ("llama-128", {}),
+        ("llama-128", {"quantization": "fp8"}),
+        ("llama-128", {"attention_backend": UNIFORM}),
+        ("qwen3-experts", {}),
+        ("deepseek", {}),
+    ],
 )
 def test_after_a_warm_up_an_engine_compiles_no_kernel(
-    name: str, quantization: str | None, tmp_path: Path, compiled: list[str]
+    name: str, changes: dict[str, object], tmp_path: Path, compiled: list[str]
 ) -> None:
     save(name, tmp_path)
     config = gpu_config(
@@ -158,7 +165,7 @@ def test_after_a_warm_up_an_engine_compiles_no_kernel(
         cuda_graph_max_batch=8,
         cuda_graph_max_tokens=64,
         overlap=True,
-        quantization=quantization,
+        **changes,
     )
     runner = ModelRunner(config)
     warm_up(runner, config, warmup_plan_for(config))

@@ -30,7 +30,11 @@ _LIBRARIES: Final[tuple[Library, ...]] = ("cublas", "cublaslt")
 def sample_weights(model: CausalLM) -> list[Tensor]:
     """The matrices of the first layers; those that these libraries do not multiply are left out."""
     linears = (m for m in model.modules() if isinstance(m, Linear) and m is not model.head)
-    return [linear.weight for linear in islice(linears, _WEIGHTS) if isinstance(linear.method, PlainWeight)]
+    return [
+        linear.weight
+        for linear in islice(linears, _WEIGHTS)
+        if isinstance(linear.method, PlainWeight) and linear.method.panels is None
+    ]
 
 
 @contextmanager

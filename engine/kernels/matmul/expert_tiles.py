@@ -26,7 +26,7 @@ def row_tiles(num_rows: int, num_experts: int, starts: torch.Tensor | None, tile
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def place_of(tile, row_tiles, feature_tiles: tl.constexpr, swizzle: tl.constexpr):  # type: ignore[no-untyped-def]
+def place_of(tile, row_tiles, feature_tiles, swizzle: tl.constexpr):  # type: ignore[no-untyped-def]
     """Which tile of rows, and which of features, a program computes."""
     band = tile // (swizzle * feature_tiles)
     height = min(row_tiles - band * swizzle, swizzle)

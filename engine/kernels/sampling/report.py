@@ -23,6 +23,7 @@ from engine.kernels.sampling.tiles import (
     columns_of,
     lanes_sum,
     taken,
+    total_of,
 )
 
 LANE_TOKENS: Final = WIDE.value * TILES.value
@@ -137,9 +138,8 @@ def report(  # type: ignore[no-untyped-def]
     exists = split < splits
     at = stats_ptr + (row * splits + split) * STATS
     highest = tl.load(at + 3, mask=exists, other=-float("inf"))
-    top = tl.max(highest, axis=0)
     shares = tl.load(at + 4, mask=exists, other=0.0)
-    total = top + tl.log(tl.sum(tl.where(shares > 0, shares * tl.exp(highest - top), 0.0), axis=0))
+    total = total_of(highest, shares)
     tl.store(chosen_ptr + place, tl.load(floors_ptr + row * 2) - total)
     ahead = tl.load(ahead_ptr + row * splits + split, mask=exists, other=0)
     tl.store(rank_ptr + place, tl.sum(ahead, axis=0).to(tl.int64) + 1)

@@ -28,6 +28,7 @@ from engine.kernels.sampling.tiles import (
     most_noise,
     open_row,
     picked,
+    share_of,
     within,
 )
 
@@ -69,9 +70,9 @@ def scan(  # type: ignore[no-untyped-def]
         highest = lanes_max(raw)
         first = lanes_min(tl.where(raw == highest[None, :, None], column, 2147483647))
         tl.store(raw_peaks_ptr + at * LANES + lane, rival_key(highest, first))
-        top = tl.max(highest, axis=0)
+        top, share = share_of(raw, highest)
         tl.store(stats_ptr + at * STATS + 3, top)
-        tl.store(stats_ptr + at * STATS + 4, tl.sum(lanes_sum(tl.exp(raw - top)), axis=0))
+        tl.store(stats_ptr + at * STATS + 4, share)
     value = edit_split(raw, split, source, vocab)
     peak = lanes_max(value)
     tl.store(stats_ptr + at * STATS + 1, tl.max(peak, axis=0))

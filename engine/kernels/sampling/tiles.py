@@ -84,6 +84,20 @@ def lanes_sum(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def share_of(raw, highest):  # type: ignore[no-untyped-def]
+    """The highest logit of a split, and the sum of exp(logit - highest). `highest`: of each lane."""
+    top = tl.max(highest, axis=0)
+    return top, tl.sum(lanes_sum(tl.exp(raw - top)), axis=0)
+
+
+@triton.jit
+def total_of(highest, shares):  # type: ignore[no-untyped-def]
+    """The logarithm of the sum of exp(logit) of all splits."""
+    top = tl.max(highest, axis=0)
+    return top + tl.log(tl.sum(tl.where(shares > 0, shares * tl.exp(highest - top), 0.0), axis=0))
+
+
+@triton.jit
 def open_row(  # type: ignore[no-untyped-def]
     logits_ptr, stride, rows_ptr, floats_ptr, marks_ptr, bitmap_ptr, biases_ptr, row
 ):

@@ -27,6 +27,9 @@ FLASHINFER: Final = "0.6.14"
 """We call internal functions, whose arguments may change with the version: see flashinfer_kernels.py."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
+_UNIFORM_DIMS: Final = (64, 128)
+"""Head sizes that our uniform kernels are tested with."""
+_MOST_GROUPED: Final = 64
 _LATENTS: Final = (512, 64)
 """Features of latents, and rotated ones after them, that it has kernels for."""
 
@@ -36,14 +39,27 @@ class UnsupportedBackend(EngineError):
 
 
 def attention_for(
-    name: str, pool: KVPool, num_heads: int, layers: Sequence[LayerAttention], *, max_requests: int
+    name: str,
+    pool: KVPool,
+    num_heads: int,
+    layers: Sequence[LayerAttention],
+    *,
+    max_requests: int,
+    max_context: int = 0,
 ) -> AttentionBackend:
     """The backend called `name`; for "auto", the fastest that supports the pool's device, dtype and heads.
 
-    `layers`: how each layer attends.
+    `layers`: how each layer attends. `max_context`: tokens of the longest; only uniform attention on a GPU
+    needs it.
     """
     if name not in ("auto", "torch", "cpu", UNIFORM, "flashinfer"):
         raise UnsupportedBackend(f"attention backend {name!r} is unknown; use auto, torch, cpu or flashinfer")
+    if name == UNIFORM and pool.tensor.is_cuda:
+        if obstacle := _obstacle_to_uniform(pool, num_heads, layers):
+            raise UnsupportedBackend(f"--reproducible: on a GPU, {obstacle}")
+        from engine.mixers.attention.uniform_backend import UniformAttention  # imports CUDA libraries
+
+        return UniformAttention(pool, num_heads, layers, max_requests=max_requests, max_context=max_context)
     if name in ("cpu", UNIFORM) or (name == "auto" and not pool.tensor.is_cuda):
         without = pool.tensor.is_cuda or pool.fp8 or _latent(layers) or not layers[0].causal
         kernels = None if without else cpu_kernels(pool.dtype)
@@ -112,6 +128,18 @@ def _obstacle_to_flashinfer(pool: KVPool, layers: Sequence[LayerAttention]) -> s
     if obstacle is not None:
         return obstacle
     return _lacks_flashinfer()
+
+
+def _obstacle_to_uniform(pool: KVPool, num_heads: int, layers: Sequence[LayerAttention]) -> str | None:
+    if pool.dtype not in (torch.bfloat16, torch.float16) or pool.fp8 is not None:
+        return f"keys and values of 16 bits are attended to, not {pool.tensor.dtype}"
+    if _latent(layers) or not layers[0].causal or any(layer.source is not None for layer in layers):
+        return "its kernels are causal attention to each layer's own keys and values alone"
+    if pool.has_other_heads or pool.head_dim not in _UNIFORM_DIMS:
+        return f"its kernels are made for heads of {_UNIFORM_DIMS} features, not {pool.head_dim}"
+    if num_heads // pool.num_kv_heads > _MOST_GROUPED:
+        return f"its kernels are made for {_MOST_GROUPED} query heads a key head at most"
+    return _lacks_flashinfer()  # small operations are its kernels
 
 
 def _lacks_flashinfer() -> str | None:

@@ -13,7 +13,7 @@ from engine.model_config.parts.expert_spec import ExpertSpec
 from engine.model_config.parts.layer_options import Activation
 from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod, Slot, weight
 from engine.modeling.layers.linear.packable import Packable
-from engine.modeling.layers.linear.panels import Panels, wanted_panels
+from engine.modeling.layers.linear.panels import PackedMatrix, wanted_panels
 from engine.modeling.layers.ops.ops import Ops
 from engine.modeling.layers.routing import Routes
 from engine.parallel.communicator import Communicator
@@ -41,7 +41,7 @@ class ExpertRouter(Packable):
         self._dtype = torch.get_default_dtype()
         self._rounded: Tensor | None = None
         """The weight in the activations' dtype, where that loses nothing and products add up in float32."""
-        self._panels: Panels | None = None
+        self._panels: PackedMatrix | None = None
         """The weight, if the scores of a row must not depend on the others."""
         self.counts = torch.zeros(spec.count, dtype=torch.int64)
         """Tokens of each expert so far."""
@@ -53,10 +53,11 @@ class ExpertRouter(Packable):
 
     def pack(self) -> None:
         """Keep 16-bit weights, as most checkpoints have them: 32-bit products take 2 to 10 times as long."""
-        self._panels = wanted_panels(self.weight.detach())
         rounded = self.weight.detach().to(self._dtype)
         if rounded.is_cuda and self._dtype != torch.float32 and torch.equal(rounded.float(), self.weight):
             self._rounded = rounded
+        exact = self.weight.detach() if self._rounded is None else self._rounded
+        self._panels = wanted_panels(exact, torch.float32)
 
     def unpacked(self) -> ExpertRouter:
         return ExpertRouter(self.weight.shape[1], self._spec, self._ops, self._live)
@@ -68,7 +69,7 @@ class ExpertRouter(Packable):
     def _logits(self, x: Tensor) -> Tensor:
         """[T, d] -> [T, E] float32"""
         if self._panels is not None:
-            return self._panels.product(x.float().contiguous(), self.bias)
+            return self._panels.product(x.to(self._panels.memory.dtype).contiguous(), self.bias)
         if self._rounded is None:
             return functional.linear(x.float(), self.weight, self.bias)
         logits = torch.mm(x, self._rounded.t(), out_dtype=torch.float32)

@@ -30,7 +30,7 @@ from router.cluster.worker_config.pool_size import (
     model_limit,
     pool_size,
 )
-from router.cluster.worker_config.reproducible import obstacles
+from router.cluster.worker_config.reproducible import gpu_obstacles, obstacles
 from router.cluster.worker_config.scheduler_plan import scheduler_for
 from router.config.choices import KVCacheDtype, LogprobsMode, Mode, QuantizationChoice
 from router.config.settings import RouterConfig
@@ -145,7 +145,10 @@ def _engine(config: RouterConfig, checkpoint: Checkpoint, machine: Machine, role
             f"with --disable-chunked-prefill a step of {scheduler.prefill_limit(longest)} tokens cannot hold"
             f" a prompt of {longest}; raise --chunked-prefill-size, or lower --max-model-len"
         )
-    if config.reproducible and (why := obstacles(spec, machine.device, ranks)):
+    why = obstacles(spec, machine.device, ranks)
+    if machine.device == "cuda":
+        why += gpu_obstacles(config, spec, dtype_of(config, spec, machine))
+    if config.reproducible and why:
         raise PlanError(f"--reproducible: not possible here, since {'; '.join(why)}")
     pooling = pooling_for(config, checkpoint)
     if pooling is not None and config.adapters.engine is not None:

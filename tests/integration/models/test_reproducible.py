@@ -134,8 +134,7 @@ def test_what_depends_on_the_batch_is_refused(
 def test_what_is_not_written_is_refused_by_name(small: SmallModel, tmp_path: Path) -> None:
     spec = ModelSpec.from_folder(small.folder)
     assert obstacles(spec, "cpu", 1) == []
-    (gpu,) = obstacles(spec, "cuda", 1)
-    assert "kernels of GPUs" in gpu
+    assert obstacles(spec, "cuda", 1) == []
     (ranks,) = obstacles(spec, "cpu", 2)
     assert "ranks" in ranks
     for kind, words in ((latents, "latent attention"), (states, "recurrent layers")):

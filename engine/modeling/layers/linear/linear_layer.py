@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from engine.modeling.layers.linear.onednn import onednn_product, packed
 from engine.modeling.layers.linear.packable import Packable
-from engine.modeling.layers.linear.panels import Panels, faster_panels
+from engine.modeling.layers.linear.panels import PackedMatrix, faster_panels
 from engine.modeling.layers.routing import Routes
 
 
@@ -116,7 +116,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 class PlainWeight(LinearMethod):
     """`weight` [out, in] in the dtype of the activations, as checkpoints store it until it is packed."""
 
-    panels: Panels | None = field(default=None, compare=False)
+    panels: PackedMatrix | None = field(default=None, compare=False)
     """`weight`, if it is packed for our kernel."""
 
     def create(
@@ -147,14 +147,14 @@ class PlainWeight(LinearMethod):
         return linear(x, layer.weight, bias) if self.panels is None else self.panels.product(x, bias)
 
     def gated(self, layer: Linear, x: Tensor) -> Tensor | None:
-        if not x.is_cuda:
+        if not x.is_cuda or self.panels is not None:
             return None
         from engine.kernels.matmul.matvec import gated_matvec, suits
 
         return gated_matvec(x, layer.weight) if suits(x, layer.weight) else None
 
 
-def _packed(plain: Tensor) -> tuple[Tensor, Panels | None]:
+def _packed(plain: Tensor) -> tuple[Tensor, PackedMatrix | None]:
     """`plain` [out, in] in the layout that this machine multiplies fastest, and its panels if it has any."""
     panels = faster_panels(plain)
     return (packed(plain), None) if panels is None else (panels.memory, panels)
@@ -170,7 +170,7 @@ class Matrix(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Matrix:
     weight: Tensor
-    panels: Panels | None = field(compare=False)
+    panels: PackedMatrix | None = field(compare=False)
     """`weight`, if it is packed for our kernel."""
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:

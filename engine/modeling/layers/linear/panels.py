@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -41,6 +41,16 @@ _TRIAL_SHAPE: Final = (3072, 576)
 _FEWEST_RUNS, _MOST_RUNS, _MOST_SECONDS = 3, 20, 0.02
 
 
+class PackedMatrix(Protocol):
+    """A weight [N, K], as a kernel of our own multiplies it."""
+
+    @property
+    def memory(self) -> Tensor: ...
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [T, K] times the weight transposed, plus `bias` [N]: [T, N]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Panels:
     """A weight [N, K] in panels of 64 rows, the last filled up with zeros."""
@@ -58,16 +68,27 @@ class Panels:
         return out
 
 
-def faster_panels(weight: Tensor) -> Panels | None:
+def faster_panels(weight: Tensor) -> PackedMatrix | None:
     """A copy of `weight` [N, K] in panels; None if there is no kernel for it, or oneDNN is faster here."""
     if (panels := wanted_panels(weight)) is not None:
         return panels
     return panels_of(weight) if weight.device.type == "cpu" and panels_win(weight.dtype) else None
 
 
-def wanted_panels(weight: Tensor) -> Panels | None:
-    """A copy of `weight` [N, K] in panels within `only_panels`, else None. Raises EngineError."""
-    return uniform_panels(weight) if must_be_uniform() else None
+def wanted_panels(weight: Tensor, results: torch.dtype | None = None) -> PackedMatrix | None:
+    """`weight` [N, K] as it is packed within `only_panels`, else None. Raises EngineError.
+
+    `results`: dtype of the products, by default that of the weight.
+    """
+    if not must_be_uniform():
+        return None
+    if weight.is_cuda:
+        from engine.modeling.layers.linear.uniform_gpu import (
+            UniformMatrix,  # Triton ships only with torch's CUDA builds
+        )
+
+        return UniformMatrix(weight, results or weight.dtype)
+    return uniform_panels(weight)
 
 
 def must_be_uniform() -> bool:
