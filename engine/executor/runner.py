@@ -393,8 +393,7 @@ class ModelRunner:
         self, attention: AttentionBackend, config: EngineConfig, progress: Progress
     ) -> list[Forward]:
         captured = captured_forwards(self._model, attention, config, self.kv, self.communicator, progress)
-        vision = self._images.vision
-        masked = vision is not None and vision.bidirectional
+        masked = (vision := self._images.vision) is not None and vision.bidirectional
         return [
             *captured,
             Eager(self._model, attention, self._attention_over(self.kv, config, "torch") if masked else None),
