@@ -92,6 +92,7 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = {
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", latent.glm4_moe_lite),
     "NemotronHForCausalLM": Architecture("nemotron_h", mamba2.nemotron_h),
     "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid", mamba2.granite_moe_hybrid),
+    "KimiLinearForCausalLM": Architecture("kimi_linear", latent.kimi_linear),
     "GPT2LMHeadModel": Architecture("gpt2", dense.gpt2),
     "BertModel": Architecture("bert", encoders.bert),
     "RobertaModel": Architecture("roberta", encoders.roberta),

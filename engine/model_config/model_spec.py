@@ -340,14 +340,14 @@ class ModelSpec:
         dense = (self._dense_layers + len(self.wide_mlps)) * self.intermediate_size
         mlps = (3 if self.gated_mlp else 2) * (dense + routed * expert_features)
         routers = 0 if self.experts is None else routed * self.experts.count
-        mixers = sum(self._mixer_features(layer) for layer in self.attention_layers)
+        attended, latent = self.attention_layers, 0
+        mixers = sum(self._mixer_features(layer) for layer in attended if self.latent is None)
+        if self.latent is not None:
+            latent = self.latent.weights(self.hidden_size, self.num_heads, len(attended))
         if self.recurrent is not None:
             mixers += len(self.recurrent.layers) * self.recurrent.weights
-        if self.latent is not None:
-            latent = self.latent.weights(self.hidden_size, self.num_heads, self.num_layers)
-            return latent + self.hidden_size * (mlps + routers)
         gates = 0 if self.per_layer is None else 3 * self.num_layers * self.per_layer.features
-        return self.hidden_size * (mixers + mlps + routers + gates)
+        return latent + self.hidden_size * (mixers + mlps + routers + gates)
 
     @classmethod
     def from_folder(cls, folder: Path, impl: ModelImpl = ModelImpl.AUTO) -> ModelSpec:

@@ -31,7 +31,7 @@ class DeltaInputs(NamedTuple):
     v: Tensor
     """[T, H, value_dim]"""
     log_decay: Tensor
-    """[T, H], at most 0."""
+    """[T, H], or [T, H, key_dim] if each feature of a key has its own; at most 0."""
     beta: Tensor
     """[T, H]"""
 
@@ -97,9 +97,9 @@ def chunked_delta_rule(state: Tensor, inputs: DeltaInputs) -> tuple[Tensor, Tens
     return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), state
 
 
-def in_chunks(values: Tensor) -> Tensor:
-    """[T, H, ...] -> [H, chunks, CHUNK, ...]; what is added at the end is zero, and changes no state."""
-    missing = -len(values) % CHUNK
+def in_chunks(values: Tensor, size: int = CHUNK) -> Tensor:
+    """[T, H, ...] -> [H, chunks, size, ...]; what is added at the end is zero, and changes no state."""
+    missing = -len(values) % size
     padded = functional.pad(values, (0, 0) * (values.dim() - 1) + (0, missing))
-    chunks = padded.view(-1, CHUNK, *values.shape[1:])
+    chunks = padded.view(-1, size, *values.shape[1:])
     return chunks.movedim(2, 0).contiguous()

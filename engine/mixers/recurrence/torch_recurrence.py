@@ -27,12 +27,14 @@ from engine.mixers.recurrence.delta_rule import (
     recurrent_delta_rule,
     unit_keys,
 )
+from engine.mixers.recurrence.kimi_delta import chunked_kimi_delta, recurrent_kimi_delta
 from engine.mixers.recurrence.state_space import chunked_state_space, recurrent_state_space
 from engine.model_config.parts.recurrent_spec import Rule
 from engine.modeling.layers.recurrent import RecurrentWeights
 
 _RULES: Final = {
     Rule.GATED_DELTA: (chunked_delta_rule, recurrent_delta_rule),
+    Rule.KIMI_DELTA: (chunked_kimi_delta, recurrent_kimi_delta),
     Rule.STATE_SPACE: (chunked_state_space, recurrent_state_space),
 }
 """Chunked and recurrent form of each rule."""
@@ -190,7 +192,7 @@ class TorchRecurrence:
         q, k = convolved[:, :keys], convolved[:, keys : 2 * keys]
         q, k = (heads.reshape(tokens, spec.key_heads, spec.key_dim) for heads in (q, k))
         repeats = spec.value_heads // spec.key_heads
-        if spec.rule is Rule.GATED_DELTA:
+        if spec.rule is not Rule.STATE_SPACE:
             q, k = unit_keys(q, k, repeats)
         else:
             q, k = (heads.float().repeat_interleave(repeats, dim=1) for heads in (q, k))

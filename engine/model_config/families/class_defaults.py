@@ -87,6 +87,17 @@ _DEFAULTS: Final[Mapping[str, Fields]] = {
     "glm_moe_dsa": _DEEPSEEK_V3
     | _INDEXER
     | {"index_n_heads": 32, "q_lora_rank": 2048, "n_group": 1, "topk_group": 1},
+    "kimi_linear": {
+        "routed_scaling_factor": 2.446,
+        "q_lora_rank": None,
+        "topk_group": 1,
+        "num_expert_group": 1,
+        "moe_renormalize": True,
+        "num_shared_experts": 1,
+        "linear_head_dim": 128,
+        "linear_num_heads": 32,
+        "linear_conv_kernel_dim": 4,
+    },
     "nemotron_h": {
         "num_key_value_heads": 8,
         "head_dim": 128,

@@ -12,6 +12,7 @@ from engine.model_config.mtp_spec import nextn
 from engine.model_config.parts.attention_spec import AttentionSpec
 from engine.model_config.parts.expert_spec import Scoring
 from engine.model_config.parts.latent_spec import IndexerSpec, LatentSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec, Rule
 from engine.model_config.parts.rope_spec import RopeScaling, RopeSpec, mscale
 
 
@@ -56,6 +57,52 @@ def glm_moe_dsa(config: Config) -> dict[str, Any]:
         raise UnsupportedModel(f"indexer_types: {', '.join(sorted(unknown))} are not supported")
     shared = frozenset(layer for layer, kind in enumerate(kinds) if kind == "shared")
     return _sparse(config, replace(_indexer(config, interleaved=True), shared=shared))
+
+
+def kimi_linear(config: Config) -> dict[str, Any]:
+    """Latent attention without rotation, and Kimi delta attention in most layers; other names of fields."""
+    require(config, "mla_use_nope", True)
+    require(config, "moe_router_activation_func", "sigmoid")
+    linear = config.get("linear_attn_config") or {}
+    layers = range(config["num_hidden_layers"])
+    renamed = {
+        "max_position_embeddings": config["model_max_length"],
+        "n_routed_experts": config["num_experts"],
+        "num_experts_per_tok": config["num_experts_per_token"],
+        "n_shared_experts": config["num_shared_experts"],
+        "norm_topk_prob": config["moe_renormalize"],
+        "n_group": config["num_expert_group"],
+        "first_k_dense_replace": config.get("first_k_dense_replace", 1),
+        "num_nextn_predict_layers": 0,
+        **dict.fromkeys(("layer_types", "rope_parameters", "rope_scaling")),
+    }
+    kinds = config.get("layer_types") or _kimi_layers(linear, len(layers))
+    if unknown := set(kinds) - {"linear_attention", "full_attention"}:
+        raise UnsupportedModel(f"layers of the types {unknown} are not supported here")
+    states = frozenset(layer for layer in layers if kinds[layer] == "linear_attention")
+    if len(states) == len(layers):
+        raise UnsupportedModel("no layer has attention, which is not supported")
+    fields = _with_listed_layers(deepseek_v3({**config, **renamed}), config)
+    heads = linear.get("num_heads") or config["linear_num_heads"]
+    dim = linear.get("head_dim") or config["linear_head_dim"]
+    recurrent = RecurrentSpec(
+        layers=states,
+        rule=Rule.KIMI_DELTA,
+        key_heads=heads,
+        value_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        kernel=linear.get("short_conv_kernel_size") or config["linear_conv_kernel_dim"],
+    )
+    return fields | {"unrotated_layers": frozenset(layers), "recurrent": recurrent if states else None}
+
+
+def _kimi_layers(linear: Config, count: int) -> list[str]:
+    """The kind of each layer; checkpoints count them from 1."""
+    if "full_attn_layers" in linear and "kda_layers" in linear:
+        full = set(linear["full_attn_layers"])
+        return ["full_attention" if layer + 1 in full else "linear_attention" for layer in range(count)]
+    return ["full_attention" if layer and layer % 4 == 0 else "linear_attention" for layer in range(count)]
 
 
 def _indexer(config: Config, *, interleaved: bool) -> IndexerSpec:

@@ -13,6 +13,8 @@ class Rule(Enum):
 
     GATED_DELTA = "gated delta net"
     """Yang, Kautz and Hatamizadeh, "Gated Delta Networks" (2024)."""
+    KIMI_DELTA = "Kimi delta attention"
+    """Moonshot AI, "Kimi Linear" (2025): the same with a decay for each feature of a key."""
     STATE_SPACE = "Mamba2"
     """Dao and Gu, "Transformers are SSMs" (2024): B are keys, C queries, the inputs values; dt scales these.
     """
@@ -91,5 +93,11 @@ class RecurrentSpec:
     @property
     def weights(self) -> int:
         """Weights of one layer's matrices for each feature of the model."""
-        rates = 2 if self.rule is Rule.GATED_DELTA else 1
-        return self.mixed_size + 2 * self.value_size + rates * self.value_heads
+        sizes = self.mixed_size + self.value_size
+        match self.rule:
+            case Rule.GATED_DELTA:
+                return sizes + self.value_size + 2 * self.value_heads
+            case Rule.KIMI_DELTA:  # the matrices from the low rank of gates and decays count nowhere
+                return sizes + 2 * self.key_dim + self.value_heads
+            case Rule.STATE_SPACE:
+                return sizes + self.value_size + self.value_heads

@@ -49,6 +49,48 @@ class Decay(nn.Module):
         return self._ops.delta_rates(rates, self.A_log, self.dt_bias)
 
 
+class FeatureDecay(nn.Module):
+    """How much of each feature of its state a head of a Kimi delta layer keeps at a token.
+
+    In float32 whatever the model's dtype, as `Decay`.
+    """
+
+    def __init__(self, heads: int, features: int) -> None:
+        """`features`: of a head."""
+        super().__init__()
+        self.rate = HeadRates(heads)
+        self.dt_bias = weight(heads * features, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, heads * features] -> logarithms of decays [T, heads, features]."""
+        step = functional.softplus(x.float() + self.dt_bias)
+        decays: Tensor = -self.rate.A_log.exp()[:, None] * step.view(len(x), len(self.rate.A_log), -1)
+        return decays
+
+
+class HeadRates(nn.Module):
+    """The logarithms of rates, [heads]."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.A_log = weight(heads, dtype=torch.float32)
+
+
+class SigmoidGatedNorm(nn.Module):
+    """Normalises each head, [T, H, D], and multiplies it by the sigmoid of its gate."""
+
+    def __init__(self, features: int, eps: float, ops: Ops) -> None:
+        super().__init__()
+        self.weight = weight(features)
+        self._eps = eps
+        self._ops = ops
+
+    def forward(self, heads: Tensor, gate: Tensor) -> Tensor:
+        normed = self._ops.rms_norm(heads, self.weight, self._eps)
+        gated: Tensor = (normed.float() * gate.float().sigmoid()).to(heads.dtype)
+        return gated
+
+
 class GatedNorm(nn.Module):
     """Normalises each head, [T, H, D], and multiplies it by the SiLU of its gate."""
 

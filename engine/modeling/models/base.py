@@ -57,7 +57,8 @@ class RecurrentAttention(Attention, Protocol):
         """The rule of `RecurrentSpec` over each sequence, from its state and into it.
 
         `mixed` [T, features]: queries, keys and values, concatenated, before their convolution. `log_decay`
-        and `beta` [T, H] in float32. Returns [T, H, value_dim].
+        [T, H], or [T, H, key_dim] if the rule has one for each feature, and `beta` [T, H] in float32.
+        Returns [T, H, value_dim].
         """
         ...
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 to V3.2 and GLM-5: latent attention, with an indexer or without, and experts.
+"""DeepSeek-V2 to V3.2, GLM-5 and Kimi Linear: latent attention, with an indexer or without, and experts.
 
 The matrices that expand a latent to keys and values are absorbed: queries are multiplied with the one,
 results with the other. So attention runs over the stored rows, as if all heads shared one key head.
@@ -6,6 +6,7 @@ results with the other. So attention runs over the stored rows, as if all heads 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 import torch
@@ -13,13 +14,20 @@ from torch import Tensor, nn
 
 from engine.model_config.model_spec import ModelSpec
 from engine.model_config.parts.latent_spec import LatentSpec
+from engine.model_config.parts.recurrent_spec import RecurrentSpec
 from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.formats.quantized import QuantizedWeight
 from engine.modeling.layers.indexer import Indexer
 from engine.modeling.layers.linear.linear_layer import Linear, LinearMethod
 from engine.modeling.layers.modules import RMSNorm
 from engine.modeling.layers.ops.ops import Rotation
-from engine.modeling.models.base import SparseAttention
+from engine.modeling.layers.recurrent import (
+    Convolution,
+    FeatureDecay,
+    RecurrentWeights,
+    SigmoidGatedNorm,
+)
+from engine.modeling.models.base import RecurrentAttention, SparseAttention
 from engine.modeling.models.llama import LlamaModel
 from engine.modeling.models.weight_table import ParamSlice
 
@@ -32,7 +40,8 @@ _INDEXER: Final = {"wq_b": "queries", "wk": "key", "k_norm": "key_norm", "weight
 class DeepseekModel(LlamaModel):
     def mixer(self, index: int, layers: Layers) -> nn.Module:
         assert self.part.latent is not None
-        return LatentAttention(self.part, self.part.latent, index, layers)
+        number = self.part.attention_layers.index(index)
+        return LatentAttention(self.part, self.part.latent, number, layers)
 
     def mixer_table(self, index: int) -> dict[str, ParamSlice]:
         latent, heads, part = self.spec.latent, self.spec.num_heads, self.part.num_heads
@@ -62,6 +71,77 @@ class DeepseekModel(LlamaModel):
                 f"indexer.{name}": ParamSlice(f"attention.indexer.{to}") for name, to in _INDEXER.items()
             }
         return {f"self_attn.{name}": place for name, place in table.items()}
+
+
+class KimiLinearModel(DeepseekModel):
+    """Most layers have Kimi delta attention; the others' is not rotated."""
+
+    def mixer(self, index: int, layers: Layers) -> nn.Module:
+        recurrent = self.part.recurrent
+        if recurrent is None or index not in recurrent.layers:
+            return super().mixer(index, layers)
+        return KimiDelta(self.part, recurrent, sorted(recurrent.layers).index(index), layers)
+
+    def mixer_table(self, index: int) -> dict[str, ParamSlice]:
+        whole, part = self.spec.recurrent, self.part.recurrent
+        if whole is None or part is None or index not in whole.layers:
+            return super().mixer_table(index)
+        size, heads = part.key_size, self.shard.rows(whole.value_heads, part.value_heads)
+        features = self.shard.rows(whole.key_size, size)
+        table = {
+            "f_a_proj": ParamSlice("attention.decay_rank"),
+            "f_b_proj": ParamSlice("attention.decay_steps", cut=features),
+            "decay": ParamSlice("attention.decay", cut=features),
+            "decay.rate": ParamSlice("attention.decay.rate", cut=heads),
+            "b_proj": ParamSlice("attention.rates", cut=heads),
+            "g_a_proj": ParamSlice("attention.gate_rank"),
+            "g_b_proj": ParamSlice("attention.gate", cut=features),
+            "o_norm": ParamSlice("attention.norm"),
+            "o_proj": ParamSlice("attention.out", cut=self.shard.columns(whole.value_size)),
+        }
+        for number, name in enumerate("qkv"):
+            table[f"{name}_proj"] = ParamSlice("attention.mixed", number * size, size, cut=features)
+            table[f"{name}_conv1d"] = ParamSlice("attention.convolution", number * size, size, cut=features)
+        return {f"self_attn.{name}": place for name, place in table.items()}
+
+    def unstacked(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Rates of heads are stored as [1, 1, heads, 1]."""
+        yield name, tensor.flatten() if name.endswith(".A_log") else tensor
+
+
+class KimiDelta(nn.Module):
+    """A gated delta net with a decay for each feature, and a gate, both by way of a low rank."""
+
+    def __init__(self, spec: ModelSpec, recurrent: RecurrentSpec, index: int, layers: Layers) -> None:
+        """`index`: among the layers with a state."""
+        super().__init__()
+        self.index = index
+        hidden, size, rank = spec.hidden_size, recurrent.value_size, recurrent.key_dim
+        self._heads = recurrent.value_heads, recurrent.value_dim
+
+        def linear(*names: str, into: int, out: int) -> Linear:
+            sources = (f"self_attn.{name}_proj" for name in names)
+            return layers.linear(*sources, in_features=into, out_features=out, bias=False)
+
+        self.mixed = linear(*"qkv", into=hidden, out=recurrent.mixed_size)
+        self.decay_rank = linear("f_a", into=hidden, out=rank)
+        self.decay_steps = linear("f_b", into=rank, out=size)
+        self.rates = linear("b", into=hidden, out=recurrent.value_heads)
+        self.gate_rank = linear("g_a", into=hidden, out=rank)
+        self.gate = linear("g_b", into=rank, out=size)
+        self.convolution = Convolution(recurrent.mixed_size, recurrent.kernel)
+        self.decay = FeatureDecay(recurrent.value_heads, recurrent.key_dim)
+        self.norm = SigmoidGatedNorm(recurrent.value_dim, spec.norm_eps, layers.ops)
+        self.out = layers.sum_linear("self_attn.o_proj", in_features=size, out_features=hidden, bias=False)
+
+    def forward(self, x: Tensor, rotation: Rotation | None, attn: RecurrentAttention) -> Tensor:
+        log_decay = self.decay(self.decay_steps(self.decay_rank(x)))
+        beta = self.rates(x).float().sigmoid()
+        weights = RecurrentWeights(self.convolution.weight)
+        heads = attn.recur(self.index, self.mixed(x), log_decay, beta, weights)
+        gate = self.gate(self.gate_rank(x)).view(len(x), *self._heads)
+        output: Tensor = self.out(self.norm(heads, gate).flatten(1))
+        return output
 
 
 class _Expansion(Linear):
@@ -125,7 +205,7 @@ class LatentAttention(nn.Module):
             bias=False,
         )
 
-    def forward(self, x: Tensor, rotation: Rotation, attn: SparseAttention) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, attn: SparseAttention) -> Tensor:
         latent = self.latent
         keys, values = self.expansion.matrices()
         row, hidden = self.row(x), x

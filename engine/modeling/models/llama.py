@@ -56,6 +56,14 @@ _VISION: Final = (
 _SPELLINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "Ernie4_5_MoeForCausalLM": {"mlp.moe_statics.": "mlp.gate.", "mlp.gate.moe_statics.": "mlp.gate."},
     "MiniMaxM2ForCausalLM": {"moe.e_score_correction_bias": "moe.gate.e_score_correction_bias"},
+    "KimiLinearForCausalLM": {
+        ".block_sparse_moe.": ".mlp.",
+        ".w1.": ".gate_proj.",
+        ".w3.": ".up_proj.",
+        ".w2.": ".down_proj.",
+        "self_attn.dt_bias": "self_attn.decay.dt_bias",
+        "self_attn.A_log": "self_attn.decay.rate.A_log",
+    },
     "HYV3ForCausalLM": {
         "mlp.router.gate.": "mlp.gate.",
         "mlp.expert_bias": "mlp.gate.e_score_correction_bias",

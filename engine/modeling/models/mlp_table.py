@@ -42,6 +42,7 @@ _NAMES: Final = {
     "DeepseekV3ForCausalLM": _SHARED_EXPERTS,
     "DeepseekV32ForCausalLM": _SHARED_EXPERTS,
     "GlmMoeDsaForCausalLM": _SHARED_EXPERTS,
+    "KimiLinearForCausalLM": _SHARED_EXPERTS,
     "Glm4MoeLiteForCausalLM": _SHARED_EXPERTS,
     "GptOssForCausalLM": MlpNames(router="mlp.router"),
     "Phi3ForCausalLM": _FUSED,

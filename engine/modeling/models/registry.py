@@ -10,7 +10,7 @@ from engine.model_config.model_spec import ModelSpec
 from engine.modeling.layers.factory import Layers
 from engine.modeling.models.base import CausalLM
 from engine.modeling.models.bert import BertModel
-from engine.modeling.models.deepseek import DeepseekModel
+from engine.modeling.models.deepseek import DeepseekModel, KimiLinearModel
 from engine.modeling.models.eagle3 import Eagle3Head
 from engine.modeling.models.gemma4 import Gemma4Model
 from engine.modeling.models.gpt2 import GPT2Model
@@ -52,6 +52,7 @@ _MODELS: Final[dict[str, _Build]] = {
     "Gemma4UnifiedForConditionalGeneration": Gemma4Model,
     "NemotronHForCausalLM": NemotronHModel,
     "GraniteMoeHybridForCausalLM": GraniteHybridModel,
+    "KimiLinearForCausalLM": KimiLinearModel,
     "GPT2LMHeadModel": GPT2Model,
     "BertModel": BertModel,
     "RobertaModel": BertModel,

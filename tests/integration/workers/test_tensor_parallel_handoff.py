@@ -78,6 +78,7 @@ _THOROUGH: Final = pytest.mark.thorough
         pytest.param("qwen3.5", 4, 1, marks=_THOROUGH),
         ("qwen3-next", 2, 1),
         ("nemotron-h", 1, 2),
+        ("kimi linear", 2, 1),
         pytest.param("granite 4", 4, 1, marks=_THOROUGH),
         pytest.param("deepseek v3", 1, 2, marks=_THOROUGH),
         ("deepseek v3", 2, 1),

@@ -97,7 +97,7 @@ class DenseAttention:
         key_heads, key_dim, value_dim = delta.key_heads, delta.key_dim, delta.value_dim
         q, k, v = convolved.split([key_heads * key_dim, key_heads * key_dim, heads * value_dim], dim=1)
         q, k = (x.view(len(x), key_heads, key_dim) for x in (q, k))
-        is_delta = delta.rule is Rule.GATED_DELTA
+        is_delta = delta.rule is not Rule.STATE_SPACE
         if is_delta:
             q, k = (x / (x.square().sum(dim=2, keepdim=True) + 1e-6).sqrt() for x in (q, k))
             q = q / key_dim**0.5
@@ -106,7 +106,7 @@ class DenseAttention:
         state = torch.zeros(heads, key_dim, value_dim)
         out = torch.empty(v.shape)
         for t in range(len(mixed)):
-            state = state * log_decay[t].exp()[:, None, None]
+            state = state * log_decay[t].exp().view(heads, -1, 1)
             error = v[t] - torch.einsum("hkv,hk->hv", state, k[t]) if is_delta else v[t]
             state = state + torch.einsum("hk,hv,h->hkv", k[t], error, beta[t])
             out[t] = torch.einsum("hkv,hk->hv", state, q[t])

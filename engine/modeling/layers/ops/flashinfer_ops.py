@@ -59,10 +59,14 @@ class FlashInferOps(Ops):
         latents: Tensor,
         weight: Tensor,
         eps: float,
-        rotation: Rotation,
+        rotation: Rotation | None,
         *,
         interleaved: bool,
     ) -> Tensor:
+        if rotation is None:
+            return super().latent_rows(
+                absorbed, queries, latents, weight, eps, rotation, interleaved=interleaved
+            )
         assert isinstance(rotation, Positions)
         angles = rotation.table, rotation.positions
         return latent_rows(absorbed, queries, latents, weight, eps, *angles, interleaved=interleaved)

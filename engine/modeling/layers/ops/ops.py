@@ -84,7 +84,7 @@ class Ops:
         latents: Tensor,
         weight: Tensor,
         eps: float,
-        rotation: Rotation,
+        rotation: Rotation | None,
         *,
         interleaved: bool,
     ) -> Tensor:
@@ -92,14 +92,16 @@ class Ops:
 
         From `absorbed` [T, H, rank] and `queries` [T, H, R], which are still to be rotated, and from
         `latents` [T, rank + R], of which the first part is still to be normalised and the rest rotated.
-        `interleaved`: the pairs that are rotated together are neighbours; afterwards they are R / 2 apart.
+        `rotation`: None: nothing is rotated. `interleaved`: the pairs that are rotated together are
+        neighbours; afterwards they are R / 2 apart.
         """
         rank = absorbed.shape[2]
         normed = self.rms_norm(latents[:, :rank].contiguous(), weight, eps)
         rotated = torch.cat((queries, latents[:, None, rank:]), dim=1)
         if interleaved:
             rotated = rotated.view(*rotated.shape[:2], -1, 2).transpose(2, 3).flatten(2)
-        rotated = rotation.turn(rotated.contiguous())
+        if rotation is not None:
+            rotated = rotation.turn(rotated.contiguous())
         return torch.cat((torch.cat((absorbed, normed[:, None]), dim=1), rotated), dim=2)
 
     def delta_rates(self, rates: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:

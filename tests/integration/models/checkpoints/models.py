@@ -97,7 +97,15 @@ MODELS: Final = (
         "<|tool_calls_section_begin|>",
         ToolFormat.KIMI_K2,
     ),
-    Row(17, "Kimi Linear, K3", classes("KimiLinearForCausalLM"), True),
+    Row(
+        17,
+        "Kimi Linear, K3",
+        (
+            *classes("KimiLinearForCausalLM"),
+            OfConfig({"architectures": ["KimiK3ForConditionalGeneration"], "model_type": "kimi_k3"}),
+        ),
+        True,
+    ),
     Row(
         18,
         "gpt-oss",

@@ -1,4 +1,4 @@
-"""Tiny random models with Mamba2, made by transformers."""
+"""Tiny random models with Mamba2 or Kimi delta attention, made by transformers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     NemotronHConfig,
     NemotronHForCausalLM,
     PreTrainedModel,
@@ -43,6 +45,20 @@ def granite_hybrid(shape: dict[str, Any]) -> PreTrainedModel:
         **shape, **factors, **states, layer_types=kinds, mamba_chunk_size=16, shared_intermediate_size=40
     )
     model = GraniteMoeHybridForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("conv1d.weight"):
+            parameter.data.normal_(std=0.5)
+    return model
+
+
+def kimi_linear(shape: dict[str, Any]) -> PreTrainedModel:
+    latent = {"kv_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 10}
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+    experts |= {"n_group": 4, "topk_group": 2}
+    kinds = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
+    shape = shape | {"num_hidden_layers": len(kinds), "num_key_value_heads": shape["num_attention_heads"]}
+    linear = {"linear_head_dim": 8, "linear_num_heads": 8, "layer_types": kinds}
+    model = KimiLinearForCausalLM(KimiLinearConfig(**shape, **latent, **experts, **linear))
     for name, parameter in model.named_parameters():
         if name.endswith("conv1d.weight"):
             parameter.data.normal_(std=0.5)

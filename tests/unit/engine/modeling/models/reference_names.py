@@ -3,6 +3,7 @@
 RECURRENT = [
     *("qwen3-next", "qwen3.5", "qwen3.5 with experts"),
     *("nemotron-h", "nemotron-h with latent experts", "granite 4", "granite 4 without experts"),
+    "kimi linear",
 ]
 NAMES = [
     "llama",

@@ -82,7 +82,7 @@ from transformers.models.qwen3_5_moe import Qwen3_5MoeForCausalLM, Qwen3_5MoeTex
 
 from engine.modeling.models.base import CausalLM
 from tests.unit.engine.dense_attention import DenseAttention
-from tests.unit.engine.modeling.models.hybrid_references import granite_hybrid, nemotron_h
+from tests.unit.engine.modeling.models.hybrid_references import granite_hybrid, kimi_linear, nemotron_h
 from tests.unit.engine.modeling.models.reference_names import RECURRENT
 
 TINY: dict[str, Any] = {
@@ -307,6 +307,8 @@ def reference(name: str, num_heads: int = 6) -> PreTrainedModel:
             model = nemotron_h(
                 tiny | NO_PADDING | {"moe_latent_size": 20, "n_group": 4, "topk_group": 2}, kinds
             )
+        case "kimi linear":
+            model = kimi_linear(tiny | NO_PADDING)
         case "granite 4":
             experts = {"num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 24}
             model = granite_hybrid(tiny | experts)
