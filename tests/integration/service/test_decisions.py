@@ -197,7 +197,7 @@ async def test_answers_are_as_documented(cluster: LocalCluster, path: str, body:
         jsonschema.validate(value, {**schema, "components": document["components"]})
     if body.get("timings"):
         assert [each["prefill_s"] > 0.0 for each in answer["timings"]] == [True] * len(QUESTIONS)
-        assert all(each["read_s"] == each["e2e_s"] > 0.0 for each in answer["timings"])
+        assert all(0.0 < each["read_s"] <= each["e2e_s"] for each in answer["timings"])
 
 
 async def test_scores_of_label_tokens(cluster: LocalCluster, small: SmallModel) -> None:
