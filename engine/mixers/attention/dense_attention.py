@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.modeling.layers.layer_attention import LayerAttention
 
-_TILE: Final = 32
-"""Keys of a tile of torch's memory-efficient kernel."""
+_BLOCK_ROWS: Final = 32
+"""Rows of queries of a block of torch's memory-efficient kernel, or a divisor of them."""
 
 
 def attend(
@@ -27,8 +27,9 @@ def attend(
     """
     # Where values are narrower than keys, torch prefers a kernel of cuDNN that fails on views of pages.
     narrow_on_gpu = q.is_cuda and rule.latent_rank is not None
-    if q.is_cuda and mask is not None and keys.shape[-2] % _TILE == 1:
-        # With one key in the last tile it errs where heads share keys by a stride of 0 (pytorch#191937).
+    if q.is_cuda and mask is not None and q.shape[-2] % _BLOCK_ROWS == 1:
+        # In a block of one row, torch's memory-efficient kernel takes heads that share keys by a stride of 0
+        # for rows, and reads other rows of the mask (pytorch#191937, fixed by #191984).
         keys, values = keys.contiguous(), values.contiguous()
     if rule.soft_cap is None and rule.sinks is None and not narrow_on_gpu:
         return scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=rule.scale)
