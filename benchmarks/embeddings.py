@@ -69,7 +69,7 @@ def sides_of(llm: LLM, asked: argparse.Namespace) -> dict[str, Encode]:
     return sides
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="minilm")
     parser.add_argument("--texts", type=int, default=1000)
@@ -80,7 +80,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--convert", default="auto", help="embed: of a model of text")
-    asked = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    asked = make_parser().parse_args(argv)
     with TemporaryDirectory() as scratch:
         names = ("device", "dtype", "load_format", "convert")
         model = with_tokenizer(asked.model, asked.tokenizer, Path(scratch))

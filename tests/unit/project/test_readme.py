@@ -14,6 +14,7 @@ from benchmarks import (
     compare,
     conversations,
     decisions,
+    embeddings,
     images,
     load,
     modes,
@@ -58,7 +59,17 @@ def test_every_flag_that_is_mentioned_exists(document: Path) -> None:
     commands = (
         *(batch, chat, top, plan, doctor, drain_node, verify, replay_log),
         *(cluster, simulate, compare, conversations, load, modes, offline, replay),
-        *(adapters, busy_cores, decisions, images, router_throughput, speculation, start_up, weight_update),
+        *(
+            adapters,
+            busy_cores,
+            decisions,
+            embeddings,
+            images,
+            router_throughput,
+            speculation,
+            start_up,
+            weight_update,
+        ),
     )
     for command in commands:
         others |= {flag for action in command.make_parser()._actions for flag in action.option_strings}
