@@ -128,7 +128,7 @@ def test_a_captured_layer_follows_the_number_of_live_rows() -> None:
         ops, live, spec = FlashInferOps(), LiveRows(), SPECS[1]
         router = ExpertRouter(256, spec, ops, live)
         stacks = ExpertStack(spec, 256, 256, PLAIN), ExpertStack(spec, 128, 256, PLAIN)
-        layer = ExpertMLP(router, *stacks, None, None, Activation.SILU, ops, SINGLE_RANK)
+        layer = ExpertMLP(router, *stacks, None, None, None, Activation.SILU, ops, SINGLE_RANK)
     finally:
         torch.set_default_device("cpu")
         torch.set_default_dtype(torch.float32)

@@ -17,7 +17,9 @@ GREEDY = SamplingParams(max_tokens=24, ignore_eos=True)
 
 
 @pytest.mark.parametrize("chunk", [16, None])
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt-oss", "deepseek v3", "glm5", "qwen3.5"])
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3", "gpt-oss", "deepseek v3", "glm5", "qwen3.5", "nemotron-h", "kimi linear"]
+)
 def test_answers_in_float32_equal_those_of_transformers(name: str, chunk: int | None, tmp_path: Path) -> None:
     prompts = [[t % TINY["vocab_size"] for t in random_tokens(n, seed=n)] for n in (5, 100, 33, 1)]
     model = reference(name)
@@ -34,7 +36,7 @@ def test_answers_in_float32_equal_those_of_transformers(name: str, chunk: int | 
     assert answers == [expected(model.cuda(), prompt, 24) for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", ["deepseek v3", "deepseek v3.2", "qwen3.5"])
+@pytest.mark.parametrize("name", ["deepseek v3", "deepseek v3.2", "qwen3.5", "nemotron-h"])
 def test_a_gpu_answers_in_bfloat16(name: str, tmp_path: Path) -> None:
     """Heads of sizes without kernels run in plain torch."""
     prompts = [[t % TINY["vocab_size"] for t in random_tokens(n, seed=n)] for n in (5, 100, 33, 1)]
