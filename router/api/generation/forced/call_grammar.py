@@ -18,7 +18,7 @@ from router.api.generation.forced.call_texts import (
 )
 from router.api.generation.forced.lark import LarkRules, OptionalPiece, either, quoted
 from router.api.generation.forced.string_values import Literal, Looks, Unwritable, strings_of
-from router.api.generation.output.argument_values import found_in, types_of
+from router.api.generation.output.calls.argument_values import found_in, types_of
 from router.api.generation.tools import Tool
 
 _KEY: Final = re.compile(r"[\w.$-]+", re.ASCII)

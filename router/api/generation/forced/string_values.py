@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.grammar.json_schema.patterns import ascii_classes, without_look_ahead
-from router.api.generation.output.argument_values import found_in
+from router.api.generation.output.calls.argument_values import found_in
 
 
 class Unwritable(Exception):

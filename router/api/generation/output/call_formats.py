@@ -10,10 +10,10 @@ from enum import Enum
 from functools import partial
 from typing import Final
 
-from router.api.generation.output.call_reader import NamedObjectReader, ObjectReader
+from router.api.generation.output.calls.call_reader import NamedObjectReader, ObjectReader
+from router.api.generation.output.calls.tagged_call import CallTags, TaggedCallReader
+from router.api.generation.output.calls.written_calls import PYTHON, Syntax, WrittenCallsReader, gemma_syntax
 from router.api.generation.output.sections import CallFormat, Reads
-from router.api.generation.output.tagged_call import CallTags, TaggedCallReader
-from router.api.generation.output.written_calls import PYTHON, Syntax, WrittenCallsReader, gemma_syntax
 from router.api.generation.tools import Tool
 
 

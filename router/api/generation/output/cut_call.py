@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.api.generation.output.call_object import JsonValue
+from router.api.generation.output.calls.call_object import JsonValue
 from router.api.generation.output.parts import Arguments, Call, Part
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from router.api.generation.output.call_object import CallObject
+from router.api.generation.output.calls.call_object import CallObject
 from router.api.generation.output.parts import Arguments, Call, OutputParser, Part
 
 

@@ -10,6 +10,7 @@ from router.api.generation.output import harmony
 from router.api.generation.output.answer_tags import TaggedAnswer
 from router.api.generation.output.call_formats import CALL_FORMATS, ToolFormat, taught_by
 from router.api.generation.output.call_ids import with_numbered_ids, with_short_ids
+from router.api.generation.output.calls.written_calls import PythonicParser
 from router.api.generation.output.forced import FirstCallOnly, NamedCallParser, RequiredCallsParser
 from router.api.generation.output.llama import LlamaJsonParser
 from router.api.generation.output.mistral import MARKERS, MistralParser
@@ -23,7 +24,6 @@ from router.api.generation.output.reasoning import (
     reasoning_of,
 )
 from router.api.generation.output.sections import SectionParser
-from router.api.generation.output.written_calls import PythonicParser
 from router.api.generation.tools import ToolChoice, ToolUse
 from router.errors import InvalidRequest
 

@@ -6,7 +6,7 @@ from collections.abc import Set
 from enum import Enum, auto
 from typing import Final
 
-from router.api.generation.output.call_object import CallObject
+from router.api.generation.output.calls.call_object import CallObject
 from router.api.generation.output.parts import Content, Part
 
 _TAG: Final = "<|python_tag|>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from router.api.generation.output.call_object import CallObject, JsonValue
+from router.api.generation.output.calls.call_object import CallObject, JsonValue
 from router.api.generation.output.parts import Arguments, Call, Part, content
 from router.api.generation.output.scan import MarkerFinder, Prose
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
-from router.api.generation.output.call_reader import CallReader
+from router.api.generation.output.calls.call_reader import CallReader
 from router.api.generation.output.parts import Call, Part, content
 from router.api.generation.output.scan import Prose, overlap
 from router.api.generation.tools import Tool

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from router.api.generation.output.call_object import CallObject, JsonValue
+from router.api.generation.output.calls.call_object import CallObject, JsonValue
 from router.api.generation.output.parts import Arguments, Call, Part
 
 _LONGEST_NAME: Final = 512

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from router.api.generation.output.argument_values import dumped, is_text, json_of, types_of
+from router.api.generation.output.calls.argument_values import dumped, is_text, json_of, types_of
 from router.api.generation.output.parts import Arguments, Call, Part
 from router.api.generation.output.scan import overlap
 from router.api.generation.tools import Tool

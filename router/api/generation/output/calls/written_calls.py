@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from router.api.generation.output.argument_values import dumped
+from router.api.generation.output.calls.argument_values import dumped
 from router.api.generation.output.parts import Arguments, Call, Part, content
 
 Calls: TypeAlias = list[tuple[str, dict[str, Any]]]
