@@ -25,6 +25,7 @@ NESTED: Final = {
     "language_model.model.": "model.",  # before
     "model.text_model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "language_model.backbone.": "model.",  # Nemotron-H with a vision part
     "backbone.": "model.",  # Nemotron-H
 }
 """What names begin with in checkpoints with a vision part, which nest the language model, and in others."""
