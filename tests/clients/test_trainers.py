@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from router.api.access import Access
 from router.config.choices import Mode
-from tests.clients.programs.trainer_steps import COUNT, PROMPT, STEPS
 from tests.clients.test_clients import ENVIRONMENT, HERE
+from tests.clients.trainer_steps import COUNT, PROMPT, STEPS
 from tests.faults.support.local_cluster import local_cluster
 from tests.faults.support.small_model import SmallModel, save_small_model
 
@@ -48,7 +48,7 @@ async def test_three_steps_answer_as_transformers_does_with_the_weights_of_each(
     async with local_cluster(
         small, mode, access=Access(rl=True), each=2 if mode is Mode.MIXED else 1
     ) as cluster:
-        program = HERE / "programs" / "trainer_steps.py"
+        program = HERE / "trainer_steps.py"
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         running = await asyncio.create_subprocess_exec(
             python,

@@ -42,7 +42,12 @@ async def main() -> None:
     if REAL:  # a function's name starts with its plugin's, which the scripted model does not know
         kernel = Kernel()
         kernel.add_plugin(Station(), plugin_name="station")
-        forced = Settings(max_tokens=60, temperature=0.0, function_choice_behavior=Choice.Required())
+        forced = Settings(
+            max_tokens=60,
+            temperature=0.0,
+            function_choice_behavior=Choice.Required(),
+            parallel_tool_calls=False,
+        )
         history = ask()
         await SERVICE.get_chat_message_content(history, forced, kernel=kernel)
         _, call, result = history.messages

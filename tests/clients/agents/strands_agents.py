@@ -41,7 +41,7 @@ for streamed in (True, False):
     except MaxTokensReachedException:
         continue
     raise AssertionError("an answer was not cut off")
-forcing = agent(weather, max_tokens=200, tool_choice="required")
+forcing = agent(weather, max_tokens=200, tool_choice="required", parallel_tool_calls=False)
 forcing.add_hook(stop_forcing)
 answer = forcing("Weather in Bern?")
 _, call, result, *_ = forcing.messages
