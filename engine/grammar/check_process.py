@@ -1,6 +1,6 @@
 """A program that checks grammars, one at a time, within limits of CPU time and memory.
 
-`python -m engine.grammar.check_process` answers frames (see `common.limited_work`): a grammar, as JSON such
+`python -m engine.grammar.check_process` answers frames (see `common.limits.work`): a grammar, as JSON such
 as ["regex", "[a-z]+"], with why it is refused; empty: accepted.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from common.limited_work import serve
+from common.limits.work import serve
 from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar, GrammarKind
 from engine.grammar.source import check_grammar

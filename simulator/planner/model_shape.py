@@ -10,7 +10,7 @@ from typing import Any, Final
 from engine.model_config.errors import UnsupportedModel
 from engine.model_config.model_spec import ModelSpec
 from engine.modeling.loader.checkpoint import CheckpointError, resolve
-from engine.modeling.loader.hub_errors import reason_of
+from engine.modeling.loader.hub.errors import reason_of
 
 _LLAMA: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],

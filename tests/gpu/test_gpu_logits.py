@@ -83,7 +83,7 @@ def drive(runner: ModelRunner, work: list[Forced], chunk: int) -> None:
 def test_logits_are_near_float32_as_those_of_transformers_in_bfloat16_are(
     name: str, splits: bool, graphs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.mixers.attention.flashinfer_chunks.splits_contexts", lambda *_: splits)
+    monkeypatch.setattr("engine.mixers.attention.flashinfer.chunks.splits_contexts", lambda *_: splits)
     model = save(name, tmp_path)
     runner = ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=graphs, cuda_graph_max_tokens=20 * graphs))
     work = requests()
@@ -114,7 +114,7 @@ def test_chunks_whole_prompts_and_graphs_agree(
     fp8_kv: bool, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys that differ by bfloat16's rounding may be rounded apart to 8 bits."""
-    monkeypatch.setattr("engine.mixers.attention.flashinfer_chunks.splits_contexts", lambda *_: False)
+    monkeypatch.setattr("engine.mixers.attention.flashinfer.chunks.splits_contexts", lambda *_: False)
     save("llama-128", tmp_path)
     runs = []
     for chunk, graphs, tokens in ((1024, 0, 0), (33, 0, 0), (1024, 32, 0), (16, 32, 0), (33, 4, 256)):
@@ -136,7 +136,7 @@ def test_chunks_whole_prompts_and_graphs_agree(
 def test_a_page_left_full_of_nan_does_not_harm_its_next_owner(
     splits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.mixers.attention.flashinfer_chunks.splits_contexts", lambda *_: splits)
+    monkeypatch.setattr("engine.mixers.attention.flashinfer.chunks.splits_contexts", lambda *_: splits)
     save("llama-128", tmp_path)
     clean, dirty = (ModelRunner(gpu_config(tmp_path, cuda_graph_max_batch=4)) for _ in range(2))
     dirty.kv.tensor[: dirty.kv.num_pages] = torch.nan

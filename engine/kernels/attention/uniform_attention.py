@@ -64,7 +64,7 @@ def attend(
 ) -> None:
     """Attend with q `[T, heads, dim]` to one layer of the pool, `[page, 2, kv_head, token, dim]`; into `out`.
 
-    `items` [P, ITEM] int32 say what a program computes: see `uniform_planner`. `table`: page ids, int32.
+    `items` [P, ITEM] int32 say what a program computes: see `plan_items`. `table`: page ids, int32.
     Tokens of q and `out` may have any stride; dim is a power of two; `scale` is above 0. `sinks`: [heads]
     float32.
     """

@@ -24,7 +24,7 @@ from engine.modeling.layers.layer_attention import LayerAttention
 logger = logging.getLogger(__name__)
 
 FLASHINFER: Final = "0.6.14"
-"""We call internal functions, whose arguments may change with the version: see flashinfer_kernels.py."""
+"""We call internal functions, whose arguments may change with the version: see flashinfer/kernels.py."""
 _HEAD_DIMS: Final = (64, 128, 256)
 """Head sizes that flashinfer has kernels for."""
 _UNIFORM_DIMS: Final = (64, 128)
@@ -57,7 +57,7 @@ def attention_for(
     if name == UNIFORM and pool.tensor.is_cuda:
         if obstacle := _obstacle_to_uniform(pool, num_heads, layers):
             raise UnsupportedBackend(f"--reproducible: on a GPU, {obstacle}")
-        from engine.mixers.attention.uniform_backend import UniformAttention  # imports CUDA libraries
+        from engine.mixers.attention.uniform.backend import UniformAttention  # imports CUDA libraries
 
         return UniformAttention(pool, num_heads, layers, max_requests=max_requests, max_context=max_context)
     if name in ("cpu", UNIFORM) or (name == "auto" and not pool.tensor.is_cuda):
@@ -80,7 +80,7 @@ def attention_for(
             logger.warning("attention runs in plain torch, which is many times slower: %s", obstacle)
         backend = TorchAttention if layers[0].chosen is None else SparseLatents
         return backend(pool, num_heads, layers)
-    from engine.mixers.attention.flashinfer_backend import FlashInferAttention  # imports CUDA libraries
+    from engine.mixers.attention.flashinfer.backend import FlashInferAttention  # imports CUDA libraries
 
     return FlashInferAttention(pool, num_heads, layers, max_requests=max_requests)
 

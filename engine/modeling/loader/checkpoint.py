@@ -23,8 +23,8 @@ from common.progress import Progress, silent
 from engine.model_config.errors import CheckpointError
 from engine.model_config.model_impl import ModelImpl
 from engine.model_config.model_spec import ModelSpec
-from engine.modeling.loader.hub import cached, download, download_gguf
-from engine.modeling.loader.hub_errors import CHOICES
+from engine.modeling.loader.hub.download import cached, download, download_gguf
+from engine.modeling.loader.hub.errors import CHOICES
 
 __all__ = ["Checkpoint", "CheckpointError", "local_copy", "resolve"]
 

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from common.limited_process import LimitedProcess, LimitExceeded, ProcessTurns
+from common.limits.process import LimitedProcess, LimitExceeded, ProcessTurns
 from router.api.media.errors import ImageError, ImageProcessorFailed
 from router.api.media.facts import ProcessedImage, ProcessorFacts
 from router.api.media.marks import ImageSource

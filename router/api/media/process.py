@@ -1,6 +1,6 @@
 """A program that decodes images and runs the checkpoint's image processor, within limits of time and memory.
 
-`python -m router.api.media.process FOLDER SETTINGS` answers frames (see `common.limited_work`). A question is
+`python -m router.api.media.process FOLDER SETTINGS` answers frames (see `common.limits.work`). A question is
 the longest side in pixels or 0, a line break, and the image file; the answer, a line of JSON and the item as
 protobuf. An empty question is about the processor itself.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from common.limited_work import serve
+from common.limits.work import serve
 from router.api.media.decode import decoded
 from router.api.media.errors import ImageError, ImageProcessorFailed
 from router.api.media.processor import ImageProcessor

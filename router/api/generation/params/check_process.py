@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Final
 
-from common.limited_process import LimitedProcess, LimitExceeded
+from common.limits.process import LimitedProcess, LimitExceeded
 from engine.errors import GrammarError
 from engine.grammar.check_process import MAX_BYTES, MAX_CPU_S
 from engine.grammar.grammar import Grammar

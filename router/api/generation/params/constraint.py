@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from common.limited_process import ProcessTurns
+from common.limits.process import ProcessTurns
 from engine.errors import GrammarError
 from engine.grammar.grammar import Grammar, GrammarKind
 from router.api.generation.params.check_process import CheckProcess

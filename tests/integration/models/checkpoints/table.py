@@ -28,7 +28,7 @@ from engine.modeling.layers.factory import Layers
 from engine.modeling.layers.ops.select import ops_for
 from engine.modeling.loader.gguf.architectures import ARCHITECTURES
 from engine.modeling.loader.gguf.rearranged import REARRANGED
-from engine.modeling.loader.hub import _of_quantization
+from engine.modeling.loader.hub.download import _of_quantization
 from engine.modeling.loader.places import places_of
 from engine.modeling.models import registry
 from engine.parallel.communicator import SINGLE_RANK

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.batch.block_tables import starts_of
-from engine.mixers.attention.chunk_parts import chunk_parts
+from engine.mixers.attention.flashinfer.chunk_parts import chunk_parts
 
 CHUNKS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 50)), min_size=1, max_size=6)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.mixers.attention.kernel_choice import splits_contexts
+from engine.mixers.attention.flashinfer.kernel_choice import splits_contexts
 
 MEASURED = Path(__file__).parent / "gpu-chunks-h200.json"
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.mixers.attention.uniform_planner import Contexts, Queries, num_slots, plan_items
+from engine.mixers.attention.uniform.planner import Contexts, Queries, num_slots, plan_items
 
 SPLIT = 512
 LENGTHS = st.lists(st.tuples(st.integers(0, 5000), st.integers(1, 200)), max_size=8)

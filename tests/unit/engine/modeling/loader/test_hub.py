@@ -18,7 +18,7 @@ SHA = "a" * 40
 ASK = """
 import sys
 from pathlib import Path
-from engine.modeling.loader.hub import download_gguf
+from engine.modeling.loader.hub.download import download_gguf
 path = download_gguf("someone/tiny-GGUF", sys.argv[1])
 print(path.name, path.read_bytes().decode(), *sorted(file.name for file in path.parent.iterdir()))
 """

@@ -21,8 +21,8 @@ from engine.core.batch.decode_plan import Decodes
 from engine.core.batch.step_inputs import Ints
 from engine.kernels.attention.decode_attention import NewTokens
 from engine.kv.cache.pool import KVPool
-from engine.mixers.attention.latent_kernels import LatentKernels
-from engine.mixers.attention.paged_kernels import PagedKernels
+from engine.mixers.attention.flashinfer.latent_kernels import LatentKernels
+from engine.mixers.attention.flashinfer.paged_kernels import PagedKernels
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
 

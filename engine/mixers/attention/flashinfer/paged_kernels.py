@@ -8,8 +8,8 @@ from engine.kernels.attention.decode_attention import DecodeWorkspace, NewTokens
 from engine.kernels.attention.rotate_store import rotate_store
 from engine.kv.cache.pool import KVPool
 from engine.mixers.attention.decode_planner import DecodePlanner
-from engine.mixers.attention.flashinfer_chunks import ChunkAttention, ChunkWorkspace
-from engine.mixers.attention.flashinfer_kernels import Heads
+from engine.mixers.attention.flashinfer.chunks import ChunkAttention, ChunkWorkspace
+from engine.mixers.attention.flashinfer.kernels import Heads
 from engine.mixers.attention.paged_decodes import DecodeAttention
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.flashinfer_ops import Positions

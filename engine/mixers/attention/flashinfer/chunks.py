@@ -17,14 +17,14 @@ from engine.device.staging import Staging
 from engine.kernels.attention.gather import gather_kv
 from engine.kernels.flashinfer.libraries import Kernel
 from engine.kv.cache.pool import KVPool
-from engine.mixers.attention.flashinfer_kernels import (
+from engine.mixers.attention.flashinfer.kernel_choice import splits_contexts
+from engine.mixers.attention.flashinfer.kernels import (
     Heads,
     PagedKernel,
     Ragged,
     RaggedKernel,
     Tables,
 )
-from engine.mixers.attention.kernel_choice import splits_contexts
 from engine.modeling.layers.layer_attention import LayerAttention
 
 _MIN_WORKSPACE: Final = 128 << 20

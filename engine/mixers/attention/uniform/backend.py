@@ -16,7 +16,7 @@ from engine.device.staging import Staging
 from engine.kernels.attention.rotate_store import rotate_store
 from engine.kernels.attention.uniform_attention import ITEM, SPLIT, Partials, Tile, attend
 from engine.kv.cache.pool import KVPool
-from engine.mixers.attention.uniform_planner import Contexts, Queries, num_slots, plan_items
+from engine.mixers.attention.uniform.planner import Contexts, Queries, num_slots, plan_items
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.flashinfer_ops import Positions
 from engine.modeling.layers.ops.ops import Rotation

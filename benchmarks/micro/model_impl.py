@@ -1,7 +1,7 @@
 """Speed of one model by Baton's modules and by transformers', in one process, in turns.
 
-OMP_NUM_THREADS=1 python -m benchmarks.model_impl                         # smollm2, on a CPU
-python -m benchmarks.model_impl --model FOLDER --device cuda --dtype bfloat16 --load-format dummy
+OMP_NUM_THREADS=1 python -m benchmarks.micro.model_impl                         # smollm2, on a CPU
+python -m benchmarks.micro.model_impl --model FOLDER --device cuda --dtype bfloat16 --load-format dummy
 
 Prefill: new prompts, one token each. Decode: answers of full length to prompts that are cached, with CUDA
 graphs on a GPU. Figures are the medians of the rounds, in tokens a second: of CPU time on a CPU, where other

@@ -1,7 +1,7 @@
 """Cost of `--reproducible` on a CPU: both kinds of engine in one process, in turns.
 
-OMP_NUM_THREADS=1 python -m benchmarks.reproducible_cost                  # smollm2
-python -m benchmarks.reproducible_cost --model FOLDER --dtype bfloat16 --batches 1 8 32
+OMP_NUM_THREADS=1 python -m benchmarks.micro.reproducible_cost                  # smollm2
+python -m benchmarks.micro.reproducible_cost --model FOLDER --dtype bfloat16 --batches 1 8 32
 
 Decode: CPU time of a token of an answer, for each number of answers at once. Prefill: that of a prompt.
 Figures are medians of the rounds; the ratio is the median of the pairs of a round.
@@ -20,7 +20,7 @@ from typing import Final
 from benchmarks.lib.command import command, save_json
 from benchmarks.lib.machine import describe_machine
 from benchmarks.lib.model_folder import model_folder
-from benchmarks.model_impl import run
+from benchmarks.micro.model_impl import run
 from engine.config import UNIFORM, EngineConfig, SchedulerConfig
 from engine.loop.engine import Engine
 

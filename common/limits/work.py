@@ -1,4 +1,4 @@
-"""The inner side of `limited_process`: answers questions on standard input within limits.
+"""The inner side of `process`: answers questions on standard input within limits.
 
 Questions and answers are frames: 8 bytes of length, little endian, and the content. Work that exceeds a
 limit ends the process with a signal: SIGXCPU for CPU time, SIGABRT for memory. The process also ends with its

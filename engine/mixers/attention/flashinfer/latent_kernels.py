@@ -21,7 +21,7 @@ from engine.kernels.attention.decode_attention import NewTokens
 from engine.kernels.attention.latent_store import store_latents
 from engine.kernels.flashinfer.libraries import Kernel, LatentLibrary, LatentShape, build_libraries, kernel_of
 from engine.kv.cache.pool import KVPool, latents
-from engine.mixers.attention.chunk_parts import ChunkPart, chunk_parts
+from engine.mixers.attention.flashinfer.chunk_parts import ChunkPart, chunk_parts
 from engine.modeling.layers.layer_attention import LayerAttention
 from engine.modeling.layers.ops.ops import Rotation
 

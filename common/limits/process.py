@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Generic, TypeVar
 
-from common.limited_work import LENGTH_BYTES
+from common.limits.work import LENGTH_BYTES
 
 
 class LimitExceeded(Exception):
@@ -24,7 +24,7 @@ class LimitedProcess:
     """
 
     def __init__(self, command: Sequence[str], *, too_long: str, too_large: str, patience_s: float) -> None:
-        """`command`: a program that calls `limited_work.serve`. `patience_s`: for one that gets no CPU time.
+        """`command`: a program that calls `work.serve`. `patience_s`: for one that gets no CPU time.
 
         `too_long`, `too_large`: messages of LimitExceeded, for time and memory.
         """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.model_config.errors import CheckpointError
-from engine.modeling.loader.hub_errors import CHOICES, reason_of
+from engine.modeling.loader.hub.errors import CHOICES, reason_of
 from engine.modeling.loader.weight_files import TORCH_FILE, named_weights
 
 _HUB_FILES: Final = ["*.json", "*.jinja", "tokenizer.model"]

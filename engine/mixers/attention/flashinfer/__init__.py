@@ -1,0 +1,1 @@
+"""Attention by flashinfer's kernels, and by our own for decodes."""

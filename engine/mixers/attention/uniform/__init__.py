@@ -1,0 +1,1 @@
+"""Attention whose results for a token do not depend on the step."""
