@@ -109,6 +109,12 @@ class Sessions:
     def sessions(self) -> list[Any]:
         return [self.session(place) for place in range(len(self.machine.workers))]
 
+    def computing(self) -> list[Any]:
+        return self.sessions()
+
+    def computing_members(self) -> list[Any]:
+        return self.members()
+
     def session(self, place: int) -> Any:
         process: Any = self.machine.workers[place]
         if process not in self._sessions:
