@@ -137,14 +137,7 @@ def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
     missing: Iterable[str] = ()
     with _quiet():
         if dummy_seed is None:
-            top, report = cls.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # of the language model's layer
-            )
+            top, report = _read(cls, folder, config, dtype)
             missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
         else:
             with torch.random.fork_rng(devices=[]):
@@ -163,6 +156,24 @@ def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
         if child is text:
             setattr(inner, name, nn.Module())
     return inner.eval().requires_grad_(False)
+
+
+def _read(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers reports of its weights. Raises WeightsError."""
+    try:
+        top, report = cls.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # of the language model's layer
+        )
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of the library, about files of any kind
+        raise WeightsError(f"the vision model of {folder} cannot be loaded: {error}") from error
+    return top, report
 
 
 def _with_short_text(fields: dict[str, Any]) -> dict[str, Any]:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from router.api.anthropic.requests import MessagesBody
+from router.api.apis import APIS
 from router.api.generation.chat_images import images_of
 from router.api.generation.params.validation import parse
 from router.api.media.marks import ImageSource
-from router.api.openai.requests import ChatCompletionBody, CompletionBody
-from router.api.openai.responses_api.requests import ResponsesBody
 from router.api.scheduled_body import ScheduledBody
 from router.errors import InvalidRequest
-
-_KINDS: Final[tuple[type[ScheduledBody], ...]] = (
-    ChatCompletionBody,
-    ResponsesBody,
-    MessagesBody,
-    CompletionBody,
-)
 
 
 def images_of_body(body: bytes) -> Sequence[ImageSource]:
     """In the order of the prompt. Raises ValueError for what is no body of a request."""
     errors = []
-    for kind in _KINDS:
+    bodies = dict.fromkeys(endpoint.body for api in APIS for endpoint in api.endpoints)
+    for kind in bodies:
+        if kind is None or not issubclass(kind, ScheduledBody):
+            continue
         try:
             request = parse(kind, body).to_request("")
         except InvalidRequest as error:

@@ -24,6 +24,7 @@ SAME_IN_ALL_STEPS = {
     "window",
     "x_scale_row",
     "x_scale_group",
+    *("weights", "num_features", "num_columns", "split_depth"),  # of one weight
     # Not integers, for which Triton does not specialise.
     *("eps", "scale", "key_scale", "value_scale", "stored_value_scale", "cap"),
 }

@@ -131,6 +131,7 @@ _OF_OTHERS = {
     "cache_salt",
     "weights",
     "adapter_path",
+    "adapter_sources",
     "weight_versions",
 }
 """Fields of Work that a job or the router has, and the request has not, or under another name."""
@@ -155,6 +156,7 @@ def test_every_field_of_work_reaches_the_request_under_its_name() -> None:
         adapter="sql",
         adapter_digest=b"0123456789abcdef",
         adapter_path="/sql",
+        adapter_sources=[worker_pb2.AdapterSource(address="127.0.0.1:9")],
         adapter_start=1,
         weights="tag",
         weight_versions=True,
