@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ctypes import c_float
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Final
 
 import torch
@@ -19,6 +19,7 @@ from engine.kernels.cpu.library import CpuKernels, Quantized, cpu_kernels
 from engine.modeling.layers.linear.onednn import onednn_product, packed
 from engine.modeling.layers.linear.panels import (
     TRIAL_ROWS,
+    MeasuredOnce,
     faster,
     faster_panels,
     fastest,
@@ -142,7 +143,7 @@ def _panels(columns: Tensor) -> Tensor:
     return whole.view(count, panels, _WIDTH).transpose(0, 1)
 
 
-@cache
+@MeasuredOnce
 def code_panels_win(dtype: torch.dtype, four_bits: bool) -> bool:
     """Whether codes are faster than dense weights, by the mean over several numbers of rows.
 

@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Final, Protocol
+from threading import Lock
+from typing import Final, Generic, ParamSpec, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from torch.nn import functional
 from engine.errors import EngineError
 from engine.kernels.cpu.library import CpuKernels, cpu_kernels
 from engine.modeling.layers.linear.onednn import onednn_product, packed
+
+P = ParamSpec("P")
 
 _WIDTH: Final = 64
 """Rows of the weight per panel."""
@@ -149,7 +152,22 @@ def panels_of(weight: Tensor) -> Panels | None:
     return Panels(kernels, memory, features)
 
 
-@cache
+class MeasuredOnce(Generic[P]):
+    """A measurement that is kept, as by `functools.cache`: threads that ask at once get the same answer."""
+
+    def __init__(self, measure: Callable[P, bool]) -> None:
+        self._answers = cache(measure)
+        self._lock = Lock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        with self._lock:
+            return self._answers(*args, **kwargs)  # type: ignore[arg-type]
+
+    def cache_clear(self) -> None:
+        self._answers.cache_clear()
+
+
+@MeasuredOnce
 def panels_win(dtype: torch.dtype) -> bool:
     """Whether panels are faster than oneDNN, by the mean over `TRIAL_ROWS`, measured on one weight."""
     features, depth = _TRIAL_SHAPE
