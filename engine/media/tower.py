@@ -140,7 +140,7 @@ def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
             top, report = _read(cls, folder, config, dtype)
             missing = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
         else:
-            with torch.random.fork_rng(devices=[]):
+            with classes.BUILDING, torch.random.fork_rng(devices=[]):
                 torch.manual_seed(dummy_seed)
                 top = cls(config).to(dtype)
     inner = top.base_model
@@ -161,14 +161,15 @@ def _load(folder: Path, dtype: torch.dtype, dummy_seed: int | None) -> Any:
 def _read(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The model, and what transformers reports of its weights. Raises WeightsError."""
     try:
-        top, report = cls.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # of the language model's layer
-        )
+        with classes.BUILDING:
+            top, report = cls.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # of the language model's layer
+            )
     except (torch.AcceleratorError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of the library, about files of any kind

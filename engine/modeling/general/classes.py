@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 import torch
 import transformers
@@ -17,6 +18,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from engine.model_config.errors import UnsupportedModel
+
+BUILDING: Final = Lock()
+"""To be held while transformers makes a model: it replaces functions of its classes and of torch meanwhile.
+A second thread would put back what it found, so that embeddings of later models were never tied."""
 
 
 def config_of(fields: Mapping[str, Any]) -> PreTrainedConfig:
@@ -52,11 +57,12 @@ def build(config: PreTrainedConfig, attention: str, experts: str) -> PreTrainedM
         one._attn_implementation = attention
         one.use_cache = False
     cls = class_of(config)
-    with no_init_weights(), _parameters_on_meta():
-        model: PreTrainedModel = cls(made)
-    for one in _configs_of(model):
-        one._experts_implementation = experts  # not before: classes without experts refuse it
-    model.tie_weights()
+    with BUILDING:
+        with no_init_weights(), _parameters_on_meta():
+            model: PreTrainedModel = cls(made)
+        for one in _configs_of(model):
+            one._experts_implementation = experts  # not before: classes without experts refuse it
+        model.tie_weights()
     model.train(mode=False)
     return model
 
