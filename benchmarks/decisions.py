@@ -9,8 +9,8 @@ Each round has a state of its own, which no cache knows. `decisions`: `LLM.decid
 `chat in turn`: the same, one after another. FOLDER has a config.json; weights are random, the tokenizer is
 that of another model. CPU seconds are comparable on a machine that others use too.
 
-With --base-url, `POST /v1/decisions` of a running router is measured: for each number of --at-once, so many
-requests together, each with all questions about a state of its own.
+With --base-url, `POST /v1/decisions` of a running router is measured. Each number of --at-once is a number of
+requests that are sent together, each with all questions about a state of its own.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 
 class RequestHandler:
-    """Also the engine's hooks: see `engine.engine.Hooks`."""
+    """Also the engine's hooks: see `engine.loop.hooks.Hooks`."""
 
     def __init__(
         self,

@@ -47,7 +47,6 @@ _GONE_S: Final = 5.0
 _LOOK_S: Final = 0.2
 """Interval of looking for what other routers do."""
 _AGAIN_S: Final = 10.0
-_TWO: Final = 2
 """Workers of which one serves while the other is updated."""
 _CLEARED: Final = ("pool", "host", "disk", "object")
 
@@ -205,7 +204,7 @@ class WeightUpdates:
             self.tensors.check(new.folder, self.served.folder)
             if "weights" in self.asleep:
                 raise InvalidRequest("The weights are given back: wake them up first.", code="asleep")
-            if self.is_paused or len(self._registry.computing()) < _TWO:
+            if self.is_paused or len(self._registry.computing()) <= 1:
                 how = UpdateMode.TOGETHER
             try:
                 if how is UpdateMode.ROLLING:
